@@ -9,30 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
 from benchmarks.simulation.times import Times
-from bus.messages import Batch, StepMismatch
+from bus.messages import Batch
 from dart_cli.config.schema import Config
-from dart_cli.train.base import SavedState, Tensors
+from dart_cli.train.base import SavedState, Tensors, Update
 from dart_cli.weights.flat_weights import TensorStream, stream_of
 
 _NAME = "timed.updates"
-
-
-@dataclass(frozen=True)
-class TimedUpdate:
-    """The result of a simulated update. See dart_cli.train.base.UpdateResult."""
-
-    applied: bool
-    mismatches: list[StepMismatch] = field(
-        default_factory=list, kw_only=True
-    )  # none: it scores nothing
-    metrics: dict[str, float]
-    note: str = ""
-    alarm: str = ""
 
 
 class TimedModel:
@@ -73,14 +59,14 @@ class TimedLearner:
         batch: Batch,
         updates_done: int,  # noqa: ARG002 - the contract's
         policy_version: int | None = None,  # noqa: ARG002
-    ) -> TimedUpdate:
+    ) -> Update:
         """Sleep as long as an update on `batch` takes, and count it."""
         time.sleep(self._update_s + self._sample_s * len(batch.samples))
         self.before_change()
         self.model.weights()[_NAME] += 1
         tokens = sum(len(sample) for sample in batch.samples if sample.weight != 0)
         metrics = {"samples": float(len(batch.samples)), "tokens": float(tokens), "skipped": 0.0}
-        return TimedUpdate(applied=True, metrics=metrics)
+        return Update(applied=True, metrics=metrics)
 
     def state(self) -> Tensors:
         """The count; there is no optimizer."""

@@ -3,8 +3,7 @@
 advantage      rewards of a group -> advantages
 step_credit    what one step of a trajectory is worth: discounted returns, screens
 forks          where a failing trajectory left the way of passing ones
-normalise      the weight of each sample's tokens in the batch's loss
-objective      which formula is used, and its numbers
+objective      which formula is used, its numbers, and what the loss is a mean over
 learning_rate  an update's place in the run -> its learning rate
 schedule       success rates -> which task to play next, and how often
 exploration    which action an explorer tries next, by a memory of what was tried
@@ -22,8 +21,5 @@ These import torch:
 
 loss           the whole objective
 chunked        log-probabilities without the logits of all tokens
-surrogate      the policy gradient's surrogate: GRPO, GSPO, CISPO
-correction     importance weights for stale tokens
-entropy        entropy of next-token distributions
 pointing       where a pointer should point, and how far it is from there
 """

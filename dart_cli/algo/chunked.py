@@ -5,11 +5,11 @@
 At a vocabulary of 152,064 the float32 logits of 15,000 completion tokens are 9 GB, and a loss keeps
 several copies. Here logits are made in blocks of `chunk_tokens` tokens by VOCABULARY_CHUNK ids, reduced
 as they come (running maximum and sums, arXiv 1805.02867, algorithm 3), and made again in the backward
-pass, which needs a row's log-sum-exp and entropy alone. Saved are the inputs and two numbers a token.
+pass, which needs a row's log-sum-exp alone. Saved are the inputs and one number a token.
 
-With s the masked logits over the temperature, p their softmax and H its entropy:
+With s the masked logits over the temperature and p their softmax:
 
-    d log p_i / d s_j = [i = j] - p_j          d H / d s_j = -p_j (log p_j + H)
+    d log p_i / d s_j = [i = j] - p_j
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from dart_cli.algo.memory_bounds import VOCABULARY_CHUNK
+from dart_cli.algo.memory_bounds import CHUNK_TOKENS, VOCABULARY_CHUNK
 
 
 def token_scores(
@@ -31,16 +31,15 @@ def token_scores(
     *,
     temperature: float,
     forbidden: torch.Tensor,
-    chunk_tokens: int,
-    entropy_gradient: bool = False,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [N] and entropies [N], nats, of the distributions that are sampled from.
 
     `hidden` [N, H] are the states that predict `token_ids` [N], `weight` [V, H] the output embedding,
     both of one dtype; `forbidden` token ids [K] have probability 0; `temperature` divides the logits;
     `chunk_tokens` >= 1 bounds the tokens of a block. The numbers are those of
-    policy/forward.py's `masked_logprobs` of `hidden @ weight.T`, in float32 or better. Both are
-    differentiable in `hidden` and `weight`, the entropies only with `entropy_gradient`.
+    policy/forward.py's `masked_logprobs` of `hidden @ weight.T`, in float32 or better. The
+    log-probabilities are differentiable in `hidden` and `weight`, the entropies are not.
 
     Logits have the model's dtype before they are widened, as in the engine. Gradients of a bfloat16
     `hidden` or `weight` are summed over blocks in float32 and rounded once: sums of a hundred blocks in
@@ -58,7 +57,7 @@ def token_scores(
     is_forbidden = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
     is_forbidden[forbidden] = True
     logprobs, entropies = _Scores.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, token_ids, is_forbidden, temperature, chunk_tokens, entropy_gradient
+        hidden, weight, token_ids, is_forbidden, temperature, chunk_tokens
     )
     return logprobs, entropies
 
@@ -86,7 +85,6 @@ class _Scores(torch.autograd.Function):
         is_forbidden: torch.Tensor,  # [V]
         temperature: float,
         chunk_tokens: int,
-        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = hidden.new_empty(len(hidden), dtype=dtype)
@@ -116,21 +114,20 @@ class _Scores(torch.autograd.Function):
             sums[tokens] = most + log_mass
             entropies[tokens] = log_mass - moment / mass
             logprobs[tokens] = chosen - sums[tokens]
-        ctx.save_for_backward(hidden, weight, token_ids, is_forbidden, sums, entropies)
+        ctx.save_for_backward(hidden, weight, token_ids, is_forbidden, sums)
         ctx.settings = temperature, chunk_tokens
         ctx.set_materialize_grads(False)
-        if not entropy_gradient:
-            ctx.mark_non_differentiable(entropies)
+        ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, of_logprobs: torch.Tensor | None, of_entropies: torch.Tensor | None
+        ctx: Any, of_logprobs: torch.Tensor | None, _of_entropies: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        if of_logprobs is None and of_entropies is None:
-            return (None,) * 7
-        hidden, weight, token_ids, is_forbidden, sums, entropies = ctx.saved_tensors
+        if of_logprobs is None:
+            return (None,) * 6
+        hidden, weight, token_ids, is_forbidden, sums = ctx.saved_tensors
         temperature, chunk_tokens = ctx.settings
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         for_hidden = torch.zeros_like(hidden, dtype=sums.dtype) if needs_hidden else None
@@ -140,19 +137,11 @@ class _Scores(torch.autograd.Function):
             for_part = torch.zeros_like(part, dtype=sums.dtype)
             for tokens in _blocks(len(hidden), chunk_tokens):
                 rows = hidden[tokens]
-                logprobs = _scaled(rows, part, is_forbidden[ids], temperature)
-                logprobs -= sums[tokens, None]
-                slopes = logprobs.exp()  # probabilities, then d loss / d logits
-                if of_entropies is not None:
-                    logprobs += entropies[tokens, None]
-                    logprobs *= -of_entropies[tokens, None]
-                    if of_logprobs is not None:
-                        logprobs -= of_logprobs[tokens, None]
-                    slopes *= logprobs
-                elif of_logprobs is not None:
-                    slopes *= -of_logprobs[tokens, None]
-                if of_logprobs is not None:
-                    _add_at(slopes, token_ids[tokens], ids, of_logprobs[tokens])
+                slopes = _scaled(rows, part, is_forbidden[ids], temperature)
+                slopes -= sums[tokens, None]
+                slopes.exp_()  # probabilities, then d loss / d logits
+                slopes *= -of_logprobs[tokens, None]
+                _add_at(slopes, token_ids[tokens], ids, of_logprobs[tokens])
                 slopes = slopes.div_(temperature).masked_fill_(is_forbidden[ids], 0.0)
                 slopes = slopes.to(hidden.dtype)
                 if for_hidden is not None:
@@ -162,7 +151,7 @@ class _Scores(torch.autograd.Function):
             if for_weight is not None:
                 for_weight[ids] = for_part
         result = None if for_hidden is None else for_hidden.to(hidden.dtype)
-        return result, for_weight, None, None, None, None, None
+        return result, for_weight, None, None, None, None
 
 
 def _inside(token_ids: torch.Tensor, ids: slice) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The learning rate of an update, from its place in the run: rise, hold, fall.
+"""The learning rate of an update, from its place in the run: rise and fall.
 
 Schedule        the numbers of [train] that decide it, by their names there
 RunPoint        where the run was when the update's batch was formed
@@ -12,10 +12,6 @@ restart has the same rate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-FollowedBy = Literal["run", "success"]
-"""What the fall follows, `train.lr_follows`."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +20,6 @@ class Schedule:
 
     lr: float
     lr_end: float = 1.0
-    lr_hold: float = 0.0
-    lr_follows: FollowedBy = "run"
     warmup: int = 0
     updates: int = 0
     max_minutes: float = 0.0
@@ -39,7 +33,6 @@ class RunPoint:
     updates: int  # done before the one on this batch, whether they were applied or skipped
     run_s: float = 0.0  # that the run had been served
     trajectories: int = 0  # that were over
-    success: float | None = None  # mean over its tasks; None before the first verdict
 
 
 def share_of_run(schedule: Schedule, at: RunPoint) -> float:
@@ -58,23 +51,11 @@ def share_of_run(schedule: Schedule, at: RunPoint) -> float:
 
 
 def learning_rate(schedule: Schedule, at: RunPoint) -> float:
-    """Rate of the update on a batch: a rise over `warmup` updates, the full rate, a straight fall.
+    """Rate of the update on a batch: a rise over `warmup` updates, then a straight fall.
 
-    The fall follows s in [0, 1], the share of the run that is over, or, with lr_follows = "success", the
-    share of the way from half to full success, max(0, 2 p - 1). Up to s = lr_hold the rate is `lr`, and
-    from there it falls to `lr * lr_end` at s = 1:
+    With s in [0, 1], the share of the run that is over:
 
-        lr * min(rise, 1 - (1 - lr_end) max(0, (s - lr_hold) / (1 - lr_hold)))
-
-    Why 2 p - 1: AdamW's steps are as long whether many episodes fail or few, and advantages are scaled to
-    one size. Above 1/2 a rate in proportion to 1 - p, the failures that remain (lr_end = 0, lr_hold = 0),
-    keeps the movement per failure that can still be cured what it was at 1/2. Below 1/2 nothing is
-    saved: there a lower rate is only a slower start.
+        lr * min(rise, 1 - (1 - lr_end) s)
     """
     rise = (at.updates + 1) / (schedule.warmup + 1)
-    if schedule.lr_follows == "success":
-        gone = 0.0 if at.success is None else max(0.0, 2 * at.success - 1)
-    else:
-        gone = share_of_run(schedule, at)
-    fallen = max(0.0, (gone - schedule.lr_hold) / (1 - schedule.lr_hold))
-    return schedule.lr * min(rise, 1.0 - (1.0 - schedule.lr_end) * fallen)
+    return schedule.lr * min(rise, 1.0 - (1.0 - schedule.lr_end) * share_of_run(schedule, at))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+CHUNK_TOKENS = 1024
+"""Completion tokens whose distributions over the vocabulary are in memory at once (chunked.py): float32
+logits of 64 MiB with the ids below, which keep a GPU busy."""
+
 VOCABULARY_CHUNK = 16_384
 """Ids of the vocabulary whose logits are made at once (chunked.py)."""
 

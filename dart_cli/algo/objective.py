@@ -1,18 +1,22 @@
-"""Which formula the trainer optimises, and its numbers; torch-free.
+"""Which formula the trainer optimises, its numbers, and what it is a mean over; torch-free.
 
-Objective    the fields of [train] that choose it
-ess_factor   the learning-rate factor for a batch's effective sample size
+Objective     the fields of [train] that choose the formula
+loss_shares   the weight of each sample's tokens in the batch's loss
+
+The loss is `sum over samples of share * (sum over its tokens of their loss) / divisor`. Shares and
+divisor are the whole batch's, not a pack's, so that gradients accumulated over packs of any size, on
+any number of ranks, are those of one big batch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-SurrogateName = Literal["grpo", "gspo", "cispo"]
-CorrectionName = Literal["truncated", "sequence", "masked", "none", "ratio"]
-DemonstrationWeight = Literal["cloned", "shaped"]
-LowEss = Literal["skip", "shrink"]
+CorrectionName = Literal["truncated", "none", "ratio"]
+Normalise = Literal["tokens", "samples", "trajectories"]
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20: float32 can still square and sum e^20."""
@@ -25,27 +29,59 @@ K3_LIMIT = 10.0
 class Objective:
     """Each field is that of the same name in [train], with the same default (docs/objective.md)."""
 
-    objective: SurrogateName = "grpo"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    dual_clip: float = 0.0  # 0 for no bound
     correction: CorrectionName = "truncated"
-    is_cap: float = 1.0
-    mask_low: float = 0.5
-    mask_high: float = 5.0
-    demonstrations: DemonstrationWeight = "cloned"
-    demonstration_gamma: float = 0.1
     kl_beta: float = 0.0
-    entropy_coef: float = 0.0
+    is_cap: float = 1.0
+    """C of truncated importance sampling, no key of [train]: at 1 an older token never weighs more than a
+    fresh one (arXiv 2509.23866 section 3)."""
 
 
-def ess_factor(ess: float, min_ess: float, low_ess: LowEss) -> float:
-    """The factor on a batch's learning rate; 0 leaves the batch out.
+@dataclass(frozen=True)
+class LossShares:
+    """The weight of a token in its batch."""
 
-    `ess` is (sum w)^2 / (N sum w^2) over the batch's N tokens, w = proximal / behaviour before any
-    bound (Kish): in [1 / N, 1], 1 where all weights are equal. At `min_ess` or above the
-    factor is 1, so `min_ess` = 0 changes nothing.
-    """
-    if ess >= min_ess:
+    normalise: Normalise
+    divisor: float
+    trajectory_tokens: Mapping[Hashable, int]
+
+    def of(self, trajectory: Hashable, tokens: int) -> float:
+        """Weight of each of the `tokens` tokens of a sample, before the division."""
+        if self.normalise == "samples":
+            return 1.0 / tokens
+        if self.normalise == "trajectories":
+            return 1.0 / self.trajectory_tokens[trajectory]
         return 1.0
-    return ess / min_ess if low_ess == "shrink" else 0.0
+
+
+def loss_shares(
+    samples: Iterable[tuple[Hashable, int]], normalise: Normalise = "tokens"
+) -> LossShares:
+    """The shares in a batch of these samples, each (trajectory, completion tokens).
+
+    A trajectory is named by its group and its id: one of the pool that joined two groups of the batch
+    is compared in each, so it counts as two.
+
+    A sample is one step's completion. A token of sample i with |i| tokens, of trajectory k with
+    |k| tokens in all its samples, weighs
+
+    - `tokens`: 1 / (all tokens). Every token weighs the same, so a long trajectory more than a
+      short one (DAPO, arXiv 2503.14476, eq. 8).
+    - `samples`: 1 / (samples * |i|). Every step weighs the same (GRPO, arXiv 2402.03300, eq. 3, with
+      a step as the sequence).
+    - `trajectories`: 1 / (trajectories * |k|). Every trajectory weighs the same, however long.
+
+    Pass only samples that are trained on.
+    """
+    trajectory_tokens: Counter[Hashable] = Counter()
+    count = 0
+    for trajectory, tokens in samples:
+        trajectory_tokens[trajectory] += tokens
+        count += 1
+    divisors = {
+        "tokens": trajectory_tokens.total(),
+        "samples": count,
+        "trajectories": len(trajectory_tokens),
+    }
+    return LossShares(normalise, float(divisors[normalise]), trajectory_tokens)

@@ -61,13 +61,6 @@ def run_(
     model: Annotated[
         str, typer.Option(metavar="PATH", help="A model as it is, without the run's weights.")
     ] = "",
-    averaged: Annotated[
-        bool,
-        typer.Option(
-            "--averaged",
-            help="The averaged weights (train.average) of the run's newest checkpoint.",
-        ),
-    ] = False,
     episodes: Annotated[
         int | None,
         typer.Option(min=1, show_default=False, help="Episodes per mode; default eval.episodes."),
@@ -139,10 +132,6 @@ def run_(
 
     if model and weights is not None:
         raise ConfigError("--model plays a model without the run's weights: leave out --weights")
-    if averaged and (model or weights is not None):
-        raise ConfigError(
-            "--averaged plays averaged weights of the run: leave out --model and --weights"
-        )
     changes = [*_of_protocol(protocol, config_path, overrides), *(overrides or [])]
     if model:
         changes.append(f"model.path={model}")
@@ -157,7 +146,6 @@ def run_(
     options = EvalOptions(
         weights=weights,
         as_it_comes=bool(model),
-        averaged=averaged,
         modes=MODES[mode],
         tasks=tasks or [],
         name=keep_as,

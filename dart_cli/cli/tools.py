@@ -129,12 +129,6 @@ def export(
             "--checkpoint", help="The newest checkpoint instead, which may be newer or older."
         ),
     ] = False,
-    averaged: Annotated[
-        bool,
-        typer.Option(
-            "--averaged", help="The averaged weights (train.average) of the newest checkpoint."
-        ),
-    ] = False,
     merge: Annotated[
         bool,
         typer.Option(
@@ -152,18 +146,15 @@ def export(
     """
     from bus.errors import UserError
 
-    if (checkpoint or averaged) and version is not None:
-        option = "--averaged" if averaged else "--checkpoint"
-        raise UserError(f"--version names a published version: leave it out with {option}")
+    if checkpoint and version is not None:
+        raise UserError("--version names a published version: leave it out with --checkpoint")
     config = config_of(target, overrides)
     from dart_cli.config.rules.machine import refuse_out
 
     refuse_out(out)
     from dart_cli.export.folder import export_folder  # it brings torch
 
-    trained = export_folder(
-        config, out, version=version, checkpoint=checkpoint, averaged=averaged, merge=merge
-    )
+    trained = export_folder(config, out, version=version, checkpoint=checkpoint, merge=merge)
     typer.echo(f"{out}: {trained.name} of {config.run.dir}")
 
 

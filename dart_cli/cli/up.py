@@ -43,7 +43,6 @@ from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import RESTARTS, StartProcess, Supervisor, start_here
-from dart_cli.train.checkpoints.identity import newest_average
 
 if TYPE_CHECKING:
     from dart_cli.cluster.connection import Cluster
@@ -252,7 +251,7 @@ async def _bring_to_end(
             if line := _learned(config):
                 display.notice(line)
         if around and not stop.is_set() and _outdated(config):
-            await evaluate(AFTER, *(["--averaged"] if _average_after(config) is not None else []))
+            await evaluate(AFTER)
     return not stop.is_set()
 
 
@@ -300,20 +299,12 @@ def _learned(config: Config) -> str:
 def _outdated(config: Config) -> bool:
     """Whether the evaluation after the run is of other weights than the newest, or missing."""
     evaluation = _judged(config, AFTER)
-    average = _average_after(config)
-    if evaluation is None or average is not None or evaluation.averaged is not None:
-        return evaluation is None or evaluation.averaged != average
+    if evaluation is None:
+        return True
     with open_reader(config.run.dir) as reader:
         newest = reader.newest_version()
     version = -1 if newest is None else newest.policy_version
     return evaluation.policy_version != version
-
-
-def _average_after(config: Config) -> int | None:
-    """Updates of the averaged weights that are evaluated at the end; None where it is the newest version."""
-    train = config.train
-    wanted = bool(train.average) and train.average_for == "evaluation"
-    return newest_average(config.run.dir) if wanted else None
 
 
 def _judged(config: Config, name: str) -> Evaluation | None:

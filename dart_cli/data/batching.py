@@ -24,7 +24,7 @@ from bus.codec import encode
 from bus.errors import CheckpointError, ConfigError, OversizeError
 from bus.messages import Batch, BatchReply, BatchTrained, Sample, VersionAge
 from dart_cli.algo.advantage import RewardKind, training_reward
-from dart_cli.config.schema import Config, DataConfig
+from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, DataConfig
 from dart_cli.data.chains import chained_of, reading_order
 from dart_cli.data.curate import Curation, FinishedGroup, Member, StepCredit
 from dart_cli.data.groups import Group
@@ -276,7 +276,7 @@ class Batches:
         train = self._config.train
         newest = min(self.untrained, default=self.formed + 1) - 1
         return self._store.first_group(
-            newest - train.checkpoint_every * (train.keep_checkpoints + 2), self._replays.oldest
+            newest - train.checkpoint_every * (KEEP_CHECKPOINTS + 2), self._replays.oldest
         )
 
     def _not_before(self, standing: Standing) -> Standing:

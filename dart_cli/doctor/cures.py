@@ -205,10 +205,7 @@ def host_cure(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
     )
 
 
-def disk_cure(plan: Plan, config: Config, room: Room) -> str:
-    """Fewer checkpoints where that is enough."""
+def disk_cure(plan: Plan, room: Room) -> str:
+    """How much to free."""
     assert room.disk is not None
-    each = plan.host.checkpoints // (config.train.keep_checkpoints + 1)
-    fewer = (room.disk - plan.host.sets - plan.host.averaged) // each - 1 if each else 0
-    lower = f"set train.keep_checkpoints = {fewer}, " if fewer >= 1 else ""
-    return f"{lower}free {gb(plan.host.disk - room.disk)}, or choose another run.dir"
+    return f"free {gb(plan.host.disk - room.disk)}, or choose another run.dir"

@@ -57,7 +57,7 @@ def misfits(plan: Plan, config: Config, room: Room, role: Role | None = None) ->
             yield from _shared_gpus(plan, config, room)
         yield from _host(plan, config, room, role)
     if role in (None, "train"):
-        yield from _disk(plan, config, room)
+        yield from _disk(plan, room)
 
 
 def cautions(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Misfit]:
@@ -198,14 +198,14 @@ def _host(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator
         )
 
 
-def _disk(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+def _disk(plan: Plan, room: Room) -> Iterator[Misfit]:
     if room.disk is not None and plan.host.disk > room.disk:
-        size = plan.host.sets + plan.host.averaged
+        size = plan.host.sets
         sets = f" and {gb(size)} of weight sets" if size else ""
         yield Misfit(
             "disk",
             f"run.dir takes {gb(plan.host.checkpoints)} of checkpoints{sets}, {gb(room.disk)} are free",
-            cures.disk_cure(plan, config, room),
+            cures.disk_cure(plan, room),
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_cli.config.model_files import Screens
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.doctor.plan import ENGINE_PASSING, Plan, make_plan
 from dart_cli.doctor.shape import Shape, shape_of
 from dart_cli.doctor.speeds import H100, H200, GpuKind
@@ -26,7 +26,6 @@ END = "<!-- end of the tables -->"
 RANKS = (1, 2, 4, 8)
 TOKENS = (9_500, 17_600, 32_768)
 LORA = 32
-KEPT = 2  # checkpoints
 _TOWER = {
     "depth": 32,
     "hidden_size": 1280,
@@ -200,7 +199,7 @@ def _hosts() -> Iterator[str]:
         for way, changes in ways.items():
             here = _plan(model, 1, changes).host
             there = _plan(model, 1, {**changes, "train": {"offload": "optimizer"}}).host
-            sizes = [here.shared, here.checkpoints / (1 + KEPT)]
+            sizes = [here.shared, here.checkpoints / (1 + KEEP_CHECKPOINTS)]
             sizes += [host.memory_of("train") for host in (here, there)]
             rows.append([way, *(f"{size / 1e9:.{int(size < 1e10)}f} GB" for size in sizes)])
     heads = ("`/dev/shm`", "a checkpoint", "main memory", "main memory with offload")
@@ -251,7 +250,6 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
             "kl_beta": 0.1,
             "device": "cuda",
             "pack_tokens": 32_768,
-            "keep_checkpoints": KEPT,
         },
         "up": {"rollouts": max(1, 8 - ranks), "envs": 4},
     }

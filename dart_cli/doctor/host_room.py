@@ -6,9 +6,9 @@ host_plan   from the configuration, the model's sizes and its trainer
 
 One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is in the code:
 
-    offload      float32 masters, gradients, AdamW's moments, the average, if there is one (train.offload;
+    offload      float32 masters, gradients, AdamW's moments (train.offload;
                  dart_cli/train/sharded.py)
-    checkpoint   masters, moments and average, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
+    checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
     parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
     publication  the copy of what is trained, in model.dtype, on rank 0; with deltas or a broadcast the
                  newest version and the next one, whole (dart_cli/weights/file.py). Beside a GPU they are
@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.config.schema.weights import WHOLE_EVERY
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.doctor.episode_tokens import EpisodeForm
@@ -35,7 +35,6 @@ from dart_cli.doctor.trainer_memory import (
     MOMENTS,
     WIDTH,
     TrainerSetup,
-    average_of,
     trained_parameters,
 )
 
@@ -72,7 +71,6 @@ class HostPlan:
     shared: int  # of /dev/shm, for weight sets; 0 with weights.directory
     checkpoints: int
     sets: int  # of weight sets in run.dir, when the run ends; 0 with weights.directory
-    averaged: int  # likewise, of those in RUN/averaged, which evaluations make: as many as are kept
     screen_bytes: float  # of one screenshot
 
     @property
@@ -83,7 +81,7 @@ class HostPlan:
     @property
     def disk(self) -> int:
         """Of run.dir, without the database."""
-        return self.checkpoints + self.sets + self.averaged
+        return self.checkpoints + self.sets
 
     def memory_of(self, role: str | None) -> int:
         """Main memory of one role's processes, as `parts_of`."""
@@ -120,7 +118,7 @@ def host_plan(
         shared = sets * changed + frozen
     elsewhere = config.weights.directory is not None
     kept = config.weights.keep * changed + frozen
-    checkpoint = (MASTER + MOMENTS + average_of(setup)) * trained
+    checkpoint = (MASTER + MOMENTS) * trained
     picture = SCREEN_BYTES * screen[0] * screen[1]
     parts = [
         *_of_trainer(config, shape, setup, form, picture),
@@ -133,9 +131,8 @@ def host_plan(
         workers=rollouts,
         set_bytes=whole if copies else changed,
         shared=(rollouts * whole if copies else 0) if elsewhere else shared,
-        checkpoints=(config.train.keep_checkpoints + 1) * checkpoint,
+        checkpoints=(KEEP_CHECKPOINTS + 1) * checkpoint,
         sets=0 if elsewhere else kept,
-        averaged=kept if setup.average else 0,
         screen_bytes=picture,
     )
 
@@ -163,8 +160,7 @@ def _of_trainer(
         "offloaded masters, gradients, moments": (MASTER + GRADIENT + MOMENTS) * trained
         if setup.offload
         else 0,
-        "offloaded average": average_of(setup) * trained if setup.offload else 0,
-        "staged checkpoint": (MASTER + MOMENTS + average_of(setup)) * trained,
+        "staged checkpoint": (MASTER + MOMENTS) * trained,
         "parity's copy": MASTER * trained if config.train.parity_every else 0,
         "publication": publication,
         "screens' features": features,

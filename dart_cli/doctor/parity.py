@@ -65,7 +65,7 @@ def parity(config: Config) -> Iterator[Finding]:
         f"in {config.model.dtype} at temperature {config.rollout.temperature:g}, loaded and played in "
         f"{sampled_s:.1f} s",
     )
-    yield from judge(compared, limit_of(config.train.parity_limit, model))
+    yield from judge(compared, limit_of(model))
 
 
 async def sample(config: Config) -> Batch:

@@ -230,12 +230,10 @@ def trainer_setup(
         ranks=train.ranks,
         recompute=train.recompute == "layer",
         offload=train.offload == "optimizer",
-        chunk_tokens=train.chunk_tokens,
         freeze_vision=config.model.freeze_vision,
         reference=train.kl_beta > 0,
         adapters=adapter_count(expected_tensors(tree), lora) if lora else 0,
         points=config.policy.pointing == "pointer",
-        average=train.average > 0,
     )
 
 
@@ -270,7 +268,7 @@ def _work(
         completion=form.completion,
         screen=form.screen,
         share=config.data.high_entropy,
-        passes=config.train.epochs * (passes + setup.recompute) + setup.reference,
+        passes=passes + setup.recompute + setup.reference,
         caches=config.rollout.engine != "vllm" or config.vllm.prefix_caching,
     )
 

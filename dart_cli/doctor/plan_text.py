@@ -84,7 +84,6 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
     kept = held["masters"] + held["gradients"] + held["moments"]
     listed = {
         "masters, gradients, moments": kept,
-        "their average": held["average"],
         "LoRA's base" if plan.setup.adapters else "frozen vision tower": held["frozen"],
         "the KL's reference": held["reference"],
         "activations with recompute" if plan.setup.recompute else "activations": passing.get(
@@ -160,8 +159,6 @@ def _disk(plan: Plan, config: Config) -> str:
     text = f"checkpoints {gb(plan.host.checkpoints)}"
     if plan.host.sets:
         text += f", weight sets {gb(plan.host.sets)}"
-    if plan.host.averaged:
-        text += f", averaged ones {gb(plan.host.averaged)}"
     if plan.screens_a_day:
         days = config.data.max_gb * 1e9 / plan.screens_a_day
         text += (

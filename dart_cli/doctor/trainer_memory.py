@@ -7,9 +7,8 @@ kept_by_layer    what a layer of the language model keeps of a token for the bac
 kept_by_block    what a block of the vision tower keeps of a patch, where it is trained
 
 The parts are those of `dart_cli/train` with FSDP2 (docs/hardware.md): trained parameters are float32
-shards over the ranks, which are the masters, with float32 gradients, AdamW's two moments and, where
-there is one, a float32 average; frozen ones are whole on each rank in `model.dtype`; each layer of the
-language model, the embedding and the head are units that are gathered in `model.dtype` and whose
+shards over the ranks, which are the masters, with float32 gradients and AdamW's two
+moments; frozen ones are whole on each rank in `model.dtype`; each layer of the language model, the embedding and the head are units that are gathered in `model.dtype` and whose
 gradients are reduced in float32. In float32 on one rank all are plain tensors. tests/doctor/test_trainer_memory.py holds the formulas to
 torch's own tracker of an update without data.
 
@@ -30,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dart_cli.algo.memory_bounds import VOCABULARY_CHUNK, WHOLE_GRADIENTS_BYTES
+from dart_cli.algo.memory_bounds import CHUNK_TOKENS, VOCABULARY_CHUNK, WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig
 from dart_cli.doctor.shape import Shape
 
@@ -40,8 +39,6 @@ WIDTH = {"float32": 4, "bfloat16": 2}
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes of a trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
-AVERAGE = 4
-"""Likewise, of its float32 average, where train.average keeps one."""
 
 Moment = Literal["head", "norm", "last", "next", "first", "tower", "end"]
 
@@ -61,12 +58,10 @@ class TrainerSetup:
     ranks: int = 1
     recompute: bool = False
     offload: bool = False  # masters, gradients and moments in main memory
-    chunk_tokens: int = 1024
     freeze_vision: bool = True
     reference: bool = False  # a second model, for the KL
     adapters: int = 0  # parameters of LoRA's adapters, which alone are trained; 0 for all
     points: bool = False  # trains a pointer head, where the folder has one
-    average: bool = False  # an average of the trained parameters, where the masters are
 
     @property
     def sharded(self) -> bool:
@@ -121,11 +116,6 @@ def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
     return shape.text + vision + (shape.pointer if setup.points else 0)
 
 
-def average_of(setup: TrainerSetup) -> int:
-    """Bytes of a trained parameter's average; 0 without one."""
-    return AVERAGE if setup.average else 0
-
-
 def kept_by_layer(shape: Shape, dtype: str) -> int:
     """Bytes that a layer keeps of a token for the backward pass, without recompute.
 
@@ -175,7 +165,7 @@ def trainer_memory(
     trained = trained_parameters(shape, setup)
     host = 0
     if setup.offload:
-        host = -(-(MASTER + GRADIENT + MOMENTS + average_of(setup)) * trained // setup.ranks)
+        host = -(-(MASTER + GRADIENT + MOMENTS) * trained // setup.ranks)
     return TrainerMemory(_held(shape, setup, whole_gradients), moments[highest], highest, host)
 
 
@@ -200,7 +190,6 @@ def _held(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[str, 
         "masters": MASTER * shared,
         "gradients": gradients,
         "moments": MOMENTS * shared,
-        "average": average_of(setup) * shared,
         "frozen": wide * frozen,
         "reference": reference,
     }
@@ -226,7 +215,7 @@ def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
     Either a block's logits, probabilities and their product, or its slopes and the weight's gradient.
     """
     ids = min(VOCABULARY_CHUNK, shape.vocabulary)
-    block, rows = min(setup.chunk_tokens, setup.predicted) * ids, ids * shape.width
+    block, rows = min(CHUNK_TOKENS, setup.predicted) * ids, ids * shape.width
     of_hidden = 4 * setup.predicted * shape.width
     if setup.adapters:
         return of_hidden + 12 * block

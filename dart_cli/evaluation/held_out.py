@@ -78,7 +78,6 @@ class EvalOptions:
 
     weights: Path | None = None
     as_it_comes: bool = False  # the model without the run's weights
-    averaged: bool = False  # the averaged weights of the newest checkpoint
     modes: Sequence[Mode] = ("sampled", "greedy")
     tasks: Sequence[
         str
@@ -98,7 +97,6 @@ class Chosen:
 
     directory: Path | None  # None for the model as it comes
     version: int  # -1 likewise
-    averaged: int | None  # updates that averaged weights are after
 
 
 def run_eval(config: Config, options: EvalOptions | None = None) -> Evaluation:
@@ -136,7 +134,6 @@ def run_eval(config: Config, options: EvalOptions | None = None) -> Evaluation:
                 name=name,
                 weights=str(chosen.directory or ""),
                 policy_version=chosen.version,
-                averaged=chosen.averaged,
                 dart=dart_version(),
                 left_out=left_out_of(config.env.suite),
             )
@@ -156,7 +153,7 @@ def run_worker(config: Config, name: str, worker: str) -> None:
             raise UserError(f"{store.folder} has no evaluation to play along with")
         directory, version = weights
         modes: list[Mode] = found["modes"]
-        chosen = Chosen(Path(directory) if directory else None, int(version), None)
+        chosen = Chosen(Path(directory) if directory else None, int(version))
         plan = plan_of(config, found["tasks"], modes)
 
         async def play() -> None:
@@ -177,17 +174,13 @@ def plan_eval(config: Config, options: EvalOptions) -> dict[str, str]:
     refuse_workers(config, options.workers)
     plan = plan_of(config, options.tasks, options.modes)
     names = [task.id for task in (*plan.trained, *plan.composed)]
-    if options.averaged:
-        played = f"averaged ones of {_newest_checkpoint(config)}"
-    else:
-        directory = _choose(config, options).directory
-        played = str(directory or "the model's own")
+    directory = _choose(config, options).directory
     counts = [_count_text(config, plan, mode) for mode in options.modes]
     limit = f", at most {config.eval.max_steps} steps each" if config.eval.max_steps else ""
     found = {
         "tasks": f"{len(names)} of {config.env.suite}: {', '.join(names)}",
         "eval": f"{' and '.join(counts)} of each kind of task, seeds from {config.eval.seed}{limit}",
-        "weights": played,
+        "weights": str(directory or "the model's own"),
     }
     if options.workers:
         found["workers"] = f"{options.workers} processes, each with the model and its environments"
@@ -209,28 +202,15 @@ def _check_name(name: str) -> None:
 
 
 def _choose(config: Config, options: EvalOptions) -> Chosen:
-    if options.averaged:
-        from dart_cli.train.checkpoints.saved_weights import averaged_set  # late: loads torch
-
-        path, at = averaged_set(config)
-        return Chosen(path, at.policy_version, at.updates)
     if options.as_it_comes:
-        return Chosen(None, -1, None)
-    return Chosen(*chosen_weights(config, options.weights), None)
-
-
-def _newest_checkpoint(config: Config) -> Path:
-    from dart_cli.train.checkpoints.saved_weights import newest_weights
-
-    return newest_weights(config, averaged=True).path
+        return Chosen(None, -1)
+    return Chosen(*chosen_weights(config, options.weights))
 
 
 def _name_of(modes: Sequence[Mode], chosen: Chosen) -> str:
     """What an evaluation is kept as where the user names nothing."""
     if all(mode == "random" for mode in modes):
         return "random"
-    if chosen.averaged is not None:
-        return f"averaged-{chosen.averaged}"
     return "base" if chosen.version < 0 else f"v{chosen.version}"
 
 

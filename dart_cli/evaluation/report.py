@@ -25,7 +25,6 @@ def evaluation_of(
     name: str,
     weights: str,
     policy_version: int,
-    averaged: int | None,
     dart: str,
     left_out: Mapping[str, str],
 ) -> Evaluation:
@@ -41,7 +40,6 @@ def evaluation_of(
         model=config.model.path,
         weights=weights,
         policy_version=policy_version,
-        averaged=averaged,
         seed=config.eval.seed,
         wall_s=store.wall_s(),
         modes={

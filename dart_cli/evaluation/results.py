@@ -180,10 +180,7 @@ class Evaluation(StoredModel):
     name: str  # file name in RUN/eval
     model: str
     weights: str  # directory of the weight set; empty for the model as it comes
-    policy_version: (
-        int  # -1 for the model as it comes; of averages, the newest one when they were saved
-    )
-    averaged: int | None = None  # updates that averaged weights are after; None of other weights
+    policy_version: int  # -1 for the model as it comes
     seed: int  # first seed of the episodes
     wall_s: float  # in which at least one process played, over all starts
     modes: dict[Mode, ModeScore]

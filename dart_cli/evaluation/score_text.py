@@ -17,8 +17,6 @@ from dart_cli.runtime.tables import fraction, page_table
 def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
     """Success by task with its interval, and the mean reward where scores are partial; compositions below."""
     version = "(base weights)" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
-    if evaluation.averaged is not None:
-        version = f"averaged over updates to {evaluation.averaged}"
     title = "random clicks" if mode == "random" else f"{evaluation.model} {version}, {mode}"
     is_partial = any(row.is_partial for row in (*score.tasks, *score.compositions))
     reward = ("mean reward",) if is_partial else ()
@@ -90,7 +88,6 @@ def summary(evaluation: Evaluation) -> dict[str, object]:
         "model": evaluation.model,
         "weights": evaluation.weights,
         "policy_version": evaluation.policy_version,
-        "averaged": evaluation.averaged,
         "attempts": evaluation.attempts,
         "protocol": evaluation.protocol.name if evaluation.protocol else "none",
         "deviations": evaluation.protocol.deviations if evaluation.protocol else [],

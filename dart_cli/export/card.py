@@ -125,13 +125,10 @@ def _success(config: Config, trained: Trained) -> Iterator[str]:
 
 
 def _held_out(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]]:
+    if trained.policy_version is None:
+        return
     for evaluation in _evaluations(config):
-        of_average = trained.updates if trained.averaged else None
-        if of_average is None and trained.policy_version is None:
-            continue
-        if evaluation.averaged != of_average:
-            continue
-        if of_average is None and evaluation.policy_version != trained.policy_version:
+        if evaluation.policy_version != trained.policy_version:
             continue
         for mode, score in evaluation.modes.items():
             for name, whole in (("", score.overall), (", tasks never trained on", score.composed)):

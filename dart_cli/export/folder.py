@@ -34,13 +34,10 @@ def export_folder(
     *,
     version: int | None = None,
     checkpoint: bool = False,
-    averaged: bool = False,
     merge: bool = False,
     shard: str = SHARD,
 ) -> Trained:
     """Write a published version (by default the newest), or the newest checkpoint, to `out`.
-
-    With `averaged` the averaged weights of that checkpoint.
 
     A run with adapters yields them as peft's folder or, with `merge`, the whole model with them in its
     weights. Reads only, so the run may be live. Raises UserError where `out` cannot be made, and as
@@ -48,11 +45,7 @@ def export_folder(
     """
     refuse_out(out)
     base = resolve(config.model.path)
-    trained = (
-        of_checkpoint(config, averaged=averaged)
-        if checkpoint or averaged
-        else published_weights(config, version)
-    )
+    trained = of_checkpoint(config) if checkpoint else published_weights(config, version)
     lora = trained.lora
     config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     if merge and lora is None:

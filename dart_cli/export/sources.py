@@ -5,7 +5,7 @@ published_weights those of a published version
 of_checkpoint     those of the newest checkpoint that is intact
 
 Settings of adapters are those that are stored with the weights: the configuration's may be of a later
-start. Only where older dart stored none are they the configuration's.
+start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bus.errors import RunDirectoryError, UserError, WeightsError
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.train.checkpoints.saved_weights import lora_not_stored, newest_weights
+from dart_cli.train.checkpoints.checkpoint import newest_weights
 from dart_cli.weights import manifest
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import newest_version
@@ -30,7 +30,7 @@ from dart_cli.weights.manifest import newest_version
 class Trained:
     """Weights of a run."""
 
-    name: str  # `version 12`, `checkpoint c000010`, or `averaged weights of` it
+    name: str  # `version 12`, `checkpoint c000010`
     tensors: Mapping[str, torch.Tensor]  # by the names of a weight set; frozen ones may be absent
     policy_version: int | None  # None of a checkpoint, which may lie between two versions
     digest: str  # of the version's manifest; empty of a checkpoint
@@ -38,7 +38,6 @@ class Trained:
     lora: (
         LoraConfig | None
     )  # settings of the adapters; None where the weights themselves are trained
-    averaged: bool = False  # of a checkpoint: the averages of its weights
 
 
 def published_weights(config: Config, version: int | None) -> Trained:
@@ -66,31 +65,29 @@ def published_weights(config: Config, version: int | None) -> Trained:
         raise UserError(f"{directory} holds no version {version}; there are {numbers}")
     path = manifest.path_of(directory, version)
     described = manifest.read_manifest(path)
-    lora = described.lora or lora_not_stored(config, described.tensors, path)
-    tensors = load(path, weight_tensors(_shapes(config, lora)))
+    tensors = load(path, weight_tensors(_shapes(config, described.lora)))
     digest = manifest.published(path, described).digest
-    return Trained(f"version {version}", tensors, version, digest, None, lora)
+    return Trained(f"version {version}", tensors, version, digest, None, described.lora)
 
 
-def of_checkpoint(config: Config, *, averaged: bool = False) -> Trained:
-    """The newest intact checkpoint: the trained parameters of the model, or their averages, in its dtype.
+def of_checkpoint(config: Config) -> Trained:
+    """The newest intact checkpoint: the trained parameters of the model, in its dtype.
 
-    Raises RunDirectoryError where there is none, UserError where it has no averages, ModelError where it
-    belongs to another model folder, CheckpointError where it does not fit the model.
+    Raises RunDirectoryError where there is none, ModelError where it belongs to another model folder,
+    CheckpointError where it does not fit the model.
     """
-    saved = newest_weights(config, averaged=averaged)
-    model = _shapes(config, saved.lora).to_empty(device="cpu")
+    saved = newest_weights(config)
+    lora = saved.trained.lora
+    model = _shapes(config, lora).to_empty(device="cpu")
     saved.fill(model, config.model.path)
     parameters = weight_tensors(model)
-    name = f"checkpoint {saved.path.name}"
     return Trained(
-        f"averaged weights of {name}" if averaged else name,
-        {each: parameters[each] for each in saved.tensors.names},
+        f"checkpoint {saved.path.name}",
+        {each: parameters[each] for each in saved.weights().names},
         None,
         "",
         saved.progress.updates,
-        saved.lora,
-        averaged=averaged,
+        lora,
     )
 
 

@@ -1,6 +1,7 @@
 """What the training loop needs of a learner, and metrics of a batch; needs no model.
 
-Learner     dart_cli.train.learner.PolicyLearner, or one of a user's own (train.learner)
+Learner         dart_cli.train.learner.PolicyLearner, or one of a user's own (train.learner)
+Update          what one of its updates did
 batch_metrics   staleness and size of a batch, as metrics
 named_metrics   metrics of an update under the names that they are kept by
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,37 +20,17 @@ from dart_cli.weights.flat_weights import TensorStream
 
 Tensors = dict[str, torch.Tensor]
 
-AVERAGE = "average"
-"""Name of a parameter's moving average in a checkpoint: `parameter/average`."""
 
-
-class UpdateResult(Protocol):
+@dataclass(frozen=True)
+class Update:
     """What an update did."""
 
-    @property
-    def applied(self) -> bool:
-        """False where the weights stayed as they were."""
-        ...
-
-    @property
-    def mismatches(self) -> list[StepMismatch]:
-        """How far engine and trainer differ, by step."""
-        ...
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """At least `samples` and `tokens`; see docs/objective.md."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """Why the weights stayed the same, or what was unusual; usually empty."""
-        ...
-
-    @property
-    def alarm(self) -> str:
-        """Why the run must stop, with unchanged weights; usually empty."""
-        ...
+    applied: bool  # False where the weights stayed as they were
+    metrics: dict[str, float]  # at least `samples` and `tokens`; see docs/objective.md
+    note: str = ""  # why they stayed, or what was unusual
+    alarm: str = ""  # why the run must stop, with unchanged weights: engine and trainer disagree
+    mismatches: list[StepMismatch] = field(default_factory=list)
+    """How far engine and trainer differed before the update, by step."""
 
 
 class WeightSource(Protocol):
@@ -105,9 +87,7 @@ class Learner(Protocol):
         """The model under training."""
         ...
 
-    def update(
-        self, batch: Batch, updates_done: int, policy_version: int | None = None
-    ) -> UpdateResult:
+    def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
         """Take one step on `batch`. Raises ProtocolError if it does not fit the model."""
         ...
 

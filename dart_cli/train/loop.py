@@ -66,9 +66,9 @@ from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
 from dart_cli.train.assembly import identity_of, make_channel, make_learner
-from dart_cli.train.base import Learner, UpdateResult, batch_metrics, named_metrics
-from dart_cli.train.checkpoints.checkpoint import load_newest, recipe_of
-from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
+from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics
+from dart_cli.train.checkpoints.checkpoint import load_newest
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, recipe_of
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.data_client import DataClient, StopRequested
 from dart_cli.train.metric_writer import MetricWriter
@@ -116,7 +116,6 @@ class Trainer:
         self._lead: RankedLearner | None = None  # the learner, where there are several ranks
         self._saver = CheckpointSaver(
             self._checkpoints,
-            config.train.keep_checkpoints,
             ranks=1 if self._ranks is None else self._ranks.member.size,
             trained=TrainedPart.of(config),
         )
@@ -324,7 +323,7 @@ class Trainer:
         self._time.enter("training")
         seen = batch_metrics(batch, self._version)
         with self.heartbeat.waiting(f"its update on batch {batch.batch_id}", on="update"):
-            update: UpdateResult = await self._in_torch(
+            update: Update = await self._in_torch(
                 learner.update,
                 batch,
                 self._progress.updates,
@@ -349,7 +348,7 @@ class Trainer:
         self._tokens += update.metrics["tokens"]
         return named_metrics(batch, update.metrics | seen | times)
 
-    def _note(self, batch: Batch, update: UpdateResult) -> None:
+    def _note(self, batch: Batch, update: Update) -> None:
         """Record that the batch is in the weights, or was skipped. Raises DartError after too many."""
         progress = self._progress
         self._mismatches[batch.batch_id] = update.mismatches
@@ -363,7 +362,7 @@ class Trainer:
         if self._skipped_in_a_row >= MOST_SKIPPED:
             raise DartError(
                 f"{MOST_SKIPPED} batches in a row were skipped, the last because of {update.note}; go "
-                "back to an earlier checkpoint and lower train.lr or train.min_ess"
+                "back to an earlier checkpoint and lower train.lr"
             )
         self._progress = progress.model_copy(
             update={

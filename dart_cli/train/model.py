@@ -14,7 +14,7 @@ Float32 in one process is plain tensors. With several ranks, or in bfloat16, the
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class TokenScores:
     """Log-probabilities and entropies of the completion tokens of a pack."""
 
     logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
-    entropies: torch.Tensor  # [N], nats, of the same; without gradient, unless requested
+    entropies: torch.Tensor  # [N], nats, of the same; without gradient
 
 
 class Scorer(torch.nn.Module):
@@ -61,13 +61,10 @@ class Scorer(torch.nn.Module):
     vision tower together must all run it.
     """
 
-    def __init__(
-        self, policy: LoadedPolicy, chunk_tokens: int, *, always_sees: bool = False
-    ) -> None:
+    def __init__(self, policy: LoadedPolicy, *, always_sees: bool = False) -> None:
         super().__init__()
         self.model = policy.model
         self._policy = policy
-        self._chunk_tokens = chunk_tokens
         self._blank = _blank(policy) if always_sees else None
 
     def forward(
@@ -77,7 +74,6 @@ class Scorer(torch.nn.Module):
         rows: torch.Tensor,
         token_ids: torch.Tensor,
         temperature: float,
-        entropy_gradient: bool = False,
         pointers: PointerRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats.
@@ -96,7 +92,7 @@ class Scorer(torch.nn.Module):
             hidden = hidden + nothing
         states, token_ids = hidden[rows.to(hidden.device)], token_ids.to(hidden.device)
         if self._policy.pointing == "text":
-            return self._of_tokens(states, token_ids, temperature, entropy_gradient)
+            return self._of_tokens(states, token_ids, temperature)
         head = head_of(self.model)
         assert head is not None
         trained = [each for each in head.parameters() if each.requires_grad]
@@ -104,10 +100,10 @@ class Scorer(torch.nn.Module):
             # Gradients are of the same tensors on every rank, whether its pack points or not.
             states = states + torch.stack([each.sum() for each in trained]).sum() * 0
         if pointers is None:
-            return self._of_tokens(states, token_ids, temperature, entropy_gradient)
+            return self._of_tokens(states, token_ids, temperature)
         ends = pointers.ends.to(states.device)
         spoken = pointers.drawn.to(states.device).index_fill(0, ends, value=False)
-        found = self._of_tokens(states[spoken], token_ids[spoken], temperature, entropy_gradient)
+        found = self._of_tokens(states[spoken], token_ids[spoken], temperature)
         if len(ends):
             assert features is not None
             pointed = patch_scores(
@@ -117,7 +113,6 @@ class Scorer(torch.nn.Module):
                 pointers.screens,
                 pointers.patches,
                 temperature=temperature,
-                entropy_gradient=entropy_gradient,
             )
             places = torch.cat([torch.nonzero(spoken)[:, 0], ends])
             found = torch.cat([found[0], pointed[0]]), torch.cat([found[1], pointed[1]])
@@ -133,7 +128,6 @@ class Scorer(torch.nn.Module):
         states: torch.Tensor,
         token_ids: torch.Tensor,
         temperature: float,
-        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of tokens that were drawn from the vocabulary."""
         head: Any = self.model.get_output_embeddings()
@@ -145,8 +139,6 @@ class Scorer(torch.nn.Module):
                 token_ids,
                 temperature=temperature,
                 forbidden=self._policy.forbidden(states.device),
-                chunk_tokens=self._chunk_tokens,
-                entropy_gradient=entropy_gradient,
             )
 
 
@@ -162,23 +154,14 @@ class TrainModel:
     reference: LoadedPolicy | None = None
     reference_scorer: Scorer | None = None
     plan: ShardingPlan | None = None  # None: plain tensors of one process
-    served: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What is published in place of the parameters of these names, sharded as they are: usually nothing."""
 
     @classmethod
-    def of(
-        cls,
-        policy: LoadedPolicy,
-        reference: LoadedPolicy | None = None,
-        *,
-        chunk_tokens: int = 1024,
-    ) -> TrainModel:
+    def of(cls, policy: LoadedPolicy, reference: LoadedPolicy | None = None) -> TrainModel:
         """Of loaded policies, whose tensors are plain."""
-        scorer = Scorer(policy, chunk_tokens)
+        scorer = Scorer(policy)
         if reference is None:
             return cls(policy, scorer)
-        same = reference is policy
-        return cls(policy, scorer, reference, scorer if same else Scorer(reference, chunk_tokens))
+        return cls(policy, scorer, reference, scorer if reference is policy else Scorer(reference))
 
     @classmethod
     def load(cls, config: Config, mesh: DeviceMesh | None = None) -> TrainModel:
@@ -197,11 +180,9 @@ class TrainModel:
         dtype: torch.dtype = self.policy.model.dtype if self.plan is None else self.plan.compute
         return dtype
 
-    def score(
-        self, pack: Pack, temperature: float, *, entropy_gradient: bool = False
-    ) -> TokenScores:
+    def score(self, pack: Pack, temperature: float) -> TokenScores:
         """The policy's scores of a pack."""
-        return _scores(self.scorer, pack, temperature, entropy_gradient)
+        return _scores(self.scorer, pack, temperature)
 
     @torch.no_grad()
     def reference_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:
@@ -231,12 +212,12 @@ class TrainModel:
         They share the memory of plain tensors. Of a sharded model they are copies on rank 0; every
         rank calls this then.
         """
-        tensors = weight_tensors(self.policy.model) | self.served
+        tensors = weight_tensors(self.policy.model)
         return tensors if self.plan is None else whole_on_rank_0(tensors, self.plan.compute)
 
     def stream(self) -> TensorStream:
         """The same, one after another. Every rank reads all of it where the model is sharded over several."""
-        tensors = weight_tensors(self.policy.model) | self.served
+        tensors = weight_tensors(self.policy.model)
         return stream_of(tensors) if self.plan is None else published(tensors, self.plan.compute)
 
     def frozen(self) -> frozenset[str]:
@@ -246,7 +227,6 @@ class TrainModel:
 
 def _plain(config: Config) -> TrainModel:
     device = pick_device(config.train.device)
-    chunk = config.train.chunk_tokens
     policy = load_policy(
         config.model.path,
         config.model.dtype,
@@ -258,15 +238,15 @@ def _plain(config: Config) -> TrainModel:
     )
     _freeze(policy.model, config)
     if config.train.kl_beta == 0:
-        return TrainModel.of(policy, chunk_tokens=chunk)
+        return TrainModel.of(policy)
     if config.model.lora is not None:
-        return TrainModel.of(policy, policy, chunk_tokens=chunk)
+        return TrainModel.of(policy, policy)
     reference = load_policy(
         config.model.path, config.model.dtype, device, pointing=config.policy.pointing
     )
     reference.model.requires_grad_(False)
     _share_tower(reference.model, policy.model)
-    return TrainModel.of(policy, reference, chunk_tokens=chunk)
+    return TrainModel.of(policy, reference)
 
 
 def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainModel:
@@ -275,12 +255,11 @@ def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainMod
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     plan = ShardingPlan(mesh, device, compute, config.train.offload == "optimizer")
-    chunk = config.train.chunk_tokens
     policy, scorer = load_sharded(
         config.model.path,
         plan,
         prepare=lambda model: _freeze(model, config),
-        root=lambda policy: Scorer(policy, chunk, always_sees=_trains_tower(policy.model)),
+        root=lambda policy: Scorer(policy, always_sees=_trains_tower(policy.model)),
         lora=config.model.lora,
         seed=config.run.seed,
         pointing=config.policy.pointing,
@@ -299,7 +278,7 @@ def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainMod
         config.model.path,
         plan,
         prepare=prepare,
-        root=lambda made: Scorer(made, chunk, always_sees=_trains_tower(policy.model)),
+        root=lambda made: Scorer(made, always_sees=_trains_tower(policy.model)),
         pointing=config.policy.pointing,
     )
     return TrainModel(policy, scorer, reference, other, plan)
@@ -333,17 +312,6 @@ def _blank(policy: LoadedPolicy) -> PreparedImage:
     return policy.images.of_image("blank", Image.new("RGB", (side, side)))
 
 
-def _scores(
-    scorer: Scorer, pack: Pack, temperature: float, entropy_gradient: bool = False
-) -> TokenScores:
-    return TokenScores(
-        *scorer(
-            pack.inputs,
-            pack.features,
-            pack.rows,
-            pack.token_ids,
-            temperature,
-            entropy_gradient,
-            pack.pointers,
-        )
-    )
+def _scores(scorer: Scorer, pack: Pack, temperature: float) -> TokenScores:
+    inputs = pack.inputs, pack.features, pack.rows, pack.token_ids
+    return TokenScores(*scorer(*inputs, temperature, pack.pointers))

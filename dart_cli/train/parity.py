@@ -11,9 +11,6 @@ Only tokens that one version alone sampled can be compared, and only with that v
 - With a trainer that is always ahead of its batches there are none. Then, every `parity_every`
   versions, the gate keeps a copy of the weights until their samples arrive, and scores a few of them
   with the copy in place of the present weights.
-- Where averaged weights are served (train.average_for = "serving"), the first pass scores no token with
-  the weights that sampled it. Then all are compared in the second way: a few samples of a version with a
-  copy of its average, or, while it is the newest, with the average itself.
 
 All others are stale: their difference is how far the policy has moved, and stops nothing.
 
@@ -126,14 +123,14 @@ def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens
     """The trainer's forward pass over a batch. Raises as `train.batch.check` does."""
     check(batch, model.policy)
     [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
-    return rescore_part(model, part, workers=1)
+    return rescore_part(model, part)
 
 
 @torch.no_grad()
-def rescore_part(model: TrainModel, part: PackedBatch, workers: int) -> ComparedTokens:
-    """The same of a rank's part, its screens prepared by so many threads."""
+def rescore_part(model: TrainModel, part: PackedBatch) -> ComparedTokens:
+    """The same of a rank's part."""
     weights = [1.0] * len(part.batch.samples)
-    with PackFeed(part, weights, model.policy, workers=workers) as packs:
+    with PackFeed(part, weights, model.policy) as packs:
         found = [
             compare(model.score(pack, part.batch.temperature).logprobs, pack) for pack in packs
         ]
@@ -147,7 +144,7 @@ class ParityGate:
     def __init__(self, config: TrainConfig, model: TrainModel) -> None:
         self._config = config
         self._model = model
-        self._limit = limit_of(config.parity_limit, model)
+        self._limit = limit_of(model)
         self._due = -1  # the first version that is to be compared with
         self._kept: _Kept | None = None
 
@@ -156,38 +153,25 @@ class ParityGate:
 
         A few of them; and that version. None where there are none. `version` is the present one, if any.
         """
-        for wanted in self._others(version):
-            theirs = [
-                sample
-                for sample in batch.samples
-                if sample.weight != 0
-                and sample.behaviour_logprobs
-                and any(s.start == 0 and s.version == wanted for s in sample.version_spans)
-            ]
-            if theirs:
-                return batch.model_copy(update={"samples": theirs[:RESCORED]}), wanted
-        return batch.model_copy(update={"samples": []}), None
-
-    def _others(self, version: int | None) -> Iterator[int]:
-        """Versions with weights other than the present ones, which are at hand here.
-
-        The kept weights are the present ones where an update that was skipped left them.
-        """
-        served = self._model.served
-        if self._kept is not None and (served or self._kept.version != version):
-            yield self._kept.version
-        if served and version is not None and self._is_due(version):
-            yield version
+        # The kept weights are the present ones where an update that was skipped left them.
+        wanted = None if self._kept is None or self._kept.version == version else self._kept.version
+        theirs = [
+            sample
+            for sample in batch.samples
+            if sample.weight != 0
+            and sample.behaviour_logprobs
+            and any(s.start == 0 and s.version == wanted for s in sample.version_spans)
+        ]
+        found = batch.model_copy(update={"samples": theirs[:RESCORED]})
+        return found, wanted if theirs else None
 
     def look_back(self, part: PackedBatch, version: int | None) -> ComparedTokens:
         """The tokens of a rank's part of `to_look_back`, scored with the weights of `version`."""
         if version is None or not part.packs:
             return all_of([])
-        tensors: Mapping[str, torch.Tensor] = self._model.served
-        if self._kept is not None and self._kept.version == version:
-            tensors = self._kept.tensors
-        with _in_place(self._model, tensors):
-            scored = rescore_part(self._model, part, self._config.image_workers)
+        assert self._kept is not None  # to_look_back asked for its version; ranks keep alike
+        with _in_place(self._model, self._kept.tensors):
+            scored = rescore_part(self._model, part)
         return scored.only(scored.versions == version)
 
     def report(
@@ -196,10 +180,9 @@ class ParityGate:
         """(metrics, why the run must stop; empty if it need not) of a batch.
 
         `tokens` are all of it, scored with the present weights, which are `version`'s if they have
-        been published, and not their average in their place.
+        been published.
         """
-        is_unknown = version is None or self._model.served
-        fresh = tokens.versions == (-2 if is_unknown else version)
+        fresh = tokens.versions == (-2 if version is None else version)
         same = all_of([tokens.only(fresh), looked_back])
         metrics = describe("parity", same) | describe("stale", tokens.only(~fresh))
         if not self._config.parity_every or same.engine.size < LEAST_TOKENS:
@@ -217,7 +200,7 @@ class ParityGate:
         if self._kept is None or version - self._kept.version > STALEST:
             copies = {
                 name: local_shard(value.detach()).to("cpu", copy=True)
-                for name, value in (self._model.trainable() | self._model.served).items()
+                for name, value in self._model.trainable().items()
             }
             self._kept = _Kept(version, copies)
 
@@ -255,9 +238,9 @@ def _in_place(model: TrainModel, tensors: Mapping[str, torch.Tensor]) -> Iterato
 # --- metrics and alarm ------------------------------------------------------------------------
 
 
-def limit_of(asked: float, model: TrainModel) -> float:
-    """Nats by which the mean may differ; 0 asks for the limit of the model's precision."""
-    return asked or LIMITS.get(model.dtype, max(LIMITS.values()))
+def limit_of(model: TrainModel) -> float:
+    """Nats by which the mean may differ in the model's precision."""
+    return LIMITS.get(model.dtype, max(LIMITS.values()))
 
 
 def describe(prefix: str, tokens: ComparedTokens) -> dict[str, float]:
@@ -288,7 +271,7 @@ def alarm_of(same: ComparedTokens, limit: float) -> str:
     sampled = f"v{versions[0]}" + (f" to v{versions[-1]}" if len(versions) > 1 else "")
     return (
         f"engine and trainer disagree on {whole.tokens} tokens of {sampled}, under the same weights: "
-        f"log-probabilities differ by {whole.mean:.3g} nats on average, train.parity_limit allows "
+        f"log-probabilities differ by {whole.mean:.3g} nats on average, rounding allows "
         f"{limit:g}; at most {whole.max:.3g}, k3 KL {whole.kl:.3g}; by screens in the prompt: {told}. "
         f"{_likely(beyond)}; `dart doctor CONFIG --parity` compares without a run"
     )

@@ -21,14 +21,13 @@ def patch_scores(
     patches: torch.Tensor,
     *,
     temperature: float,
-    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [M] and entropies [M], nats, of the distributions over patches.
 
     `hidden` [M, d] are the states of the pads, `visual` [P, d] the embeddings of each distinct image, of
     which `screens` [M] is pointed into, and `patches` [M] the cells that were drawn; `temperature` divides
     the logits, as those of tokens. An image's keys are made once, however many pointers look at it. The
-    entropies have a gradient only with `entropy_gradient`. In float32 or better.
+    entropies have no gradient. In float32 or better.
     """
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
@@ -38,7 +37,7 @@ def patch_scores(
         table = F.log_softmax(head(visual[screen], hidden[rows]) / temperature, dim=-1)
         chosen = patches.to(hidden.device)[rows]
         logprobs.append(table.gather(1, chosen[:, None])[:, 0])
-        told = table if entropy_gradient else table.detach()
+        told = table.detach()
         entropies.append(-(told.exp() * told).sum(dim=-1))
         order.append(rows)
     back = torch.cat(order).argsort()

@@ -62,7 +62,6 @@ class TuneSettings(KeptSettings):
     lr: float
     lr_head: float
     target: str
-    betas: tuple[float, float]
     weight_decay: float
     grad_clip: float
     freeze_vision: bool

@@ -176,7 +176,6 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
         lr=use.lr,
         lr_head=use.lr_head,
         target=tune.target,
-        betas=train.betas,
         weight_decay=train.weight_decay,
         grad_clip=train.grad_clip,
         freeze_vision=config.model.freeze_vision,

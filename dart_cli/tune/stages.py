@@ -84,7 +84,6 @@ def train_stages(
             trainer = Trainer(
                 policy,
                 stage.name,
-                betas=config.train.betas,
                 weight_decay=config.train.weight_decay,
                 grad_clip=config.train.grad_clip,
                 compute=dtype_of(config.model.dtype),

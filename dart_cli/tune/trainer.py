@@ -24,7 +24,7 @@ from dart_cli.policy.lora import is_adapter
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.recompute import use_recompute
 from dart_cli.train.base import Tensors
-from dart_cli.train.state import restore, state_of
+from dart_cli.train.optimizer import BETAS, restore, state_of
 from dart_cli.tune.loss import Costs
 
 StageName = Literal["head", "all"]
@@ -100,7 +100,6 @@ class Trainer:
         policy: LoadedPolicy,
         stage: StageName,
         *,
-        betas: tuple[float, float],
         weight_decay: float,
         grad_clip: float,
         compute: torch.dtype = torch.float32,
@@ -138,7 +137,7 @@ class Trainer:
         if recompute:
             use_recompute(model)
         self._optimizer = torch.optim.AdamW(
-            list(self.parameters.values()), lr=0.0, betas=betas, weight_decay=weight_decay
+            list(self.parameters.values()), lr=0.0, betas=BETAS, weight_decay=weight_decay
         )
 
     def update(self, passes: Iterator[Costs], lr: float) -> dict[str, float]:

@@ -103,7 +103,7 @@ class StepSet:
         self, policy: LoadedPolicy, trajectories: Trajectories, train: TrainConfig
     ) -> None:
         self._policy = policy
-        self._model = TrainModel.of(policy, chunk_tokens=train.chunk_tokens)
+        self._model = TrainModel.of(policy)
         self._trajectories = trajectories
         self._train = train
 
@@ -118,8 +118,7 @@ class StepSet:
         count = completion_tokens(batch, pad_of(self._policy))
         [part] = packed_batches(batch, self._policy, pack_tokens=self._train.pack_tokens)
         weights = [1.0] * len(part.batch.samples)
-        workers = self._train.image_workers
-        with PackFeed(part, weights, self._policy, workers=workers) as packs:
+        with PackFeed(part, weights, self._policy) as packs:
             for pack in packs:
                 scores = self._model.score(pack, 1.0)
                 drawn = pack.drawn.to(scores.logprobs.device)

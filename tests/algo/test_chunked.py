@@ -1,4 +1,4 @@
-"""Chunked scores against the dense formula: values, both gradients, and what is kept."""
+"""Chunked scores against the dense formula: values, gradients, and what is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dart_cli.algo import chunked
 from dart_cli.algo.chunked import token_scores
-from dart_cli.algo.entropy import entropy
 from dart_cli.policy.forward import masked_logprobs
 
 WIDTH = 6
@@ -35,6 +34,10 @@ def drawn(
     return normal(count, WIDTH), normal(vocabulary, WIDTH), ids
 
 
+def entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    return -(logprobs.exp() * torch.where(logprobs.isneginf(), 0.0, logprobs)).sum(dim=-1)
+
+
 def dense(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -53,8 +56,6 @@ def chunks(
     temperature: float = 1.0,
     forbidden: Any = (),
     chunk: int = 4,
-    *,
-    entropy_gradient: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return token_scores(
         hidden,
@@ -63,18 +64,16 @@ def chunks(
         temperature=temperature,
         forbidden=torch.as_tensor(forbidden).long(),
         chunk_tokens=chunk,
-        entropy_gradient=entropy_gradient,
     )
 
 
-def by_both(*arguments: Any, chunk: int, entropy_share: float) -> list[list[torch.Tensor]]:
+def by_both(*arguments: Any, chunk: int) -> list[list[torch.Tensor]]:
     """Values and gradients, dense and chunked."""
     hidden, weight, ids, *rest = arguments
     found = []
     for scores in (dense(*arguments), chunks(hidden, weight, ids, *rest, chunk)):
         weights = torch.linspace(-1, 2, len(ids), dtype=scores[0].dtype)
-        loss = (scores[0] * weights).sum() + entropy_share * (scores[1] * weights.flip(0)).sum()
-        gradients = torch.autograd.grad(loss, (hidden, weight))
+        gradients = torch.autograd.grad((scores[0] * weights).sum(), (hidden, weight))
         found.append([*(score.detach() for score in scores), *gradients])
     return found
 
@@ -101,7 +100,6 @@ def test_values_and_gradients_are_those_of_the_dense_formula(data: st.DataObject
             data.draw(st.sampled_from([0.3, 1.0, 1.7])),
             sorted(forbidden),
             chunk=data.draw(st.integers(1, 11)),
-            entropy_share=data.draw(st.sampled_from([0.0, 0.7])),
         )
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
@@ -116,8 +114,8 @@ def test_gradients_are_those_of_finite_differences(
     hidden, weight, ids = drawn(5, 11)
     ids[ids == 3] = 4
 
-    def scores(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return chunks(hidden, weight, ids, 0.7, [3, 9], 2)
+    def scores(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return chunks(hidden, weight, ids, 0.7, [3, 9], 2)[0]
 
     assert torch.autograd.gradcheck(scores, (hidden, weight))
 
@@ -134,7 +132,7 @@ def test_the_entropy_is_exact_where_logits_are_large() -> None:
 def test_a_certain_distribution_has_no_entropy_and_no_nan() -> None:
     hidden, weight, ids = drawn(3, 7, scale=60, dtype=torch.float32)
     logprobs, entropies = chunks(hidden, weight, ids)
-    (logprobs.sum() + entropies.sum()).backward()
+    logprobs.sum().backward()
     assert entropies.min() >= -1e-6
     assert torch.isfinite(hidden.grad).all()
     assert torch.isfinite(weight.grad).all()
@@ -146,9 +144,7 @@ def test_a_vocabulary_chunk_may_be_forbidden_whole(monkeypatch: pytest.MonkeyPat
     for forbidden in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 2, 3, 4, 5]):
         allowed = [index for index in range(9) if index not in forbidden]
         chosen = torch.tensor(allowed)[ids % len(allowed)]
-        expected, found = by_both(
-            hidden, weight, chosen, 1.0, forbidden, chunk=3, entropy_share=1.0
-        )
+        expected, found = by_both(hidden, weight, chosen, 1.0, forbidden, chunk=3)
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -165,27 +161,23 @@ def test_no_tokens_give_nothing_and_zero_gradients() -> None:
     hidden, weight, ids = drawn(0, 5)
     logprobs, entropies = chunks(hidden, weight, ids)
     assert logprobs.shape == entropies.shape == (0,)
-    (logprobs.sum() + entropies.sum()).backward()
+    logprobs.sum().backward()
     assert hidden.grad.shape == (0, WIDTH)
     assert torch.equal(weight.grad, torch.zeros_like(weight))
 
 
-def test_entropies_have_a_gradient_only_on_request() -> None:
-    scores = chunks(*drawn(3, 5), entropy_gradient=False)
-    assert scores[0].requires_grad
-    assert not scores[1].requires_grad
-    assert all(score.requires_grad for score in chunks(*drawn(3, 5)))
+def test_entropies_have_no_gradient() -> None:
+    logprobs, entropies = chunks(*drawn(3, 5))
+    assert (logprobs.requires_grad, entropies.requires_grad) == (True, False)
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
 def test_a_frozen_input_gets_no_gradient(frozen: str) -> None:
     hidden, weight, ids = drawn(3, 5)
     inputs = {"hidden": hidden, "weight": weight}
-    expected = torch.autograd.grad(
-        sum(s.sum() for s in dense(hidden, weight, ids, 1.0, ())), (hidden, weight)
-    )
+    expected = torch.autograd.grad(dense(hidden, weight, ids, 1.0, ())[0].sum(), (hidden, weight))
     inputs[frozen].requires_grad_(False)
-    sum(score.sum() for score in chunks(hidden, weight, ids)).backward()
+    chunks(hidden, weight, ids)[0].sum().backward()
     assert inputs[frozen].grad is None
     for tensor, gradient in zip((hidden, weight), expected, strict=True):
         if tensor.requires_grad:
@@ -209,8 +201,7 @@ def test_nothing_of_tokens_times_vocabulary_is_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        scores = chunks(hidden, weight, ids, chunk=8)
-        sum(score.sum() for score in scores).backward()
+        chunks(hidden, weight, ids, chunk=8)[0].sum().backward()
     assert sum(saved) < hidden.numel() + weight.numel() + 4 * count + vocabulary
     assert max(saved) < count * vocabulary
 
@@ -228,9 +219,8 @@ def test_bfloat16_is_as_close_to_the_truth_as_the_dense_formula(
         0.7,
         [5],
         chunk=64,
-        entropy_share=0.5,
     )[0]
-    rounded, found = by_both(hidden, weight, ids, 0.7, [5], chunk=chunk, entropy_share=0.5)
+    rounded, found = by_both(hidden, weight, ids, 0.7, [5], chunk=chunk)
     assert [each.dtype for each in found] == [torch.float32] * 2 + [torch.bfloat16] * 2
     for mine, theirs, truth in zip(found, rounded, exact, strict=True):
         far = (theirs.double() - truth).norm().item()

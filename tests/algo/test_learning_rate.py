@@ -26,13 +26,7 @@ def test_its_settings_are_those_of_the_configuration() -> None:
         ({}, [1.0] * 11),
         ({"lr_end": 0.0}, [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0]),
         ({"lr_end": 0.5}, [1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5]),
-        ({"lr_end": 0.0, "lr_hold": 0.5}, [1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0]),
-        ({"lr_end": 0.2, "lr_hold": 0.75}, [1, 1, 1, 1, 1, 1, 1, 1, 0.84, 0.52, 0.2]),
         ({"lr_end": 0.0, "warmup": 5}, [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 0.8, 0.6, 0.4, 0.2, 0]),
-        (
-            {"lr_end": 0.0, "warmup": 2, "lr_hold": 0.25},
-            [1 / 3, 2 / 3, 1, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0],
-        ),
     ],
 )  # fmt: skip
 def test_eleven_updates_have_the_rates_of_the_table(
@@ -44,11 +38,9 @@ def test_eleven_updates_have_the_rates_of_the_table(
 
 @pytest.mark.parametrize("bound", ["updates", "minutes", "trajectories"])
 def test_whichever_bound_ends_the_run_first_ends_the_fall(bound: str) -> None:
-    schedule = Schedule(
-        lr=2.0, lr_end=0.1, lr_hold=0.5, updates=101, max_minutes=10, max_trajectories=400
-    )
+    schedule = Schedule(lr=2.0, lr_end=0.1, updates=101, max_minutes=10, max_trajectories=400)
     ends = {"updates": 100, "minutes": 600, "trajectories": 400}
-    for share, factor in ((0.0, 1.0), (0.5, 1.0), (0.75, 0.55), (1.0, 0.1), (1.3, 0.1)):
+    for share, factor in ((0.0, 1.0), (0.5, 0.55), (0.75, 0.325), (1.0, 0.1), (1.3, 0.1)):
         behind = {name: end * share / 2 for name, end in ends.items()}
         at = behind | {bound: ends[bound] * share}
         point = RunPoint(round(at["updates"]), at["minutes"], round(at["trajectories"]))
@@ -58,20 +50,18 @@ def test_whichever_bound_ends_the_run_first_ends_the_fall(bound: str) -> None:
 @given(
     updates=st.integers(2, 50),
     warmup=st.integers(0, 60),
-    hold=st.floats(0, 0.9),
     moments=st.lists(st.tuples(st.floats(0, 700), st.integers(0, 70)), min_size=1, max_size=60).map(
         lambda pairs: list(zip(*map(sorted, zip(*pairs, strict=True)), strict=True))
     ),
 )
 def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
-    updates: int, warmup: int, hold: float, moments: list[tuple[float, int]]
+    updates: int, warmup: int, moments: list[tuple[float, int]]
 ) -> None:
     whole = Schedule(
         lr=0.5,
         updates=updates,
         warmup=warmup,
         lr_end=0.2,
-        lr_hold=hold,
         max_minutes=10,
         max_trajectories=50,
     )
@@ -89,12 +79,12 @@ def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
 
 @given(
     updates=st.integers(0, 50), warmup=st.integers(0, 60), lr_end=st.floats(0, 1),
-    hold=st.floats(0, 0.99), done=st.integers(0, 60)
+    done=st.integers(0, 60)
 )  # fmt: skip
 def test_the_rate_rises_and_then_falls_to_its_end(
-    updates: int, warmup: int, lr_end: float, hold: float, done: int
+    updates: int, warmup: int, lr_end: float, done: int
 ) -> None:
-    schedule = Schedule(lr=0.5, updates=updates, warmup=warmup, lr_end=lr_end, lr_hold=hold)
+    schedule = Schedule(lr=0.5, updates=updates, warmup=warmup, lr_end=lr_end)
     rates = [learning_rate(schedule, RunPoint(index)) for index in range(done + 2)]
     peak = min(warmup, done + 1)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
@@ -104,42 +94,6 @@ def test_the_rate_rises_and_then_falls_to_its_end(
         assert rates[warmup] == 0.5
     if updates - 1 > warmup and updates - 1 <= done:
         assert rates[updates - 1] == pytest.approx(0.5 * lr_end)
-
-
-@pytest.mark.parametrize(
-    ("changes", "table"),
-    [
-        ({}, {None: 1, 0.0: 1, 0.3: 1, 0.5: 1, 0.6: 0.8, 0.75: 0.5, 0.85: 0.3, 0.9: 0.2, 1.0: 0}),
-        ({"lr_end": 0.2}, {None: 1, 0.5: 1, 0.75: 0.6, 0.85: 0.44, 1.0: 0.2}),
-        ({"lr_hold": 0.5}, {0.5: 1, 0.75: 1, 0.8: 0.8, 0.875: 0.5, 1.0: 0}),
-        ({"lr_hold": 0.6, "lr_end": 0.1}, {0.7: 1, 0.8: 1, 0.9: 0.55, 1.0: 0.1}),
-    ],
-)
-def test_a_rate_that_follows_success_has_the_failures_that_remain(
-    changes: dict[str, float], table: dict[float | None, float]
-) -> None:
-    schedule = replace(
-        Schedule(
-            lr=1.0,
-            lr_end=0.0,
-            lr_follows="success",
-            updates=11,
-            max_minutes=1,
-            max_trajectories=100,
-        ),
-        **changes,
-    )
-    for success, factor in table.items():
-        for point in (RunPoint(0, 0, 0, success), RunPoint(10, 60, 100, success)):
-            assert learning_rate(schedule, point) == pytest.approx(factor), success
-
-
-def test_a_rate_that_follows_success_still_warms_up() -> None:
-    schedule = Schedule(lr=1.0, lr_end=0.0, lr_follows="success", warmup=4, updates=100)
-    assert [learning_rate(schedule, RunPoint(done, success=0.4)) for done in range(6)] == (
-        pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
-    )
-    assert learning_rate(schedule, RunPoint(0, success=0.95)) == pytest.approx(0.1)
 
 
 def test_the_share_of_a_run_is_that_of_the_furthest_bound() -> None:

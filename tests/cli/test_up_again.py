@@ -17,9 +17,14 @@ from dart_cli.config.models import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
 from dart_cli.runtime.run_dir import claim, read_run, save_config
-from dart_cli.train.checkpoints.checkpoint import complete, draft_of
-from dart_cli.train.checkpoints.checkpoint import path_of as checkpoint_path
-from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
+from dart_cli.train.checkpoints.identity import (
+    CheckpointState,
+    TrainedPart,
+    TrainerProgress,
+    model_identity,
+)
+from dart_cli.train.checkpoints.saver import complete, draft_of
+from dart_cli.train.checkpoints.saver import path_of as checkpoint_path
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.inspection.parts import evaluation
 
@@ -170,7 +175,8 @@ def test_a_run_whose_checkpoint_is_of_another_model_is_refused_before_anything_i
     draft_of(path_of_checkpoint(began)).mkdir(parents=True)
     identity = model_identity(BUILTIN[began.model.path])
     progress, part = TrainerProgress(updates=3), TrainedPart.of(began)
-    complete(path_of_checkpoint(began), progress, {}, identity, 1, part)
+    state = CheckpointState(progress=progress, digests={}, model=identity, trained=part)
+    complete(path_of_checkpoint(began), state)
     for dry_run in ([], ["--dry-run"]):
         arguments = [str(config_path), *(["--force"] if force else []), *dry_run]
         with pytest.raises(SystemExit) as ended:

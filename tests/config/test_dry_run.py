@@ -82,16 +82,15 @@ def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
     assert "warning" not in dict(describe(Config()))
     changed: dict[str, Any] = {
         "data": {"tracker_decay": 0.9, "length_slack": 5},
-        "train": {"reuse_gap": 4, "mask_high": 3.0, "mask_low": 0.5},
+        "train": {"reuse_gap": 4},
     }
     told = dict(describe(Config.model_validate(changed)))["warning"]
     assert told == (
         "no effect: data.tracker_decay (only with data.advantage by trackers), data.length_slack (only "
-        "with data.dynamic_length), train.reuse_gap (only with train.reuse), train.mask_high (only with "
-        'train.correction = "masked")'
+        "with data.dynamic_length), train.reuse_gap (only with train.reuse)"
     )
     changed["data"] |= {"group_size": 1, "advantage": "task_tracker", "dynamic_length": True}
-    changed["train"] |= {"reuse": 1, "correction": "masked"}
+    changed["train"] |= {"reuse": 1}
     assert "warning" not in dict(describe(Config.model_validate(changed)))
 
 

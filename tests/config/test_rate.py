@@ -11,7 +11,7 @@ from dart_cli.config.load import config_of_model, load_config
 from dart_cli.config.rate import LARGE, SMALL, rate_of, rate_origin
 from dart_cli.doctor.examine import examine
 from dart_cli.runtime.run_dir import read_run, save_config
-from dart_cli.train.checkpoints.checkpoint import recipe_of
+from dart_cli.train.checkpoints.identity import recipe_of
 from tests.config.model_parts import write_model
 from tests.doctor.seven_b import write_seven_b
 

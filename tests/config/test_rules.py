@@ -176,12 +176,6 @@ CASES = [
         "train.warmup",
         "must be <= train.updates (10)",
     ),
-    Case(
-        "a fall that never begins",
-        "[train]\nlr_hold = 0.4\n",
-        "train.lr_hold",
-        "train.lr_end = 1 has none",
-    ),
     Case("evaluated on train seeds", "[eval]\nseed = 0\n", "eval.seed", "must be >= 1000000"),
     Case(
         "evaluation of nothing",

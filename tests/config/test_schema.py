@@ -98,9 +98,7 @@ def test_a_wrong_field_is_one_line_with_file_key_and_cure(
 
 
 UNBOUNDED = {
-    *("train.clip_high", "train.dual_clip", "train.is_cap", "train.mask_high"),
-    *("train.grad_clip", "train.constant_tokens", "train.kl_beta", "train.entropy_coef"),
-    *("train.parity_limit",),
+    *("train.clip_high", "train.grad_clip", "train.kl_beta"),
 }
 """Numbers of a formula, where any size has a meaning: inf, as it were, switches a part off."""
 

@@ -295,7 +295,7 @@ def train_batches(ledger: Ledger, numbers: range) -> list[Batch]:
 def often(tmp_path: Path) -> Config:
     """A trainer that writes a checkpoint after each update, beside the next, and keeps one."""
     config = small_config(tmp_path / "run")
-    train = config.train.model_copy(update={"checkpoint_every": 1, "keep_checkpoints": 1})
+    train = config.train.model_copy(update={"checkpoint_every": 1})
     return config.model_copy(update={"train": train})
 
 

@@ -71,7 +71,7 @@ def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
         assert_sums_are_conserved(ledger, store)
 
 
-@pytest.mark.parametrize("normalise", ["trajectories", "constant"])
+@pytest.mark.parametrize("normalise", ["trajectories", "samples"])
 def test_a_member_of_the_pool_in_two_groups_of_a_batch_counts_in_each(
     tmp_path: Path, normalise: Normalise
 ) -> None:
@@ -86,8 +86,8 @@ def test_a_member_of_the_pool_in_two_groups_of_a_batch_counts_in_each(
     joined = [sample.group_id for sample in batch.samples if sample.trajectory_id == "xa"]
     assert joined == [groups[0]] * 2 + [groups[1]] * 2
     assert [row.group_id for row in rows] == [sample.group_id for sample in batch.samples]
-    shares = batch_shares(batch, normalise, constant_tokens=6)
-    assert shares.divisor == {"trajectories": 10, "constant": 60}[normalise]
+    shares = batch_shares(batch, normalise)
+    assert shares.divisor == {"trajectories": 10, "samples": 20}[normalise]
     net = sum(
         shares.of(trajectory_of(sample), 3) * 3 * sample.advantage for sample in batch.samples
     )
@@ -243,7 +243,7 @@ def test_a_member_that_is_evicted_after_its_draw_is_still_trained_on(
 
 def test_screenshots_of_the_pool_are_never_removed_for_room(tmp_path: Path) -> None:
     config = one_task(tmp_path / "run", **POOL)
-    train_config = config.train.model_copy(update={"checkpoint_every": 1, "keep_checkpoints": 1})
+    train_config = config.train.model_copy(update={"checkpoint_every": 1})
     config = config.model_copy(update={"train": train_config})
     with open_store(config.run.dir) as store:
         file_member(store, config)

@@ -164,7 +164,7 @@ def test_the_reason_of_a_skip_is_read_from_the_metrics_of_either_use() -> None:
 def reusing(run_dir: Path, **train: object) -> Config:
     return small_config(
         run_dir,
-        train={"reuse": 1, "checkpoint_every": 1, "keep_checkpoints": 1, **train},
+        train={"reuse": 1, "checkpoint_every": 1, **train},
         groups_per_batch=1,
         max_open_groups=0,
     )
@@ -402,7 +402,7 @@ def test_each_use_comes_exactly_once_whatever_ends_and_goes_back(
 ) -> None:
     """A trainer that asks, trains, skips, dies and goes back; a data process that is killed."""
     run_dir = tmp_path_factory.mktemp("replays") / "run"
-    config = reusing(run_dir, reuse=reuse, reuse_gap=gap, keep_checkpoints=3, reuse_fall=0.2)
+    config = reusing(run_dir, reuse=reuse, reuse_gap=gap, reuse_fall=0.2)
     draws = random.Random(seed)
     in_weights: list[int] = []  # batches, as the trainer has them
     oldest = 0  # of its checkpoints

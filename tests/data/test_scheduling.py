@@ -321,9 +321,7 @@ class World:
 def a_config(run_dir: Path, *, publish_every: int = 1, reuse: int = 0, **data: Any) -> Config:
     config = small_config(run_dir, **{"max_open_groups": 0, **data})
     weights = config.weights.model_copy(update={"publish_every": publish_every})
-    train = config.train.model_copy(
-        update={"checkpoint_every": 1, "keep_checkpoints": 2, "reuse": reuse}
-    )
+    train = config.train.model_copy(update={"checkpoint_every": 1, "reuse": reuse})
     return config.model_copy(update={"weights": weights, "train": train})
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import is_healthy
 from dart_cli.doctor.parity import judge, parity
-from dart_cli.train.parity import ComparedTokens
+from dart_cli.train.parity import LIMITS, ComparedTokens
 from tests.doctor.parts import doctor
 
 Family = Callable[[str], Path]
@@ -55,13 +56,13 @@ def test_pointers_are_compared_on_prompts_with_a_screen(
 
 
 def test_an_engine_that_gives_other_numbers_exits_with_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit below the rounding error makes any engine look wrong."""
+    monkeypatch.setitem(LIMITS, torch.bfloat16, 1e-12)
     path = tmp_path / "c.toml"
     path.write_text(
-        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nmax_tokens = 8\n'
-        '[model]\ndtype = "bfloat16"\n[train]\nparity_limit = 1e-12\n'
+        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nmax_tokens = 8\n[model]\ndtype = "bfloat16"\n'
     )
     assert doctor(path, "--parity") == 1
     out = capsys.readouterr().out

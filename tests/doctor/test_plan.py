@@ -15,7 +15,7 @@ from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
 from dart_cli.doctor.fit import misfits
 from dart_cli.doctor.plan import make_plan
 from dart_cli.doctor.plan_text import plan_lines
-from dart_cli.doctor.room import Room, gb
+from dart_cli.doctor.room import Room
 from dart_cli.doctor.shape import shape_of
 from dart_cli.doctor.speeds import H100, H200, gpu_kind, vision_flops
 from dart_cli.doctor.trainer_memory import adapters_of
@@ -165,37 +165,6 @@ def test_a_plan_says_its_assumptions() -> None:
     assert "MFU 40%" in lines["seconds"]
     assert "2691 tokens each" in lines["pack"]
     assert set(lines) == {"plan for", "trainer", "pack", "engine", "host", "disk", "seconds"}
-
-
-def test_averaged_weights_take_4_bytes_a_trained_parameter_wherever_they_are() -> None:
-    average = {"train": {"average": 0.9}}
-    plain, with_it = plan_of(), plan_of(**average)
-    trained = plain.shape.text
-    assert plain.trainer
-    assert with_it.trainer
-    assert with_it.trainer.fixed - plain.trainer.fixed == 4 * -(
-        -trained // 4
-    )  # on each of four ranks
-    staged = [plan.host.memory_of("train") for plan in (plain, with_it)]
-    assert staged[1] - staged[0] == 4 * trained
-    checkpoints = [plan.host.checkpoints for plan in (plain, with_it)]
-    assert checkpoints[1] * 3 == checkpoints[0] * 4
-    assert with_it.host.averaged == with_it.host.sets  # as many sets are kept
-    assert with_it.host.disk - plain.host.disk == (
-        checkpoints[1] - checkpoints[0] + with_it.host.averaged
-    )
-    elsewhere = plan_of(**average, weights={"directory": "/sets"})
-    assert (elsewhere.host.sets, elsewhere.host.averaged) == (0, with_it.host.averaged)
-    told = dict(plan_lines(with_it, config_of(**average), Room(H100)))["disk"]
-    assert f"averaged ones {gb(with_it.host.averaged)}" in told
-    offload = {"offload": "optimizer"}
-    plain, with_it = plan_of(train=offload), plan_of(train=offload | average["train"])
-    assert plain.trainer
-    assert with_it.trainer
-    assert with_it.trainer.fixed == plain.trainer.fixed
-    assert with_it.trainer.host - plain.trainer.host == trained
-    staged = [plan.host.memory_of("train") for plan in (plain, with_it)]
-    assert staged[1] - staged[0] == 8 * trained
 
 
 def test_a_longer_sequence_than_a_pack_is_said() -> None:

@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, TrainerSetup]] = {
         "qwen2_5_vl",
         LARGE_VOCABULARY,
         2,
-        replace(SETUP, predicted=1024, chunk_tokens=512, recompute=True),
+        replace(SETUP, predicted=1024, recompute=True),
     ),
     "the end decides": (
         "qwen2_5_vl",

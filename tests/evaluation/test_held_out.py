@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from bus.errors import EnvError, TaskError, UserError
@@ -20,12 +19,8 @@ from dart_cli.evaluation.films import films_dir, read_films
 from dart_cli.evaluation.held_out import MODES, EvalOptions, run_eval
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.evaluation.score_text import score_table, summary
-from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.train.checkpoints.identity import TrainerProgress
-from dart_cli.weights.file import load
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
-from tests.train.parts import save
 
 
 def test_what_is_evaluated_follows_the_configuration(config_path: Path) -> None:
@@ -99,35 +94,6 @@ def test_a_dry_run_prints_what_the_options_choose_and_refuses_what_they_cannot(
         code, _, error = dry_run(*arguments)
         assert code == 2
         assert why in error
-
-
-def test_averaged_weights_are_played_from_a_set_of_their_own(
-    config_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = load_config(config_path)
-    weights = weight_tensors(load_policy(config.model.path).model)
-    averages = {f"{name}/average": value * 0.5 for name, value in weights.items()}
-    config.run.dir.mkdir(mode=0o700, parents=True)
-    save(
-        config.run.dir / "checkpoints",
-        TrainerProgress(updates=9, policy_version=8),
-        {**weights, **averages},
-    )
-    made = run_eval(config, EvalOptions(averaged=True, modes=("greedy",), as_json=True))
-    assert (made.name, made.averaged, made.policy_version) == ("averaged-9", 9, 8)
-    assert read_evaluation(config.run.dir, "averaged-9") == made
-    held = load(Path(made.weights), weights)
-    assert all(torch.equal(held[name], value * 0.5) for name, value in weights.items())
-    assert json.loads(capsys.readouterr().out)["averaged"] == 9
-    for options in (("--weights", str(made.weights)), ("--model", "builtin:tiny")):
-        with pytest.raises(SystemExit) as exit_:
-            main(["eval", str(config_path), "--averaged", *options])
-        assert exit_.value.code == 2
-        assert "leave out --model and --weights" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as exit_:
-        main(["eval", str(config_path), "--averaged", "--dry-run"])
-    assert not exit_.value.code
-    assert "c000009" in "".join(capsys.readouterr().out.split())
 
 
 def test_weights_that_are_not_there_are_named(config_path: Path) -> None:

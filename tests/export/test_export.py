@@ -127,43 +127,6 @@ def test_a_checkpoint_is_exported_with_what_was_frozen(
     assert "checkpoint c000007" in (out / "README.md").read_text()
 
 
-def test_averaged_weights_are_exported_with_the_evaluations_that_are_of_them(
-    tmp_path: Path, tiny: Path
-) -> None:
-    config = run_of(tmp_path, tiny)
-    weights = changed(tiny)
-    averages = {f"{name}/average": value - 0.5 for name, value in weights.items()}
-    directory = config.run.dir / "checkpoints"
-    identity = model_identity(tiny)
-    parts.save(directory, TrainerProgress(updates=6), weights, model=identity)
-    with pytest.raises(UserError, match="no averaged weights"):
-        export_folder(config, tmp_path / "out", averaged=True)
-    parts.save(directory, TrainerProgress(updates=7), weights | averages, model=identity)
-    score = TaskScore(task_id="a", episodes=200, passed=150, invalid=0, steps=300)
-    for name, averaged in (("after", 7), ("averaged-6", 6), ("v7", None)):
-        evaluation = Evaluation(
-            name=name,
-            model="m",
-            weights="",
-            policy_version=7,
-            averaged=averaged,
-            seed=0,
-            wall_s=1.0,
-            modes={"sampled": ModeScore(tasks=[score], compositions=[])},
-        )
-        eval_dir(config.run.dir).mkdir(exist_ok=True)
-        (eval_dir(config.run.dir) / f"{name}.json").write_text(evaluation.model_dump_json())
-    with pytest.raises(SystemExit) as exit_:
-        main(["export", str(config.run.dir), str(tmp_path / "no"), "--averaged", "--version", "7"])
-    assert exit_.value.code == 2
-    out = tmp_path / "out"
-    assert export_folder(config, out, averaged=True).averaged
-    assert_holds(out, {name: weights[name] - 0.5 for name in weights})
-    card = (out / "README.md").read_text()
-    assert "averaged weights of checkpoint c000007" in card
-    assert card.count("held out, sampled |") == 1
-
-
 def test_a_checkpoint_of_another_folder_is_refused(tmp_path: Path, tiny: Path) -> None:
     config = run_of(tmp_path, tiny)
     directory = config.run.dir / "checkpoints"

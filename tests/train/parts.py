@@ -24,9 +24,9 @@ from bus.messages import (
 from bus.replier import Replier
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoints.checkpoint import load_newest, path_of
+from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
-from dart_cli.train.checkpoints.saver import CheckpointSaver
+from dart_cli.train.checkpoints.saver import CheckpointSaver, path_of
 from dart_cli.train.process import run
 from tests.waiting import PATIENCE_S
 
@@ -109,12 +109,11 @@ def save(
     directory: Path,
     progress: TrainerProgress,
     state: Mapping[str, torch.Tensor],
-    keep: int = 2,
     model: str = "",
     trained: TrainedPart | None = None,
 ) -> Path:
     """Write a checkpoint and wait for it."""
-    saver = CheckpointSaver(directory, keep, trained=trained)
+    saver = CheckpointSaver(directory, trained=trained)
     saver.begin(progress, state, model)
     assert saver.wait() == progress
     return path_of(directory, progress.updates)

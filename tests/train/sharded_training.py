@@ -34,7 +34,7 @@ def trained(
     fully_shard(model, mesh=mesh)
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(parameters.values(), lr=1e-3, fused=True)
-    saver = CheckpointSaver(directory, 2, rank=rank, ranks=ranks)
+    saver = CheckpointSaver(directory, rank=rank, ranks=ranks)
     dist.barrier()
     if first:
         newest = load_newest(directory) if rank == 0 else None

@@ -9,21 +9,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from bus.errors import CheckpointError, ModelError
+from bus.errors import CheckpointError, ModelError, RunDirectoryError
 from bus.messages import Batch
 from dart_cli.config.models import resolve
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints import saver as saving
-from dart_cli.train.checkpoints.checkpoint import load, load_newest, newest_intact
+from dart_cli.train.checkpoints.checkpoint import load, load_newest, newest_weights
 from dart_cli.train.checkpoints.identity import (
     STATE,
     TrainedPart,
@@ -33,7 +31,6 @@ from dart_cli.train.checkpoints.identity import (
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.sharded import whole
 from tests.train.parts import Held, save
 from tests.waiting import PATIENCE_S
 
@@ -45,9 +42,9 @@ TENSORS = {
 FILE = "r000-000.safetensors"
 
 
-def write(directory: Path, updates: int, keep: int = 5) -> Path:
+def write(directory: Path, updates: int) -> Path:
     progress = TrainerProgress(updates=updates, policy_version=updates, last_batch_id=updates)
-    return save(directory, progress, TENSORS | {"w": TENSORS["w"] + updates}, keep)
+    return save(directory, progress, TENSORS | {"w": TENSORS["w"] + updates})
 
 
 def learner(config: Config, **model: object) -> PolicyLearner:
@@ -76,7 +73,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         straight.update(batch, done)
     for done, batch in enumerate(batches[:2]):
         broken.update(batch, done)
-    saver = CheckpointSaver(tmp_path, 2)
+    saver = CheckpointSaver(tmp_path)
     saver.begin(TrainerProgress(updates=2), broken.state(), "")
     broken.update(batches[2], 2)  # beside the writing: it must not reach the checkpoint
     saver.wait()
@@ -87,49 +84,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         resumed.update(batch, done)
     assert_equal(resumed.model.weights(), straight.model.weights())
     assert_equal(resumed.state(), straight.state())
-
-
-def save_as_older_dart(directory: Path, made: PolicyLearner, updates: int) -> None:
-    """A checkpoint as dart wrote it before it had ranks: weights, optimizer with masters, digests."""
-    weights = made.model.weights()
-    state = {name: whole(value) for name, value in made.state().items()}
-    optimizer = {name: value for name, value in state.items() if "/" in name}
-    for name, value in weights.items():
-        if name in state and value.dtype != torch.float32:
-            optimizer[f"{name}/master"] = state[name]
-    path = directory / f"c{updates:06d}"
-    path.mkdir(parents=True)
-    save_file({n: v.contiguous() for n, v in weights.items()}, path / "model.safetensors")
-    save_file(
-        {n: v.contiguous() for n, v in optimizer.items()} | {"/generator": torch.get_rng_state()},
-        path / "optimizer.safetensors",
-    )
-    files = ("model.safetensors", "optimizer.safetensors")
-    digests = {name: blake2b((path / name).read_bytes()).hexdigest() for name in files}
-    progress = TrainerProgress(updates=updates, batches_trained=[1]).model_dump()
-    (path / STATE).write_text(json.dumps({"progress": progress, "digests": digests}, indent=1))
-
-
-@pytest.mark.parametrize(
-    "model", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"freeze_vision": True}], ids=str
-)
-@pytest.mark.parametrize("updates", [0, 1])
-def test_a_checkpoint_of_older_dart_goes_on_bit_for_bit(
-    config: Config, batches: list[Batch], tmp_path: Path, model: dict[str, object], updates: int
-) -> None:
-    straight, resumed = learner(config, **model), learner(config, **model)
-    for done in range(updates):
-        straight.update(batches[done], done)
-    save_as_older_dart(tmp_path, straight, updates)
-    checkpoint = load_newest(tmp_path)
-    assert checkpoint is not None
-    assert checkpoint.progress.batches_trained == [1]
-    checkpoint.refuse_other("any", TrainedPart(freeze_vision=True))  # it names none
-    resumed.restore(checkpoint.tensors)
-    assert_equal(resumed.state(), straight.state())
-    for made in (straight, resumed):
-        made.update(batches[updates], updates)
-    assert_equal(resumed.model.weights(), straight.model.weights())
 
 
 def test_what_is_frozen_is_left_to_the_model_folder(
@@ -190,12 +144,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_there_may_be_no_checkpoint(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "absent") is None
-    assert newest_intact(tmp_path / "absent") is None
 
 
-def test_the_newest_k_are_kept(tmp_path: Path) -> None:
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
     for updates in (9, 10, 999_999, 1_000_000):
-        write(tmp_path, updates, keep=2)
+        write(tmp_path, updates)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c1000000", "c999999"]
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
@@ -237,10 +190,6 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
 ) -> None:
     write(tmp_path, 1)
     damage(write(tmp_path, 2))
-    beside = newest_intact(tmp_path)
-    assert beside is not None
-    assert beside.progress.updates == 1
-    assert (tmp_path / "c000002").exists()  # a reader beside the trainer changes nothing
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     assert checkpoint.progress.updates == 1
@@ -251,11 +200,33 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
     assert checkpoint.path == again
 
 
+def test_a_reader_beside_the_trainer_passes_over_a_damaged_one_and_changes_nothing(
+    config: Config, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": tmp_path})})
+    with pytest.raises(RunDirectoryError, match="no intact checkpoint"):
+        newest_weights(config)
+    directory = tmp_path / "checkpoints"
+    write(directory, 1)
+    cut(write(directory, 2))
+    found = newest_weights(config)
+    assert found.progress.updates == 1
+    assert found.weights().names == {"w"}
+    assert (directory / "c000002").exists()
+
+
+def test_weights_that_the_model_lacks_are_named(config: Config, tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    model = TrainModel.load(config).policy.model
+    with pytest.raises(CheckpointError, match="w, which the model lacks"):
+        load(tmp_path / "c000001").fill(model, config.model.path)
+
+
 @pytest.fixture(scope="module")
 def of_several_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("several")
     state = {f"w{number}": torch.full((3, 5), float(number)) for number in range(4)}
-    saver = CheckpointSaver(directory, 2, file_bytes=100)
+    saver = CheckpointSaver(directory, file_bytes=100)
     saver.begin(TrainerProgress(updates=1, batches_trained=[1]), state, "m")
     saver.wait()
     path = directory / "c000001"
@@ -346,7 +317,7 @@ def test_a_checkpoint_counts_only_when_it_is_complete(
     tmp_path: Path, held_back: tuple[threading.Event, threading.Event]
 ) -> None:
     begun, go_on = held_back
-    saver = CheckpointSaver(tmp_path, 2)
+    saver = CheckpointSaver(tmp_path)
     state = {"w": torch.zeros(3)}
     saver.begin(TrainerProgress(updates=1), state, "")
     state["w"].fill_(7.0)  # the next update, at once
@@ -365,7 +336,7 @@ def test_the_next_save_waits_for_the_one_in_flight(
     tmp_path: Path, held_back: tuple[threading.Event, threading.Event]
 ) -> None:
     begun, go_on = held_back
-    saver = CheckpointSaver(tmp_path, 2)
+    saver = CheckpointSaver(tmp_path)
     saver.begin(TrainerProgress(updates=1), {"w": torch.zeros(3)}, "")
     assert begun.wait(PATIENCE_S)
     second = threading.Thread(
@@ -384,7 +355,7 @@ def test_the_next_save_waits_for_the_one_in_flight(
 def test_a_save_that_never_ends_is_an_error_by_its_deadline(
     tmp_path: Path, held_back: tuple[threading.Event, threading.Event]
 ) -> None:
-    saver = CheckpointSaver(tmp_path, 2, deadline_s=0.05)
+    saver = CheckpointSaver(tmp_path, deadline_s=0.05)
     saver.begin(TrainerProgress(updates=1), TENSORS, "")
     with pytest.raises(CheckpointError, match=r"not written after"):
         saver.wait()
@@ -392,7 +363,7 @@ def test_a_save_that_never_ends_is_an_error_by_its_deadline(
 
 
 def test_a_rank_that_never_writes_its_part_is_named(tmp_path: Path) -> None:
-    saver = CheckpointSaver(tmp_path, 2, ranks=2, deadline_s=0.2)
+    saver = CheckpointSaver(tmp_path, ranks=2, deadline_s=0.2)
     saver.begin(TrainerProgress(updates=1), TENSORS, "")
     with pytest.raises(CheckpointError, match=r"not written|rank 1 has not written"):
         saver.wait()
@@ -400,8 +371,8 @@ def test_a_rank_that_never_writes_its_part_is_named(tmp_path: Path) -> None:
 
 def test_the_error_of_a_rank_is_told_by_rank_0(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    first = CheckpointSaver(tmp_path, 2, ranks=2)
-    other = CheckpointSaver(tmp_path, 2, rank=1, ranks=2)
+    first = CheckpointSaver(tmp_path, ranks=2)
+    other = CheckpointSaver(tmp_path, rank=1, ranks=2)
     draft = tmp_path / ".c000002.draft"
     draft.mkdir()
     (draft / "r001-000.safetensors").touch()  # in the way of rank 1
@@ -423,7 +394,7 @@ from pathlib import Path
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-saver = CheckpointSaver(Path({str(tmp_path)!r}), 2)
+saver = CheckpointSaver(Path({str(tmp_path)!r}))
 saver.begin(TrainerProgress(updates=2), {{"w": torch.zeros(100_000)}}, "")
 saver.wait()
 """
@@ -443,7 +414,7 @@ saver.wait()
 
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    saver = CheckpointSaver(tmp_path / "file", 2)
+    saver = CheckpointSaver(tmp_path / "file")
     with pytest.raises(CheckpointError, match="cannot be written"):
         saver.begin(TrainerProgress(updates=1), TENSORS, "")
 
@@ -463,7 +434,7 @@ def stuck(*given, **named):
     print("here", flush=True)
     threading.Event().wait()
 saving.{where} = stuck
-saver = saving.CheckpointSaver(Path({str(tmp_path)!r}), 2)
+saver = saving.CheckpointSaver(Path({str(tmp_path)!r}))
 saver.begin(TrainerProgress(updates=2), {{"w": torch.zeros(1000)}}, "")
 saver.wait()
 """

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from bus.errors import ConfigError, ModelError
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints import identity
-from dart_cli.train.checkpoints.checkpoint import load
 from dart_cli.train.checkpoints.identity import (
     STATE,
     TrainedPart,
@@ -86,19 +83,6 @@ def test_a_state_that_cannot_be_read_is_passed_over(config: Config) -> None:
     refuse_other(trains(config, LORA))
     with pytest.raises(ConfigError, match="c000001"):
         refuse_other(trains(config, None))
-
-
-def test_a_checkpoint_that_names_no_adapters_is_still_intact(config: Config) -> None:
-    """Older dart wrote none; the digest of its state.json holds."""
-    path = began(trains(config, LORA))
-    state = json.loads((path / STATE).read_text())
-    del state["trained"]
-    state["own"] = ""
-    whole = json.dumps(state, separators=(",", ":"))
-    state["own"] = blake2b(whole.encode()).hexdigest()
-    (path / STATE).write_text(json.dumps(state, indent=1))
-    assert load(path).trained is None
-    refuse_other(trains(config, None))
 
 
 def test_another_folder_is_read_only_where_the_run_names_another_one(

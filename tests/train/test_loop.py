@@ -34,12 +34,13 @@ from dart_cli.config import endpoints
 from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
 from dart_cli.train import loop
 from dart_cli.train.checkpoints import saver
-from dart_cli.train.checkpoints.checkpoint import load_newest, recipe_of
+from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import (
     STATE,
     CheckpointState,
     TrainedPart,
     TrainerProgress,
+    recipe_of,
 )
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
@@ -115,8 +116,8 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     assert len(sent) == 4
     for names in sent:
         assert names <= documented
-        # What a batch may lack: tokens of the present weights, or of others; without train.reuse.
-        lacked = ("parity_", "stale_", "gradient_agreement")
+        # What a batch may lack: tokens of the present weights, or of others.
+        lacked = ("parity_", "stale_")
         assert all(name.startswith(lacked) for name in documented - names)
     events = list((config.run.dir / "tensorboard").iterdir())
     assert events
@@ -126,14 +127,10 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
 async def test_metrics_of_a_batch_that_is_trained_on_again_have_names_of_their_own(
     config: Config, batches: list[Batch]
 ) -> None:
-    config = config.model_copy(
-        update={"train": config.train.model_copy(update={"reuse": 1, "reuse_min_ess": 0.0})}
-    )
+    config = config.model_copy(update={"train": config.train.model_copy(update={"reuse": 1})})
     data = Data([*batches[:3], batches[3].model_copy(update={"reuse": 1})])
     await train(config, data)
     *_, fresh, replayed = (message.metrics for message in data.of(BatchTrained))  # type: ignore[attr-defined]
-    assert fresh["gradient_agreement"] != 0
-    assert "replay_gradient_agreement" in replayed
     shared = {name for name in replayed if not name.startswith("replay_")}
     assert shared == {name for name in fresh if name.endswith("_s") or name == "lr"}
     unshared = {name for name in fresh if name not in shared and not name.startswith("stale_")}

@@ -78,8 +78,9 @@ def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor
 
 def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne:
     """The update's loss, statistics and gradients, one forward and backward for each sample."""
-    objective = Objective(**{name: getattr(config, name) for name in Objective.__annotations__})
-    shares = batch_shares(batch, config.normalise, config.constant_tokens)
+    names = Objective.__annotations__.keys() & TrainConfig.model_fields.keys()
+    objective = Objective(**{name: getattr(config, name) for name in names})
+    shares = batch_shares(batch, config.normalise)
     total: TokenStats | None = None
     mismatches, fresh = {}, 0
     for sample in batch.samples:
@@ -105,7 +106,6 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
             torch.full_like(policy, sample.advantage),
             torch.full_like(policy, token),
             objective,
-            lengths=[len(sample)],
             divisor=shares.divisor,
             unknown=torch.full((len(sample),), not known),
             reference_logprobs=reference,
@@ -134,26 +134,11 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
 
 OBJECTIVES: dict[str, dict[str, object]] = {
     "default": {},
-    "gspo, sequence correction, KL": {
-        "objective": "gspo",
-        "correction": "sequence",
-        "normalise": "trajectories",
-        "kl_beta": 0.1,
-    },
-    "cispo, masked, entropy bonus": {
-        "objective": "cispo",
-        "correction": "masked",
-        "normalise": "constant",
-        "constant_tokens": 40.0,
-        "entropy_coef": 0.05,
-        "demonstrations": "shaped",
-    },
-    "coupled, frozen tower, KL and entropy bonus": {
+    "uncorrected, KL": {"correction": "none", "normalise": "trajectories", "kl_beta": 0.1},
+    "coupled, frozen tower, KL": {
         "correction": "ratio",
         "normalise": "samples",
-        "dual_clip": 3.0,
         "kl_beta": 0.05,
-        "entropy_coef": 0.02,
         "freeze_vision": True,
     },
 }

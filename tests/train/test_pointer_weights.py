@@ -1,4 +1,4 @@
-"""A pointer head is part of the model's weights: published, received, checkpointed, averaged, exported."""
+"""A pointer head is part of the model's weights: published, received, checkpointed, exported."""
 
 from __future__ import annotations
 
@@ -96,8 +96,6 @@ def stepped(learner: PolicyLearner, updates: int) -> None:
         learner._optimizer.zero_grad(set_to_none=True)
         head(visual, hidden).log_softmax(-1)[:, 0].sum().backward()
         learner._step(1e-2)
-        if learner._averaged is not None:
-            learner._averaged.add()
 
 
 def test_the_head_is_trained_where_the_policy_points_and_frozen_where_it_writes(
@@ -119,10 +117,8 @@ def test_the_head_is_trained_where_the_policy_points_and_frozen_where_it_writes(
         assert other[name].data_ptr() != mine[name].data_ptr()
 
 
-def test_a_resumed_head_goes_on_bit_for_bit_and_its_average_with_it(
-    config: Config, folder: Path, tmp_path: Path
-) -> None:
-    config = pointing(config, folder, average=0.7)
+def test_a_resumed_head_goes_on_bit_for_bit(config: Config, folder: Path, tmp_path: Path) -> None:
+    config = pointing(config, folder)
     straight, broken, resumed = (
         PolicyLearner(TrainModel.load(config), config.train) for _ in range(3)
     )
@@ -135,7 +131,7 @@ def test_a_resumed_head_goes_on_bit_for_bit_and_its_average_with_it(
     for learner in (straight, resumed):
         stepped(learner, 3)
     mine, theirs = resumed.state(), straight.state()
-    for part in ("", "/exp_avg", "/exp_avg_sq", "/average"):
+    for part in ("", "/exp_avg", "/exp_avg_sq"):
         assert f"pointer_head.qkv.weight{part}" in mine
     assert same(mine, theirs)
     before = weight_tensors(load_policy(folder).model)

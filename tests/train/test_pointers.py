@@ -33,7 +33,7 @@ from tests.weights.sets import publish
 
 Family = Callable[[str], Path]
 Numbers = NDArray[np.float64]
-KL, BONUS = 0.1, 0.05
+KL = 0.1
 CLIP_LOW, CLIP_HIGH, CAP = 0.2, 0.28, 10.0
 
 
@@ -139,7 +139,7 @@ class Objective:
             clipped = np.clip(r, 1 - CLIP_LOW, 1 + CLIP_HIGH)
             value = np.minimum(r * sample.advantage, clipped * sample.advantage)
             k3 = np.minimum(np.exp(ref - p) - 1 - (ref - p), 10)
-            loss = -weight * value + KL * k3 - BONUS * scores.entropies
+            loss = -weight * value + KL * k3
             total += sample.weight * loss[drawn].sum() / drawn.sum()
         return total / len(self.samples)
 
@@ -153,7 +153,6 @@ def test_loss_and_gradient_of_pointers_are_those_of_numpy(
     config = config_of(
         folders[model_type],
         kl_beta=KL,
-        entropy_coef=BONUS,
         normalise="samples",
         clip_low=CLIP_LOW,
         clip_high=CLIP_HIGH,

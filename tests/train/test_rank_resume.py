@@ -23,8 +23,7 @@ WAYS = ((2, 1), (1, 2), (4, 4))
 async def test_a_run_of_2_ranks_goes_on_with_1_and_then_4_as_if_it_had_been_one(
     config: Config, batches: list[Batch]
 ) -> None:
-    averaged = {"average": 0.5, "average_for": "serving"}
-    config = another_run(config, "ranks", lr=1e-4, device="cpu", **averaged)
+    config = another_run(config, "ranks", lr=1e-4, device="cpu")
     for ranks, last in WAYS:
         data = Data(batches[:last])
         train = config.train.model_copy(update={"ranks": ranks})
@@ -43,8 +42,7 @@ async def test_a_run_of_2_ranks_goes_on_with_1_and_then_4_as_if_it_had_been_one(
     checkpoint = load_newest(config.run.dir / "checkpoints")
     assert checkpoint is not None
     expected = straight.state()
-    assert {f"{name}/average" for name in straight.model.trainable()} < began.keys()
-    for name, before in began.items():  # weights and averages
+    for name, before in began.items():
         final = checkpoint.tensors.whole(name)
         assert torch.allclose(final, expected[name], rtol=0, atol=1e-5), name
         began[name] = (expected[name] - before).abs()

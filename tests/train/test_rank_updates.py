@@ -101,14 +101,12 @@ def cases(
         played = [play(engine, 3, 2, 1.0, number) for number in (1, 2)]
         asyncio.run(engine.close())
         found[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
-    everything = {"kl_beta": 0.1, "entropy_coef": 0.01}
+    everything = {"kl_beta": 0.1}
     skipping = [two[0], weighing(two[1], lambda _: 0.0)]
     return found | {
-        "KL and entropy": (changed(tiny, **everything), two),
+        "a KL": (changed(tiny, **everything), two),
         "a frozen tower": (changed(tiny, model={"freeze_vision": True}, **everything), two),
-        "several passes": (changed(tiny, epochs=2, objective="gspo", recompute="layer"), two),
-        "a low sample size": (changed(tiny, min_ess=0.9999), two),
-        "a shrunk step": (changed(tiny, min_ess=0.9999, low_ess="shrink"), two),
+        "layers computed again": (changed(tiny, correction="ratio", recompute="layer"), two),
         "no weights": (tiny, skipping),
         "one pack": (
             changed(tiny, pack_tokens=100_000),
@@ -121,15 +119,10 @@ def cases(
         ),
         "other weights looked back at": (changed(tiny, parity_every=1), two),
         "trained on again": (
-            changed(tiny, reuse=1, reuse_min_ess=0.0),
-            [two[0], two[1].model_copy(update={"reuse": 1})],
-        ),
-        "pulls against": (
-            changed(tiny, reuse=1, reuse_min_ess=0.0, reuse_min_agreement=0.99),
+            changed(tiny, reuse=1),
             [two[0], two[1].model_copy(update={"reuse": 1})],
         ),
         "pointers": pointers(pointer_folder("qwen2_5_vl"), make_config, recipe | everything),
-        "averages served": (changed(tiny, average=0.5, average_for="serving"), two),
     }
 
 
@@ -157,20 +150,18 @@ def on_many(
 NAMES = {
     2: (
         *CLASSES,
-        *("KL and entropy", "a frozen tower", "several passes", "a low sample size"),
-        *("a shrunk step", "no weights", "one pack", "text alone", "adapters"),
-        *("other weights looked back at", "trained on again", "pulls against"),
-        "averages served",
+        *("a KL", "a frozen tower", "layers computed again"),
+        *("no weights", "one pack", "text alone", "adapters"),
+        *("other weights looked back at", "trained on again"),
         "pointers",
     ),
     # Shards that do not divide evenly, ranks without a pack or without a screen.
     4: (
         "qwen2_5_vl",
-        "KL and entropy",
+        "a KL",
         "one pack",
         "text alone",
         "adapters",
-        "averages served",
         "pointers",
     ),
 }

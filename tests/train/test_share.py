@@ -109,14 +109,10 @@ def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list
 
 CHANGES: dict[str, dict[str, object]] = {
     "default": {},
-    "KL, entropy bonus, two passes": {
-        "kl_beta": 0.1, "entropy_coef": 0.01, "epochs": 2
-    },
+    "KL": {"kl_beta": 0.1},
     "frozen tower": {"freeze_vision": True},
-    "low ESS, skipped": {"min_ess": 0.999},
-    "low ESS, shrunk": {"min_ess": 0.999, "low_ess": "shrink"},
     "stopped by the parity gate": {"parity_every": 1},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)

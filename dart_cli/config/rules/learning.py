@@ -125,38 +125,10 @@ TRAIN = Table(
             "got {value}",
         ),
         Rule(
-            "train.lr_hold",
-            lambda c: c.train.lr_end == 1 and c.train.lr_hold,
-            "= {value} delays a fall, and train.lr_end = 1 has none; set that below 1, e.g. 0.2, or this to 0",
-        ),
-        Rule(
-            "train.dual_clip",
-            lambda c: 0 < c.train.dual_clip <= 1,
-            "must be > 1, or 0 for no bound, got {value}; at most 1 it would stop every token of a "
-            "negative advantage",
-        ),
-        Rule(
-            "train.dual_clip",
-            lambda c: c.train.dual_clip > 0 and c.train.objective == "cispo",
-            'must be 0 with train.objective = "cispo", which bounds every weight by 1 + '
-            "train.clip_high already, got {value}",
-        ),
-        Rule(
-            "train.mask_low",
-            lambda c: c.train.mask_low == c.train.mask_high,
-            "must be < train.mask_high ({train.mask_high:g}) or nearly every token is masked, got {value}",
-        ),
-        Rule(
             "train.reuse",
             lambda c: c.train.reuse and c.train.correction == "none",
             'must be 0 with train.correction = "none", got {value}: older tokens need weights; set '
             'train.correction = "truncated"',
-        ),
-        Rule(
-            "train.constant_tokens",
-            lambda c: c.train.normalise == "constant" and c.train.constant_tokens == 0,
-            'must be > 0 with train.normalise = "constant", got 0; set the most tokens that a '
-            "trajectory can have, rollout.max_tokens times its steps",
         ),
     )
 )
@@ -249,25 +221,4 @@ READERS = (
         "data.pool_ratio", lambda c: c.data.pool_ratio, ("data.pool_online", "data.pool_per_task")
     ),
     Reader("train.reuse", lambda c: c.train.reuse, ("train.reuse_gap",)),
-    Reader(
-        'train.correction = "truncated" or "sequence"',
-        lambda c: c.train.correction in ("truncated", "sequence"),
-        ("train.is_cap",),
-    ),
-    Reader(
-        'train.correction = "masked"',
-        lambda c: c.train.correction == "masked",
-        ("train.mask_low", "train.mask_high"),
-    ),
-    Reader("train.min_ess", lambda c: c.train.min_ess > 0, ("train.low_ess",)),
-    Reader(
-        'train.demonstrations = "shaped"',
-        lambda c: c.train.demonstrations == "shaped",
-        ("train.demonstration_gamma",),
-    ),
-    Reader(
-        'train.normalise = "constant"',
-        lambda c: c.train.normalise == "constant",
-        ("train.constant_tokens",),
-    ),
 )

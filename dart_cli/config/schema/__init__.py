@@ -58,7 +58,7 @@ from dart_cli.config.schema.model import (
 from dart_cli.config.schema.process import BusConfig, RunConfig, UpConfig
 from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig, VllmConfig
 from dart_cli.config.schema.serve import ServeConfig
-from dart_cli.config.schema.train import LEAST_RATE, TrainConfig
+from dart_cli.config.schema.train import KEEP_CHECKPOINTS, LEAST_RATE, TrainConfig
 from dart_cli.config.schema.tune import TuneConfig
 from dart_cli.config.schema.weights import WeightsConfig
 
@@ -66,6 +66,7 @@ __all__ = [
     "BY_TRACKER",
     "CODECS",
     "CODEC_PARTS",
+    "KEEP_CHECKPOINTS",
     "LEAST_RATE",
     "MANY",
     "MODEL_ENGINES",

@@ -4,7 +4,7 @@
     TrainedPart       which tensors of the model are trained: its adapters' settings, or which weights
     CheckpointState   both, the identity of the model folder, and the digests of the files
     model_identity    what tells the model folder from another one
-    newest_average    the newest checkpoint, if averages stand beside its weights
+    recipe_of         what tells whether a run goes on as it was
     refuse_other      the error where a configuration cannot go on from the newest checkpoint
 
 `dart up`, `dart data` and `dart train` call `refuse_other` before anything starts or is recorded; the
@@ -80,19 +80,18 @@ class CheckpointState(BaseModel):
 
     progress: TrainerProgress
     digests: dict[str, str]  # file name -> BLAKE2b
-    model: str = ""  # identity of the model folder; empty in checkpoints of older dart
-    trained: TrainedPart | None = None  # None in checkpoints of older dart
-    averaged: bool | None = None  # whether averages stand beside the weights; None where not
-    own: str = ""  # digest of all above; empty in those of before it
+    model: str  # identity of the model folder; empty of a learner without one
+    trained: TrainedPart
+    own: str = ""  # digest of all above
 
     def sealed(self) -> CheckpointState:
         """The same with its own digest."""
-        text = self.model_copy(update={"own": ""}).model_dump_json(exclude_none=True)
+        text = self.model_copy(update={"own": ""}).model_dump_json()
         return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
 
     def text(self) -> str:
         """The file."""
-        return self.model_dump_json(indent=1, exclude_none=True)
+        return self.model_dump_json(indent=1)
 
 
 def checkpoint_paths(directory: Path) -> list[Path]:
@@ -121,6 +120,22 @@ def model_identity(folder: Path) -> str:
     return blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
 
 
+_NOT_OF_AN_UPDATE = {
+    *("updates", "max_minutes", "max_trajectories", "stop_at"),
+    *("checkpoint_every", "parity_every", "wandb"),
+    *("device", "threads", "ranks", "rank_deadline_s", "offload", "pack_tokens", "recompute"),
+    *("reuse", "reuse_gap", "reuse_until", "reuse_fall"),  # which batches there are
+}
+"""Keys of [train] that leave an update as it is, but for rounding, or at the end of the run."""
+
+
+def recipe_of(config: Config) -> str:
+    """A digest of all settings that an update follows from, beside its batch and the weights."""
+    train = config.train.model_dump(mode="json", exclude=_NOT_OF_AN_UPDATE)
+    settings = json.dumps([config.model.model_dump(mode="json"), train], sort_keys=True)
+    return blake2b(settings.encode(), digest_size=16).hexdigest()
+
+
 def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:
     """Raise ModelError where a `checkpoint` belongs to a model folder of another identity."""
     if before and now and before != now:
@@ -140,8 +155,7 @@ def refuse_other(config: Config) -> None:
     if newest is None:
         return
     path, state = newest
-    if state.trained is not None:
-        state.trained.refuse_other(TrainedPart.of(config), path)
+    state.trained.refuse_other(TrainedPart.of(config), path)
     if state.model and config.train.learner == "torch" and _names_another_folder(config):
         refuse_other_folder(state.model, model_identity(_folder(config)), path)
 
@@ -154,12 +168,6 @@ def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
         except (OSError, ValidationError):  # the trainer reports it, and uses the one before
             continue
     return None
-
-
-def newest_average(run_dir: Path) -> int | None:
-    """Updates of the run's newest checkpoint; None where it has no averaged weights, or there is none."""
-    newest = _newest_state(run_dir / "checkpoints")
-    return newest[1].progress.updates if newest is not None and newest[1].averaged else None
 
 
 def _names_another_folder(config: Config) -> bool:

@@ -1,7 +1,5 @@
 """Writes checkpoints beside the updates that follow them.
 
-CheckpointSaver   `begin` copies the state and returns; a thread writes it; then it exists
-
 The updates wait only for the copy to main memory. While a checkpoint is written, the one before it is
 the newest: a process that is killed goes on from that one, and data serves it the batches since. So a
 checkpoint counts once `poll` or `wait` has named it, and not before.
@@ -9,12 +7,17 @@ checkpoint counts once `poll` or `wait` has named it, and not before.
 Ranks need no collective for it, so that none of theirs waits behind a disk. Each writes its files into
 the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits for all
 lists, adds state.json, and gives the directory its name.
+
+CheckpointSaver   `begin` copies the state and returns; a thread writes it; then it exists
+complete          gives the files of all ranks their state.json and their name
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import threading
 import time
 from dataclasses import dataclass, field
@@ -24,21 +27,22 @@ import torch
 from safetensors import SafetensorError
 
 from bus.errors import CheckpointError, WeightsError
-from dart_cli.train.base import AVERAGE
-from dart_cli.train.checkpoints.checkpoint import (
-    GENERATOR,
-    complete,
-    draft_of,
-    path_of,
-    remove_drafts,
+from dart_cli.config.schema import KEEP_CHECKPOINTS
+from dart_cli.train.checkpoints.checkpoint import GENERATOR
+from dart_cli.train.checkpoints.identity import (
+    STATE,
+    CheckpointState,
+    TrainedPart,
+    TrainerProgress,
+    checkpoint_paths,
 )
-from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.checkpoints.shards import FILE_BYTES, Part, Staging, State, stage, write
 
 log = logging.getLogger(__name__)
 
 WRITE_S = 900.0
 """Longest time that a checkpoint is written: some 100 GB on a slow disk."""
+DRAFT = ".draft"
 _LOOK_S = 0.05
 """Pause between two looks for the lists of the other ranks."""
 
@@ -66,7 +70,6 @@ class CheckpointSaver:
     def __init__(
         self,
         directory: Path,
-        keep: int,
         *,
         rank: int = 0,
         ranks: int = 1,
@@ -76,11 +79,10 @@ class CheckpointSaver:
     ) -> None:
         """`trained` is stored with each checkpoint, by rank 0."""
         self._directory = directory
-        self._keep = keep
         self._rank, self._ranks = rank, ranks
         self._deadline_s = deadline_s
         self._file_bytes = file_bytes
-        self._trained = trained
+        self._trained = trained or TrainedPart()
         self._staging = Staging()
         self._save: _Save | None = None
         if rank == 0:
@@ -145,15 +147,13 @@ class CheckpointSaver:
                 _leave(draft, self._rank, {"digests": digests})
             else:
                 digests |= self._of_the_others(save, draft)
-                complete(
-                    save.target,
-                    save.progress,
-                    digests,
-                    save.model,
-                    self._keep,
-                    self._trained,
-                    averaged=any(part.name.endswith(f"/{AVERAGE}") for part in save.parts),
+                state = CheckpointState(
+                    progress=save.progress,
+                    digests=digests,
+                    model=save.model,
+                    trained=self._trained,
                 )
+                complete(save.target, state)
                 seconds = time.monotonic() - save.began
                 log.info("%s is complete, after %.1f s", save.target, seconds)
         except (OSError, SafetensorError, WeightsError) as error:
@@ -215,3 +215,48 @@ def _wait_for(file: Path, deadline: float) -> dict[str, dict[str, str]] | None:
         time.sleep(_LOOK_S)
     listed: dict[str, dict[str, str]] = json.loads(file.read_bytes())
     return listed
+
+
+# --- on disk ----------------------------------------------------------------------------------
+
+
+def path_of(directory: Path, updates: int) -> Path:
+    """Where the checkpoint after so many updates is or will be."""
+    return directory / f"c{updates:06d}"
+
+
+def draft_of(target: Path) -> Path:
+    """Where its files are written."""
+    return target.with_name(f".{target.name}{DRAFT}")
+
+
+def complete(target: Path, state: CheckpointState) -> None:
+    """The files of `state` are in the draft and on disk: make it the checkpoint `target`.
+
+    Removes all but the newest. Raises OSError; older checkpoints are then untouched.
+    """
+    draft = draft_of(target)
+    with (draft / STATE).open("w", encoding="utf-8") as handle:
+        handle.write(state.sealed().text())
+        handle.flush()
+        os.fsync(handle.fileno())
+    _sync(draft)
+    draft.rename(target)
+    _sync(target.parent)
+    for old in checkpoint_paths(target.parent)[:-KEEP_CHECKPOINTS]:
+        shutil.rmtree(old, ignore_errors=True)  # tried again after the next checkpoint
+
+
+def remove_drafts(directory: Path) -> None:
+    """Remove what dead processes left half written; none may be at work."""
+    for left in directory.glob(f".*{DRAFT}"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Force a directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -188,13 +188,9 @@ class SavedTensors:
         """Of one of them."""
         return self._saved[name].dtype
 
-    def renamed(self, names: Mapping[str, str]) -> SavedTensors:
-        """Only the tensors `names`, new name -> present name."""
-        return SavedTensors({new: self._saved[name] for new, name in names.items()})
-
-    def joined(self, others: SavedTensors) -> SavedTensors:
-        """These and the others."""
-        return SavedTensors(self._saved | others._saved)
+    def only(self, names: Iterable[str]) -> SavedTensors:
+        """Those of these names."""
+        return SavedTensors({name: self._saved[name] for name in names})
 
     @torch.no_grad()
     def fill(self, targets: State) -> None:

@@ -30,6 +30,10 @@ MOST_PATCHES = 1 << 17
 """Patches of screens that go through a frozen tower at once: a dozen of full HD."""
 
 
+WORKERS = 4
+"""Threads of each rank that prepare screens ahead of the model: full HD takes 0.1 s a screen."""
+
+
 class PackFeed:
     """Packs with their screens. A context manager: its threads end with it."""
 
@@ -38,9 +42,6 @@ class PackFeed:
         part: PackedBatch,
         token_weights: Sequence[float],
         policy: LoadedPolicy,
-        *,
-        workers: int = 1,
-        passes: int = 1,
     ) -> None:
         self._policy = policy
         self._images = part.batch.images
@@ -48,10 +49,10 @@ class PackFeed:
         self._shown = [self._maker.shown(number) for number in range(len(self._maker))]
         inner: Any = policy.model.model
         self._is_frozen = not any(each.requires_grad for each in inner.visual.parameters())
-        self._left = Counter(name for names in self._shown for name in names * passes)
+        self._left = Counter(name for names in self._shown for name in names)
         self._features: dict[str, _Features] = {}
         self._waiting: dict[str, Future[PreparedImage]] = {}
-        self._pool = ThreadPoolExecutor(workers, "screens")
+        self._pool = ThreadPoolExecutor(WORKERS, "screens")
 
     def __enter__(self) -> Self:
         return self

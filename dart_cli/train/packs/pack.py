@@ -29,7 +29,7 @@ from bus.errors import ProtocolError
 from bus.messages import Batch, Chain, Sample
 from bus.packed import IntArray
 from bus.ranks import PackedBatch
-from dart_cli.algo.normalise import LossShares, Normalise, loss_shares
+from dart_cli.algo.objective import LossShares, Normalise, loss_shares
 from dart_cli.policy.forward import ImageFeatures
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
@@ -396,12 +396,7 @@ def trajectory_of(sample: Sample) -> tuple[str, str]:
     return sample.group_id, sample.trajectory_id
 
 
-def batch_shares(
-    batch: Batch,
-    normalise: Normalise,
-    constant_tokens: float = 0.0,
-    pad: int | None = None,
-) -> LossShares:
+def batch_shares(batch: Batch, normalise: Normalise, pad: int | None = None) -> LossShares:
     """The weight of each token in the batch's loss; samples of weight 0 count nowhere, nor does `pad`."""
     return loss_shares(
         (
@@ -410,7 +405,6 @@ def batch_shares(
             if sample.weight != 0
         ),
         normalise,
-        constant_tokens,
     )
 
 

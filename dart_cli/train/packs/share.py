@@ -17,7 +17,7 @@ from typing import Any
 from bus.messages import Batch, Chain
 from bus.packed import float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
-from dart_cli.algo.normalise import LossShares
+from dart_cli.algo.objective import LossShares
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.packs.pack import (
     completion_tokens,

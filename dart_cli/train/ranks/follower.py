@@ -69,9 +69,7 @@ def _work(config: Config) -> None:
             )
         torch.manual_seed(config.run.seed % 2**64)
         directory = config.run.dir / "checkpoints"
-        saver = CheckpointSaver(
-            directory, config.train.keep_checkpoints, rank=rank_group.rank, ranks=rank_group.size
-        )
+        saver = CheckpointSaver(directory, rank=rank_group.rank, ranks=rank_group.size)
 
         def save(what: str) -> None:
             told = json.loads(what)

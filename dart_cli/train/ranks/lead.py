@@ -24,9 +24,9 @@ from bus.codec import BATCH_LIMITS, joined, parted
 from bus.messages import Batch
 from bus.ranks import Share
 from dart_cli.config.schema import Config
-from dart_cli.train.base import SavedState, Tensors
+from dart_cli.train.base import SavedState, Tensors, Update
 from dart_cli.train.checkpoints.identity import TrainerProgress
-from dart_cli.train.learner import PolicyLearner, Update
+from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
 from dart_cli.train.ranks.own_work import OwnForward

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.normalise import loss_shares
+from dart_cli.algo.objective import loss_shares
 
 samples_of_batches = st.lists(
     st.tuples(st.sampled_from("abcd"), st.integers(1, 50)), min_size=1, max_size=20
@@ -34,23 +34,6 @@ def test_every_token_step_or_trajectory_weighs_the_same(samples: list[tuple[str,
     )
 
 
-@given(samples_of_batches, st.floats(0.5, 1e4))
-def test_a_constant_makes_a_tokens_weight_independent_of_all_lengths(
-    samples: list[tuple[str, int]], constant: float
-) -> None:
-    shares = loss_shares(samples, "constant", constant)
-    longer = loss_shares([(name, 3 * count) for name, count in samples], "constant", constant)
-    trajectories = len({name for name, _ in samples})
-    for name, count in samples:
-        assert shares.of(name, count) / shares.divisor == pytest.approx(1 / trajectories / constant)
-    assert longer.divisor == shares.divisor
-
-
 def test_by_default_it_is_the_mean_over_tokens() -> None:
     shares = loss_shares([("a", 3), ("b", 5), ("a", 2)])
     assert [shares.of("a", 3), shares.divisor] == [1.0, 10.0]
-
-
-def test_a_constant_without_its_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="constant_tokens must be > 0"):
-        loss_shares([("a", 1)], "constant")

@@ -1,9 +1,7 @@
-"""Trained parameters and the optimizer's state as one flat dict of tensors, and back.
+"""AdamW: its decay rates; trained parameters and its state as one flat dict of tensors, and back.
 
 state_of   `parameter` -> the parameter, `parameter/name` -> the optimizer's state, e.g. `/exp_avg`
 restore    the same from a checkpoint, in place; on any number of ranks
-
-Averages of the parameters (average.py) stand beside them as `parameter/average`.
 """
 
 from __future__ import annotations
@@ -12,15 +10,13 @@ from collections.abc import Mapping
 
 import torch
 
-from dart_cli.train.average import AveragedWeights
-from dart_cli.train.base import AVERAGE, SavedState, Tensors
+from dart_cli.train.base import SavedState, Tensors
+
+BETAS = (0.9, 0.99)
+"""Of the moments. The second is 0.99, not 0.999: a run has some hundred updates."""
 
 
-def state_of(
-    parameters: Mapping[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    averaged: AveragedWeights | None = None,
-) -> Tensors:
+def state_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Tensors:
     """The tensors themselves, which the next update changes. Before the first there is no state."""
     weights = {name: parameter.detach() for name, parameter in parameters.items()}
     moments = {
@@ -29,20 +25,16 @@ def state_of(
         if parameter in optimizer.state
         for key, value in optimizer.state[parameter].items()
     }
-    return weights | moments | ({} if averaged is None else averaged.state())
+    return weights | moments
 
 
 @torch.no_grad()
 def restore(
-    saved: SavedState,
-    parameters: Mapping[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    averaged: AveragedWeights | None = None,
+    saved: SavedState, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """Read the parameters and the optimizer's state. What is not saved stays, or begins anew.
 
-    An average that is not saved begins as its parameter; one that is no longer wanted is left out. A
-    state of its parameter's shape is made like it: on its device, and sharded as it is. Raises
+    A state of its parameter's shape is made like it: on its device, and sharded as it is. Raises
     ValueError for another shape than the parameter's, before anything has changed.
     """
     targets = {name: value.detach() for name, value in parameters.items() if name in saved.names}
@@ -50,10 +42,6 @@ def restore(
     for key in sorted(saved.names):  # in one order on all ranks, whose collectives follow it
         name, _, part = key.rpartition("/")
         if name not in parameters:
-            continue
-        if part == AVERAGE:
-            if averaged is not None:
-                targets[key] = averaged.tensors[name]
             continue
         parameter, dtype, shape = parameters[name], saved.dtype(key), saved.shape(key)
         value = (
@@ -63,8 +51,6 @@ def restore(
         )
         states.setdefault(name, {})[part] = targets[key] = value
     saved.fill(targets)
-    if averaged is not None:
-        averaged.begin([name for name in parameters if f"{name}/{AVERAGE}" not in saved.names])
     optimizer.state.clear()
     for name, parts in states.items():
         optimizer.state[parameters[name]] = parts
