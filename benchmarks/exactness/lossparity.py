@@ -1,6 +1,6 @@
 """Compares our loss and its gradient with those of TRL and with formulas written from other sources.
 
-    python benchmarks/exactness/lossparity.py [--cases 500] [--variants gspo ...] [--seed 0]
+    python benchmarks/exactness/lossparity.py [--cases 500] [--variants kl_k3 ...] [--seed 0]
         [--out benchmarks/results/lossparity.json]
 
 For each variant random batches in float64: completions of 1 to 12 tokens, log-probabilities that cross
@@ -11,8 +11,7 @@ every bound, another clip, cap and range in each. `policy_loss` (dart_cli/algo) 
 - derived: benchmarks/exactness/lossparity_formulas.py, from the sources of verl, slime, prime-rl and TRL and from
   the papers, in plain Python.
 
-Differences are absolute, of the loss and of its derivative by each token's log-probability and
-entropy; `demonstrations_shaped` has no value to compare: LUFFY's gradient alone is ours. The limit is
+Differences are absolute, of the loss and of its derivative by each token's log-probability. The limit is
 rounding in float64; the last line is JSON, and the exit code is 1 beyond 1e-9.
 """
 
@@ -43,11 +42,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.exactness import lossparity_formulas as formulas
 from benchmarks.exactness.lossparity_formulas import FORMULAS, Case, Numbers
 from dart_cli.algo.loss import policy_loss
-from dart_cli.algo.normalise import Normalise, loss_shares
-from dart_cli.algo.objective import Objective
+from dart_cli.algo.objective import Normalise, Objective, loss_shares
 
 LIMIT = 1e-9
-NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Variant:
     is_first_pass: bool = False  # the policy is the proximal one
     is_demonstration: bool = False
     far: float = 1.0  # nats, standard deviation of reference - policy
-    has_value: bool = True
 
 
 CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
@@ -69,38 +65,15 @@ VARIANTS: dict[str, Variant] = {
     "grpo_token_mean": Variant(RATIO, trl={"loss_type": "bnpo"}),
     "grpo_sequence_mean": Variant(RATIO, "samples", {"loss_type": "grpo"}),
     "grpo_trajectory_mean": Variant(RATIO, "trajectories"),
-    "dr_grpo_constant": Variant(RATIO, "constant", {"loss_type": "dr_grpo"}),
     "dapo_clip_higher": Variant(RATIO, trl={"loss_type": "dapo"}),
     "decoupled_ppo": Variant({**CLIP, "correction": "none"}, trl={"loss_type": "bnpo", "old": "q"}),
-    "dual_clip": Variant(
-        {**RATIO, "dual_clip": "dual_clip"}, trl={"loss_type": "bnpo", "delta": "dual_clip"}
-    ),
-    "gspo": Variant(
-        {**RATIO, "objective": "gspo"}, "samples", {"loss_type": "grpo", "level": "sequence"}
-    ),
-    "cispo": Variant({**RATIO, "objective": "cispo", "clip_low": 1.0}, trl={"loss_type": "cispo"}),
     "truncated_is": Variant(
-        {**CLIP, "is_cap": "cap"}, trl={"loss_type": "bnpo", "old": "q", "weight": "truncate"}
+        {**CLIP, "is_cap": "cap"}, trl={"loss_type": "bnpo", "old": "q", "weight": True}
     ),
     "dart_step_mean": Variant(
         {**CLIP, "is_cap": "cap"},
         "samples",
-        {"loss_type": "grpo", "old": "q", "weight": "truncate"},
-    ),
-    "sequence_truncated_is": Variant(
-        {**CLIP, "correction": "sequence", "is_cap": "cap"},
-        trl={"loss_type": "bnpo", "old": "q", "weight": "truncate", "weight_level": "sequence"},
-    ),
-    "masked_is": Variant(
-        {**CLIP, "correction": "masked", "mask_low": "mask_low", "mask_high": "mask_high"},
-        trl={"loss_type": "bnpo", "old": "q", "weight": "mask"},
-    ),
-    "prime_rl_token": Variant(
-        {**NO_CLIP, "correction": "masked", "mask_low": "mask_low", "mask_high": "mask_high"},
-        is_first_pass=True,
-    ),
-    "prime_rl_sequence": Variant(
-        {**NO_CLIP, "correction": "sequence", "is_cap": 1e30}, "samples", is_first_pass=True
+        {"loss_type": "grpo", "old": "q", "weight": True},
     ),
     # Near the reference nothing is clamped, as in TRL; far from it most is.
     "kl_k3": Variant(
@@ -110,23 +83,13 @@ VARIANTS: dict[str, Variant] = {
         far=0.5,
     ),
     "kl_k3_clamped": Variant({**RATIO, "kl_beta": "kl_beta"}, far=8.0),
-    "entropy_bonus": Variant(
-        {**RATIO, "entropy_coef": "entropy_coef"},
-        trl={"loss_type": "bnpo", "entropy_coef": "entropy_coef"},
-    ),
     "demonstrations_cloned": Variant(CLIP, is_first_pass=True, is_demonstration=True),
-    "demonstrations_shaped": Variant(
-        {**CLIP, "demonstrations": "shaped", "demonstration_gamma": "gamma"},
-        is_first_pass=True,
-        is_demonstration=True,
-        has_value=False,
-    ),
 }
 
 
 @dataclass(frozen=True)
 class Result:
-    """A loss, and its derivatives by all log-probabilities [N], then all entropies [N]."""
+    """A loss, and its derivatives by all log-probabilities [N]."""
 
     value: float
     gradient: np.ndarray
@@ -139,10 +102,9 @@ class Worst:
     value: float = 0.0
     gradient: float = 0.0
 
-    def add(self, ours: Result, theirs: Result, has_value: bool) -> None:
+    def add(self, ours: Result, theirs: Result) -> None:
         """Compare one case."""
-        if has_value:
-            self.value = _larger(self.value, abs(ours.value - theirs.value))
+        self.value = _larger(self.value, abs(ours.value - theirs.value))
         self.gradient = _larger(self.gradient, np.abs(ours.gradient - theirs.gradient).max())
 
 
@@ -204,9 +166,9 @@ def compare(name: str, cases: int, seed: int = 0, **changed: Any) -> dict[str, W
         case = random_case(draw, variant)
         got = ours(case, variant, **changed)
         derived = FORMULAS[name](case)
-        found["derived"].add(got, Result(derived.value, derived.slope), variant.has_value)
+        found["derived"].add(got, Result(derived.value, derived.slope))
         if trainer is not None:
-            found[f"trl {trl_version()}"].add(got, of_trl(trainer, case, variant), True)
+            found[f"trl {trl_version()}"].add(got, of_trl(trainer, case, variant))
     return found
 
 
@@ -215,35 +177,27 @@ def random_case(draw: random.Random, variant: Variant) -> Case:
     numbers = Numbers(
         clip_low=draw.uniform(0.05, 0.4),
         clip_high=draw.uniform(0.05, 0.6),
-        dual_clip=draw.uniform(1.7, 4.0),
         cap=draw.choice([0.5, 1.0, 2.0, 5.0]),
-        mask_low=draw.uniform(0.1, 0.8),
-        mask_high=draw.uniform(1.2, 5.0),
         kl_beta=draw.uniform(0.001, 0.2),
-        entropy_coef=draw.uniform(0.001, 0.1),
-        constant_tokens=draw.randint(4, 30),
-        gamma=draw.uniform(0.05, 0.5),
     )
 
     def near(values: Sequence[float], sd: float) -> list[float]:
         return [value + draw.gauss(0, sd) for value in values]
 
     count = draw.randint(1, 6)
-    alone = variant.normalise == "constant"  # a sequence is a trajectory of its own
     sequences = []
-    for number in range(count):
+    for _ in range(count):
         length = draw.randint(1, 12)
         policy = [-draw.expovariate(0.7) for _ in range(length)]
         proximal = policy if variant.is_first_pass else near(policy, 0.4)
         sequences.append(
             formulas.Sequence(
-                trajectory=number if alone else draw.randrange(count),
+                trajectory=draw.randrange(count),
                 advantage=draw.gauss(0, 1.5),
                 policy=policy,
                 proximal=proximal,
                 behaviour=near(proximal, 0.6),
                 reference=near(policy, variant.far),
-                entropy=[draw.uniform(0, 4) for _ in range(length)],
             )
         )
     if variant.far < 1:  # k3 is below its bound
@@ -269,9 +223,7 @@ def ours(case: Case, variant: Variant, **changed: Any) -> Result:
     objective = Objective(**(named(variant.objective, case.numbers) | changed))
     lengths = [len(each) for each in case.sequences]
     keys = [each.trajectory for each in case.sequences]
-    shares = loss_shares(
-        zip(keys, lengths, strict=True), variant.normalise, case.numbers.constant_tokens
-    )
+    shares = loss_shares(zip(keys, lengths, strict=True), variant.normalise)
 
     def tokens(name: str) -> torch.Tensor:
         values = [value for each in case.sequences for value in getattr(each, name)]
@@ -280,7 +232,7 @@ def ours(case: Case, variant: Variant, **changed: Any) -> Result:
     def spread(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
 
-    policy, entropies = tokens("policy").requires_grad_(), tokens("entropy").requires_grad_()
+    policy = tokens("policy").requires_grad_()
     output = policy_loss(
         policy,
         tokens("proximal"),
@@ -288,28 +240,17 @@ def ours(case: Case, variant: Variant, **changed: Any) -> Result:
         spread([each.advantage for each in case.sequences]),
         spread([shares.of(key, length) for key, length in zip(keys, lengths, strict=True)]),
         objective,
-        lengths=lengths,
         divisor=shares.divisor,
         unknown=torch.full((case.tokens,), variant.is_demonstration),
         reference_logprobs=tokens("reference") if objective.kl_beta else None,
-        entropies=entropies if objective.entropy_coef else None,
     )
-    return _result(output.loss, policy, entropies)
+    return _result(output.loss, policy)
 
 
-def _result(
-    loss: torch.Tensor,
-    policy: torch.Tensor,
-    entropies: torch.Tensor,
-    mask: torch.Tensor | None = None,
-) -> Result:
+def _result(loss: torch.Tensor, policy: torch.Tensor, mask: torch.Tensor | None = None) -> Result:
     loss.backward()  # type: ignore[no-untyped-call]
-    slopes = [
-        torch.zeros_like(each) if each.grad is None else each.grad for each in (policy, entropies)
-    ]
-    if mask is not None:
-        slopes = [each[mask] for each in slopes]
-    return Result(loss.item(), torch.cat(slopes).numpy())
+    assert policy.grad is not None
+    return Result(loss.item(), (policy.grad if mask is None else policy.grad[mask]).numpy())
 
 
 # --- TRL ------------------------------------------------------------------------------------------
@@ -349,7 +290,7 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
         return torch.tensor(rows, dtype=torch.float64)
 
     mask = torch.tensor([[t < len(each) for t in range(longest)] for each in sequences])
-    policy, entropies = padded("policy").requires_grad_(), padded("entropy").requires_grad_()
+    policy = padded("policy").requires_grad_()
     old = padded("proximal" if wanted.get("old") == "q" else "behaviour")
     none = torch.zeros(len(sequences), 1, dtype=torch.long)
     inputs = {
@@ -362,23 +303,22 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
         "ref_per_token_logps": padded("reference"),
         "num_items_in_batch": mask.sum(),
         "importance_sampling_ratio": _weights_of_trl(
-            (padded("proximal") - padded("behaviour")) * mask, wanted, numbers
+            (padded("proximal") - padded("behaviour")) * mask, numbers
         ),
     }
     stub = SimpleNamespace(
-        args=SimpleNamespace(delta=wanted.get("delta"), use_bias_correction_kl=False),
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False),
         loss_type=wanted["loss_type"],
-        importance_sampling_level=wanted.get("level", "token"),
+        importance_sampling_level="token",
         epsilon_low=numbers.clip_low,
-        # CISPO's bound is on the ratio itself.
-        epsilon_high=numbers.clip_high + (wanted["loss_type"] == "cispo"),
+        epsilon_high=numbers.clip_high,
         beta=wanted.get("beta", 0.0),
         use_vllm="weight" in wanted,
         vllm_importance_sampling_correction="weight" in wanted,
-        max_completion_length=numbers.constant_tokens,
-        _entropy_bonus_enabled="entropy_coef" in wanted,
+        max_completion_length=longest,
+        _entropy_bonus_enabled=False,
         use_adaptive_entropy=False,
-        entropy_coef=wanted.get("entropy_coef", 0.0),
+        entropy_coef=0.0,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         aux_loss_enabled=False,
@@ -390,21 +330,19 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
             reduce=lambda tensor, reduction: tensor,  # noqa: ARG005 - accelerate's
         ),
         _metrics={"eval": defaultdict(list)},
-        _get_per_token_logps_and_entropies=lambda *_, **__: (policy, entropies, None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            policy,
+            torch.zeros_like(policy),
+            None,
+        ),
     )
     loss = trainer._compute_loss(stub, None, inputs)  # noqa: SLF001 - it has no other name
-    return _result(loss, policy, entropies, mask)
+    return _result(loss, policy, mask)
 
 
-def _weights_of_trl(drift: torch.Tensor, wanted: dict[str, Any], numbers: Numbers) -> torch.Tensor:
-    """As `_generate_and_score_completions` makes them, by vllm_importance_sampling_mode."""
-    if wanted.get("weight_level") == "sequence":
-        drift = drift.sum(dim=-1, keepdim=True)
-    weights = drift.exp()
-    if wanted.get("weight") == "mask":
-        out = (weights < numbers.mask_low) | (weights > numbers.mask_high)
-        return weights.masked_fill(out, 0.0)
-    return weights.clamp(max=numbers.cap)
+def _weights_of_trl(drift: torch.Tensor, numbers: Numbers) -> torch.Tensor:
+    """As `_generate_and_score_completions` makes them: vllm_importance_sampling_mode `token_truncate`."""
+    return drift.exp().clamp(max=numbers.cap)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The losses of other libraries and papers, written once more: plain Python, float64, no dart_cli.
 
     Case        completions with their log-probabilities, and the numbers of an objective
-    Dual        a number with its derivatives by every token's log-probability and entropy
+    Dual        a number with its derivatives by every token's log-probability
     FORMULAS    variant -> its loss of a case, as a Dual
 
 Each formula follows its source and not dart_cli/algo: loops over sequences and tokens, sums that are
@@ -24,14 +24,8 @@ class Numbers:
 
     clip_low: float
     clip_high: float
-    dual_clip: float  # > 1 + clip_high
     cap: float
-    mask_low: float
-    mask_high: float
     kl_beta: float
-    entropy_coef: float
-    constant_tokens: int
-    gamma: float
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,6 @@ class Sequence:
     proximal: list[float]
     behaviour: list[float]
     reference: list[float]
-    entropy: list[float]
 
     def __len__(self) -> int:
         return len(self.policy)
@@ -65,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Dual:
-    """value + slope . (dp, dH), with the slope by all log-probabilities [N], then all entropies [N]."""
+    """value + slope . dp, with the slope by all log-probabilities [N]."""
 
     value: float
     slope: np.ndarray = field(repr=False)
@@ -96,10 +89,6 @@ class Dual:
         grown = math.exp(self.value)
         return Dual(grown, self.slope * grown)
 
-    def inverse(self) -> Dual:
-        """1 / it."""
-        return Dual(1.0 / self.value, -self.slope / self.value**2)
-
     def constant(self) -> float:
         """Without its derivative: a stopped gradient."""
         return self.value
@@ -117,11 +106,6 @@ def least(one: Dual, other: Dual) -> Dual:
     return one if one.value <= other.value else other
 
 
-def most(one: Dual, other: Dual) -> Dual:
-    """The larger one, with its derivative."""
-    return one if one.value >= other.value else other
-
-
 def total(numbers: Iterable[Dual]) -> Dual:
     """The sum of at least one."""
     first, *rest = numbers
@@ -131,7 +115,7 @@ def total(numbers: Iterable[Dual]) -> Dual:
 
 
 class Tape:
-    """The case's log-probabilities and entropies as Duals."""
+    """The case's log-probabilities as Duals."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -143,17 +127,8 @@ class Tape:
         """The log-probability under the current weights."""
         return self._input(self.sequences[sequence].policy[token], self._starts[sequence] + token)
 
-    def entropy(self, sequence: int, token: int) -> Dual:
-        """The entropy of the token's distribution, nats."""
-        place = self.case.tokens + self._starts[sequence] + token
-        return self._input(self.sequences[sequence].entropy[token], place)
-
-    def zero(self) -> Dual:
-        """0, which depends on nothing."""
-        return Dual(0.0, np.zeros(2 * self.case.tokens))
-
     def _input(self, value: float, place: int) -> Dual:
-        slope = np.zeros(2 * self.case.tokens)
+        slope = np.zeros(self.case.tokens)
         slope[place] = 1.0
         return Dual(value, slope)
 
@@ -202,16 +177,6 @@ def trajectory_mean(loss: Token) -> Callable[[Case], Dual]:
     return of
 
 
-def constant_mean(loss: Token) -> Callable[[Case], Dual]:
-    """Dr. GRPO section 3.2; TRL `dr_grpo`: 1 / (sequences * a constant), one sequence a trajectory."""
-
-    def of(case: Case) -> Dual:
-        tape = Tape(case)
-        return total(_all(tape, loss)) / (len(case.sequences) * case.numbers.constant_tokens)
-
-    return of
-
-
 def _all(tape: Tape, loss: Token) -> list[Dual]:
     return [loss(tape, i, t) for i, each in enumerate(tape.sequences) for t in range(len(each))]
 
@@ -235,70 +200,11 @@ def decoupled(tape: Tape, i: int, t: int) -> Dual:
     return -least(ratio * sequence.advantage, held * sequence.advantage)
 
 
-def dual_clip(tape: Tape, i: int, t: int) -> Dual:
-    """As verl's `compute_policy_loss_vanilla` and slime `compute_policy_loss`, in their order of losses."""
-    sequence, n = tape.sequences[i], tape.numbers
-    ratio = (tape.policy(i, t) - sequence.behaviour[t]).exp()
-    first = ratio * -sequence.advantage
-    second = clip(ratio, 1 - n.clip_low, 1 + n.clip_high) * -sequence.advantage
-    larger = most(first, second)
-    if sequence.advantage >= 0:
-        return larger
-    return least(tape.zero() - n.dual_clip * sequence.advantage, larger)
-
-
-def gspo(tape: Tape, i: int, _t: int) -> Dual:
-    """GSPO eq. 5, 7: the sequence's loss, at each of its tokens; TRL `sequence` level."""
-    sequence, n = tape.sequences[i], tape.numbers
-    gaps = [tape.policy(i, t) - sequence.behaviour[t] for t in range(len(sequence))]
-    ratio = (total(gaps) / len(sequence)).exp()
-    held = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
-    return -least(ratio * sequence.advantage, held * sequence.advantage)
-
-
-def cispo(tape: Tape, i: int, t: int) -> Dual:
-    """CISPO eq. 4, 5, bounded above only; TRL `cispo`."""
-    sequence, n = tape.sequences[i], tape.numbers
-    ratio = math.exp(sequence.policy[t] - sequence.behaviour[t])
-    return tape.policy(i, t) * -(min(ratio, 1 + n.clip_high) * sequence.advantage)
-
-
 def truncated(tape: Tape, i: int, t: int) -> Dual:
     """DART section 3: min(proximal / behaviour, C); TRL `token_truncate`, slime's TIS."""
     sequence = tape.sequences[i]
     weight = math.exp(sequence.proximal[t] - sequence.behaviour[t])
     return decoupled(tape, i, t) * min(weight, tape.numbers.cap)
-
-
-def sequence_truncated(tape: Tape, i: int, t: int) -> Dual:
-    """TRL `sequence_truncate`: the product over the completion, held at C."""
-    sequence = tape.sequences[i]
-    weight = 1.0
-    for proximal, behaviour in zip(sequence.proximal, sequence.behaviour, strict=True):
-        weight *= math.exp(proximal - behaviour)
-    return decoupled(tape, i, t) * min(weight, tape.numbers.cap)
-
-
-def masked(tape: Tape, i: int, t: int) -> Dual:
-    """IcePop (arXiv 2510.18855); TRL `token_mask` with both bounds."""
-    sequence, n = tape.sequences[i], tape.numbers
-    weight = math.exp(sequence.proximal[t] - sequence.behaviour[t])
-    return decoupled(tape, i, t) * (weight if n.mask_low <= weight <= n.mask_high else 0.0)
-
-
-def prime_rl_token(tape: Tape, i: int, t: int) -> Dual:
-    """prime-rl `compute_loss`, ratio_type `token`: - ratio A within the mask, no clip."""
-    sequence, n = tape.sequences[i], tape.numbers
-    ratio = (tape.policy(i, t) - sequence.behaviour[t]).exp()
-    return ratio * (-sequence.advantage if n.mask_low <= ratio.value <= n.mask_high else 0.0)
-
-
-def prime_rl_sequence(tape: Tape, i: int, t: int) -> Dual:
-    """prime-rl `compute_loss`, ratio_type `sequence`, its sequence mask open: exp(p - sg(p) + sg(sum))."""
-    sequence = tape.sequences[i]
-    gap = sum(p - b for p, b in zip(sequence.policy, sequence.behaviour, strict=True))
-    own = tape.policy(i, t)
-    return (own - own.constant() + gap).exp() * -sequence.advantage
 
 
 def with_kl(tape: Tape, i: int, t: int) -> Dual:
@@ -314,43 +220,21 @@ def with_clamped_kl(tape: Tape, i: int, t: int) -> Dual:
     return ppo(tape, i, t) + k3 * tape.numbers.kl_beta
 
 
-def with_entropy(tape: Tape, i: int, t: int) -> Dual:
-    """TRL `entropy_coef`: less the mean entropy over tokens."""
-    return ppo(tape, i, t) - tape.entropy(i, t) * tape.numbers.entropy_coef
-
-
 def cloned(tape: Tape, i: int, t: int) -> Dual:
     """DAPG's demonstration term: its advantage times the gradient of behaviour cloning."""
     own = tape.policy(i, t)
     return (own - own.constant()).exp() * -tape.sequences[i].advantage
 
 
-def luffy(tape: Tape, i: int, t: int) -> Dual:
-    """LUFFY section 3.2: - p / (p + gamma) A."""
-    probability = tape.policy(i, t).exp()
-    share = probability * (probability + tape.numbers.gamma).inverse()
-    return share * -tape.sequences[i].advantage
-
-
 FORMULAS: dict[str, Callable[[Case], Dual]] = {
     "grpo_token_mean": token_mean(ppo),
     "grpo_sequence_mean": sequence_mean(ppo),
     "grpo_trajectory_mean": trajectory_mean(ppo),
-    "dr_grpo_constant": constant_mean(ppo),
     "dapo_clip_higher": token_mean(ppo),
     "decoupled_ppo": token_mean(decoupled),
-    "dual_clip": token_mean(dual_clip),
-    "gspo": sequence_mean(gspo),
-    "cispo": token_mean(cispo),
     "truncated_is": token_mean(truncated),
     "dart_step_mean": sequence_mean(truncated),
-    "sequence_truncated_is": token_mean(sequence_truncated),
-    "masked_is": token_mean(masked),
-    "prime_rl_token": token_mean(prime_rl_token),
-    "prime_rl_sequence": sequence_mean(prime_rl_sequence),
     "kl_k3": sequence_mean(with_kl),
     "kl_k3_clamped": token_mean(with_clamped_kl),
-    "entropy_bonus": token_mean(with_entropy),
     "demonstrations_cloned": token_mean(cloned),
-    "demonstrations_shaped": token_mean(luffy),
 }

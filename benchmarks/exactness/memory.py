@@ -80,12 +80,12 @@ AttentionInterface.register(ATTENTION, _causal)
 class Scored(nn.Module):
     """A language model and its head, as the root that FSDP2 gathers: hidden states and their scores."""
 
-    def __init__(self, model: nn.Module, predicted: int, chunk_tokens: int) -> None:
+    def __init__(self, model: nn.Module, predicted: int) -> None:
         """The last `predicted` tokens are a completion."""
         super().__init__()
         self.inner: Any = model.model.language_model
         self.lm_head: Any = model.lm_head
-        self._predicted, self._chunk = predicted, chunk_tokens
+        self._predicted = predicted
 
     def forward(
         self, ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
@@ -107,7 +107,6 @@ class Scored(nn.Module):
             ids[0, -self._predicted :],
             temperature=1.0,
             forbidden=torch.zeros(1, dtype=torch.int64),
-            chunk_tokens=self._chunk,
         )
         loss: torch.Tensor = logprobs.sum()
         return loss
@@ -144,7 +143,7 @@ def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
     """Bytes at the peak of a rank's second update of two packs, with a frozen vision tower."""
     with pretended_ranks(setup.ranks) as mesh, FakeTensorMode():
         model = _model(kind, tree, setup)
-        root = Scored(model, setup.predicted, setup.chunk_tokens)
+        root = Scored(model, setup.predicted)
         compute = getattr(torch, setup.dtype)
         shard(root, model, ShardingPlan(mesh, torch.device("cpu"), compute))
         optimizer = torch.optim.AdamW(root.parameters(), lr=1e-6, fused=True)

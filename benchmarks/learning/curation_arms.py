@@ -56,7 +56,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "anchor": ("data.screen_credit=anchor",),
     "loo": ("data.screen_credit=leave_one_out",),
     "td": ("data.screen_credit=temporal_difference",),
-    "replay": ("train.reuse=1", "train.reuse_gap=2", "train.reuse_min_ess=0.9"),
+    "replay": ("train.reuse=1",),
     "batch-8": ("data.groups_per_batch=8",),
     "batch-16": ("data.groups_per_batch=16",),
     "fresh": ("data.max_staleness=1",),
@@ -68,9 +68,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "task-tracker": ("data.advantage=task_tracker",),
     "forks": ("data.fork_weight=0.2",),
     "discount": ("data.discount=0.9",),
-    "success": ("train.lr_follows=success",),  # the rate falls with the success, not with the run
-    "average": ("train.average=0.9", "train.average_for=serving"),
-    "constant": ("train.normalise=constant", "train.constant_tokens=48"),
 }
 """Part -> the `--set` that turn it on; `{pool}` is the folder of oracle trajectories."""
 
@@ -86,9 +83,6 @@ NEW_PARTS = (
     "td",
     "forks",
     "discount",
-    "success",
-    "average",
-    "constant",
 )
 """Those that are added to plain GRPO one at a time."""
 
@@ -97,7 +91,6 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "flat": ("train.lr_end=1.0",),
     "linear": ("train.lr_end=0.2",),
     "zero": ("train.lr_end=0.01",),
-    "hold": ("train.lr_hold=0.4", "train.lr_end=0.1"),
 }
 """Schedule -> its `--set`; a rate falls to its end with the last trajectory of the budget."""
 

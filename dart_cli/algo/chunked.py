@@ -110,6 +110,7 @@ class _Scores(torch.autograd.Function):
                 # exp(-inf) * -inf is nan; it stands for 0
                 moment += weights.mul_(scaled.clamp_(min=torch.finfo(dtype).min)).sum(dim=1)
                 most = highest
+                del scaled, weights  # freed before the next block is made
             log_mass = mass.log()
             sums[tokens] = most + log_mass
             entropies[tokens] = log_mass - moment / mass
@@ -148,6 +149,7 @@ class _Scores(torch.autograd.Function):
                     for_hidden[tokens] += slopes @ part
                 if for_weight is not None:
                     for_part += slopes.T @ rows
+                del slopes  # as above
             if for_weight is not None:
                 for_weight[ids] = for_part
         result = None if for_hidden is None else for_hidden.to(hidden.dtype)

@@ -58,7 +58,6 @@ OLD_KEYS = {
     "train.lr_hold": "train.lr_end says how far the rate falls by the end of the run",
     "train.mask_high": 'train.correction is "truncated", "none" or "ratio"',
     "train.mask_low": 'train.correction is "truncated", "none" or "ratio"',
-    "train.micro_batch": "train.pack_tokens bounds a forward pass, by its tokens",
     "train.min_ess": "no fresh batch is skipped for its effective sample size, which is a metric",
     "train.objective": "GRPO's is the one: train.clip_low, train.clip_high and train.correction shape it",
     "train.parity_limit": "0.001 nats in float32 and 0.1 in bfloat16 (dart_cli/train/parity.py)",

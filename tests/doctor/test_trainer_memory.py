@@ -34,11 +34,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int, TrainerSetup]] = {
     "two layers, recompute": ("qwen2_5_vl", SMALL, 2, replace(SETUP, recompute=True)),
     "four layers, recompute": ("qwen2_5_vl", SMALL, 4, replace(SETUP, recompute=True)),
     "other widths": ("qwen2_vl", WIDE_MLP, 2, replace(SETUP, ranks=2)),
-    "the head decides": (
+    "a large vocabulary": (
         "qwen2_5_vl",
         LARGE_VOCABULARY,
         2,
-        replace(SETUP, predicted=1024, recompute=True),
+        replace(SETUP, predicted=2047, recompute=True),
     ),
     "the end decides": (
         "qwen2_5_vl",

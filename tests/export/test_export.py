@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from bus.errors import CheckpointError, ConfigError, ModelError, RunDirectoryError, UserError
+from bus.errors import CheckpointError, ModelError, RunDirectoryError, UserError
 from bus.weights import WeightsPublished
 from dart_cli.algo.proportion import wilson
 from dart_cli.cli.main import main
@@ -293,7 +293,7 @@ def test_adapters_are_exported_alone_for_peft_or_merged(tmp_path: Path, model_ty
     with torch.no_grad():
         for tensor in weight_tensors(ours.model).values():
             tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
-    publish(weight_tensors(ours.model), config.run.dir / "weights", 2)
+    publish(weight_tensors(ours.model), config.run.dir / "weights", 2, lora=config.model.lora)
 
     export_folder(config, tmp_path / "alone")
     export_folder(config, tmp_path / "merged", merge=True)
@@ -354,18 +354,6 @@ def test_adapters_have_the_settings_that_are_stored_with_them(
     told = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
     assert (told["r"], told["lora_alpha"]) == (3, 7.0)
     assert "alpha = 7.0" in (tmp_path / "alone" / "README.md").read_text().replace(": ", " = ")
-
-
-def test_adapters_of_older_dart_have_the_settings_of_the_configuration(
-    tmp_path: Path, tiny: Path
-) -> None:
-    pytest.importorskip("peft")
-    lora = LoraConfig(rank=3, alpha=7.0)
-    config = run_of(tmp_path, tiny)
-    publish(drawn(tiny, lora), config.run.dir / "weights", 2)  # without them
-    assert export_folder(with_lora(config, lora), tmp_path / "out").lora == lora
-    with pytest.raises(ConfigError, match=r"holds adapters, and not their settings: export with"):
-        export_folder(config, tmp_path / "unknown")
 
 
 def test_whole_weights_stay_so_whatever_the_configuration_says_now(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.simulation.learner import TimedLearner, TimedUpdate
+from benchmarks.simulation.learner import TimedLearner
 from benchmarks.simulation.times import Times
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import WeightsError
@@ -24,6 +24,7 @@ from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.train import loop
+from dart_cli.train.base import Update
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
@@ -124,7 +125,7 @@ async def test_the_next_update_is_computed_while_a_version_is_written(
 ) -> None:
     data, seen, update = Data(batches), [], TimedLearner.update
 
-    def noted(self: TimedLearner, batch: Batch, *others: int | None) -> TimedUpdate:
+    def noted(self: TimedLearner, batch: Batch, *others: int | None) -> Update:
         found = update(self, batch, *others)  # type: ignore[arg-type]
         if batch.batch_id == 2:
             seen.extend([len(trained(data)), *versions(data)])
@@ -238,11 +239,11 @@ async def test_a_skipped_update_publishes_nothing_and_leaves_what_is_on_its_way(
     timed: Config, batches: list[Batch], slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Skips(TimedLearner):
-        def update(self, batch: Batch, done: int, version: int | None = None) -> TimedUpdate:
+        def update(self, batch: Batch, done: int, version: int | None = None) -> Update:
             if batch.batch_id == 2:
                 assert version == 1  # though it is not complete, these are its weights
                 slow.go_on.set()
-                return TimedUpdate(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
+                return Update(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
             return super().update(batch, done, version)
 
     monkeypatch.setattr(loop, "make_learner", lambda _: Skips(Times(train_s=0.0)))

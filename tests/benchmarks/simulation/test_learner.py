@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.simulation.learner import TimedLearner, TimedUpdate
+from benchmarks.simulation.learner import TimedLearner
 from benchmarks.simulation.times import Times
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import StoreError
@@ -32,7 +32,7 @@ from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config, RunConfig, TrainConfig
 from dart_cli.train import data_client, loop
-from dart_cli.train.base import batch_metrics
+from dart_cli.train.base import Update, batch_metrics
 from dart_cli.train.process import run
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import check_complete, newest_version
@@ -127,9 +127,9 @@ async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipp
     timed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Skips(TimedLearner):
-        def update(self, batch: Batch, number: int, version: int | None = None) -> TimedUpdate:
+        def update(self, batch: Batch, number: int, version: int | None = None) -> Update:
             if batch.batch_id == 3:
-                return TimedUpdate(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
+                return Update(applied=False, metrics={"samples": 3.0, "tokens": 4.0})
             return super().update(batch, number, version)
 
     monkeypatch.setattr(loop, "make_learner", lambda _: Skips(Times(train_s=0.0)))
