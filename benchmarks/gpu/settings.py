@@ -111,7 +111,6 @@ def config_of(settings: Settings, layers: int, **train: Any) -> Config:
             "device": settings.device,
             "pack_tokens": settings.size.pack_tokens,
             "recompute": "layer",
-            "image_workers": 8,
             "parity_every": 0,
             **train,
         },

@@ -195,7 +195,7 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
     ),
     "added": tuple(
         replace(OURS, parts=(*OURS.parts, part))
-        for part in ("batch-16", "fresh", "progress", "drift", "success", "average", "constant")
+        for part in ("batch-16", "fresh", "progress", "drift")
     ),
     "older": tuple(_older().values()),
 }

@@ -79,8 +79,8 @@ def of_checkpoint(config: Config) -> Trained:
     saved = newest_weights(config)
     lora = saved.trained.lora
     model = _shapes(config, lora).to_empty(device="cpu")
-    saved.fill(model, config.model.path)
     parameters = weight_tensors(model)
+    saved.fill(parameters, config.model.path)
     return Trained(
         f"checkpoint {saved.path.name}",
         {each: parameters[each] for each in saved.weights().names},

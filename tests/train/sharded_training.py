@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from dart_cli.train.checkpoints.checkpoint import load, load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.checkpoints.saver import CheckpointSaver
-from dart_cli.train.state import restore, state_of
+from dart_cli.train.optimizer import restore, state_of
 
 
 def trained(

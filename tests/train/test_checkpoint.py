@@ -217,9 +217,9 @@ def test_a_reader_beside_the_trainer_passes_over_a_damaged_one_and_changes_nothi
 
 def test_weights_that_the_model_lacks_are_named(config: Config, tmp_path: Path) -> None:
     write(tmp_path, 1)
-    model = TrainModel.load(config).policy.model
+    weights = TrainModel.load(config).weights()
     with pytest.raises(CheckpointError, match="w, which the model lacks"):
-        load(tmp_path / "c000001").fill(model, config.model.path)
+        load(tmp_path / "c000001").fill(weights, config.model.path)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,7 @@ from dart_cli.config.schema import (
     TuneConfig,
 )
 
-TUNE_READS = (
-    *("betas", "weight_decay", "grad_clip", "device", "threads"),
-    *("recompute", "pack_tokens", "chunk_tokens", "image_workers"),
-)
+TUNE_READS = ("weight_decay", "grad_clip", "device", "threads", "recompute", "pack_tokens")
 """Keys of [train] that hold for `dart tune`, too."""
 
 

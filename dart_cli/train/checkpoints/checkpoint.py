@@ -26,12 +26,10 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from transformers import PreTrainedModel
 
 from bus.errors import CheckpointError, RunDirectoryError
 from dart_cli.config.models import resolve
 from dart_cli.config.schema import Config
-from dart_cli.policy.model import weight_tensors
 from dart_cli.train.checkpoints.identity import (
     STATE,
     CheckpointState,
@@ -69,12 +67,12 @@ class Checkpoint:
         """The trained parameters alone."""
         return self.tensors.only(name for name in self.tensors.names if "/" not in name)
 
-    def fill(self, model: PreTrainedModel, base: str) -> None:
-        """Put its weights into the model, or its adapters. Raises CheckpointError where they do not fit.
+    def fill(self, parameters: Mapping[str, torch.Tensor], base: str) -> None:
+        """Put its weights into those of the model `base`, rounded to their dtype.
 
-        They are float32, and rounded to the model's dtype.
+        Raises CheckpointError where they do not fit.
         """
-        saved, parameters = self.weights(), weight_tensors(model)
+        saved = self.weights()
         try:
             if unknown := saved.names - parameters.keys():
                 raise ValueError(f"it holds {min(unknown)}, which the model lacks")
