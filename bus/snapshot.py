@@ -1,29 +1,20 @@
 """The run at one moment: what `StatusReply.snapshot` holds, written by data, shown by status.
 
 `Snapshot.model_dump(mode="json")` goes on the wire; a reader calls `Snapshot.model_validate`.
-Unknown fields are ignored, so that an older `dart status` can watch a newer run. Times are
-seconds, moments are unix seconds, rates are per minute.
+Times are seconds, moments are unix seconds, rates are per minute.
 """
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from bus.messages import Heartbeat
+
 
 class Part(BaseModel):
-    """Base of the snapshot's parts: frozen; fields of a newer version are ignored."""
+    """Base of the snapshot's parts: frozen; what else a row of the store holds is left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class WaitView(Part):
-    """Waits of one process for the same thing, as in bus.messages.Waiting."""
-
-    what: str
-    on: str
-    count: int
-    longest_s: float
-    deadline_s: float = 0.0  # that ends each of them; 0 if none does
 
 
 class StallView(Part):
@@ -35,22 +26,11 @@ class StallView(Part):
     text: str  # one line: what waits for what, since when, and the likely cure
 
 
-class ProcessView(Part):
-    """One process, by its last heartbeat."""
+class ProcessView(Heartbeat):
+    """One process: its last heartbeat, without the leases that it renewed, and what data knows of it."""
 
-    role: str
-    worker: str
-    host: str
-    pid: int
     alive: bool  # its last heartbeat is within the liveness limit
     heartbeat_age_s: float
-    started_at: float  # unix seconds
-    policy_version: int  # weights it holds; -1 if none
-    state: str  # one word: starting, ready, waiting, syncing, training, stopping
-    waiting_for: str  # empty if nothing
-    waiting_s: float
-    gauges: dict[str, float] = {}
-    waits: list[WaitView] = []  # the longest first, a few of them
     still_s: float = 0.0  # rollout: how long its requests in work have produced no token
     liveness: str = ""  # of a silent process, if data can look: gone, stopped, blocked or running
     error: str = ""  # that ended it, if data can look

@@ -21,9 +21,7 @@ from bus.snapshot import (
     Snapshot,
     StalenessView,
     StopView,
-    SyncView,
     TaskView,
-    WaitView,
 )
 from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
@@ -125,7 +123,7 @@ class Overview:
             metric_curves=progress.metric_curves(),
             usage=self._usage.by_role(moment.now),
             queues=self._queues(moment.free_slots),
-            syncs=self._sync_views(),
+            syncs=self._store.newest_syncs(),
             store_bytes=self._store.bytes_on_disk(),
             stall_s=endpoints.STALL_S,
             quiet_s=moment.quiet_s,
@@ -181,28 +179,15 @@ class Overview:
     def _process(self, beat: Heartbeat) -> ProcessView:
         silent_s = self._liveness.silent_s(beat.worker)
         is_alive = silent_s <= self._liveness.dead_after_s
-        is_here = beat.host == self._host
+        asked = not is_alive and beat.host == self._host
         return ProcessView(
-            role=beat.role,
-            worker=beat.worker,
-            host=beat.host,
-            pid=beat.pid,
+            **beat.model_dump(exclude={"trajectories"}),
+            trajectories=[],
             alive=is_alive,
             heartbeat_age_s=silent_s,
-            started_at=beat.started_at,
-            policy_version=beat.policy_version,
-            state=beat.state,
-            waiting_for=beat.waiting_for,
-            waiting_s=beat.waiting_s,
-            gauges=beat.gauges,
-            waits=[WaitView.model_validate(wait.model_dump()) for wait in beat.waits],
             still_s=self._token_progress.seconds(beat.worker),
-            liveness=""
-            if is_alive or not is_here
-            else process_liveness(beat.pid, time.time() - silent_s),
-            error=""
-            if is_alive or not is_here
-            else error_of(self._config.run.dir, beat.worker, beat.pid),
+            liveness=process_liveness(beat.pid, time.time() - silent_s) if asked else "",
+            error=error_of(self._config.run.dir, beat.worker, beat.pid) if asked else "",
         )
 
     def _queues(self, free_slots: int) -> QueuesView:
@@ -213,25 +198,6 @@ class Overview:
             leases=sum(1 for _ in self._ledger.group_table.live()),
             free_slots=free_slots,
         )
-
-    def _sync_views(self) -> list[SyncView]:
-        return [
-            SyncView(
-                worker=row.worker,
-                policy_version=row.policy_version,
-                error=row.error,
-                done_at=row.done_at,
-                waited_s=row.waited_s,
-                transfer_s=row.transfer_s,
-                pause_s=row.pause_s,
-                finish_s=row.finish_s,
-                resume_s=row.resume_s,
-                in_flight=row.in_flight,
-                syncs=syncs,
-                refused=refused,
-            )
-            for row, syncs, refused in self._store.newest_syncs()
-        ]
 
     def _task_views(self, newest: int) -> list[TaskView]:
         progress = self._ledger.progress

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bus.snapshot import OwnView, ProcessView, Snapshot, StallView, WaitView
+from bus.messages import Waiting
+from bus.snapshot import OwnView, ProcessView, Snapshot, StallView
 from dart_cli.config.schema.weights import PERMIT_S
 
 KINDS = (
@@ -137,7 +138,7 @@ def _held_permits(seen: Snapshot) -> Iterator[StallView]:
             )
 
 
-def _cause(seen: Snapshot, process: ProcessView, wait: WaitView) -> Iterator[StallView]:
+def _cause(seen: Snapshot, process: ProcessView, wait: Waiting) -> Iterator[StallView]:
     """The stall that one wait shows by itself, whatever the others do."""
     who, waited_s = process.worker, wait.longest_s
     text = ""

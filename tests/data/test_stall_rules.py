@@ -10,12 +10,8 @@ from bus.snapshot import (
     GroupsView,
     OwnView,
     ProcessView,
-    Rates,
-    Snapshot,
-    StalenessView,
     StallView,
     TaskView,
-    WaitView,
 )
 from dart_cli.data.stall_rules import (
     FAILED_TRAJECTORIES,
@@ -25,50 +21,16 @@ from dart_cli.data.stall_rules import (
     TELLING_DROPS,
     diagnose,
 )
+from tests.snapshots import process, snapshot, wait
 
 STALL_S = 20.0
-
-
-def process(worker: str, *waits: tuple[str, str, float], **changes: object) -> ProcessView:
-    """A process and its waits: (what, on, seconds)."""
-    fields = {
-        "role": worker.partition("-")[0],
-        "worker": worker,
-        "host": "box",
-        "pid": 42,
-        "alive": True,
-        "heartbeat_age_s": 0.5,
-        "started_at": 0.0,
-        "policy_version": 3,
-        "state": "ready",
-        "waiting_for": "",
-        "waiting_s": 0.0,
-        "waits": [WaitView(what=w, on=on, count=4, longest_s=s) for w, on, s in waits],
-    }
-    return ProcessView.model_validate(fields | changes)
+GROUPS = GroupsView(open=3, ready=2, batched=1, trained=9, limit=24)
 
 
 def found(*processes: ProcessView, **changes: object) -> list[StallView]:
     """Findings for a run of these processes that makes progress all the time."""
-    fields = {
-        "run_id": "r",
-        "run_dir": "runs/a",
-        "now": 0.0,
-        "uptime_s": 60.0,
-        "run_s": 60.0,
-        "stopping": False,
-        "reason": "",
-        "policy_version": 7,
-        "updates": 7,
-        "updates_total": 20,
-        "processes": list(processes),
-        "groups": GroupsView(open=3, ready=2, batched=1, trained=9, limit=24),
-        "rates": Rates(window_s=60, trajectories=120, steps=400, actions=390, train_steps=6),
-        "staleness": StalenessView(mean=0.5, max=2),
-        "stall_s": STALL_S,
-        "quiet_s": 1.0,
-    }
-    return diagnose(Snapshot.model_validate(fields | changes))
+    calm = {"stall_s": STALL_S, "quiet_s": 1.0, "tasks": [], "syncs": [], "groups": GROUPS}
+    return diagnose(snapshot(**{"processes": list(processes)} | calm | changes))
 
 
 RESET = process("env-2", ("env-2/0 to reset X (at most 120 s)", "environment", 94.0))
@@ -76,7 +38,7 @@ BATCH = process("train", ("a batch: 0 of 2 groups", "batch", 90.0))
 
 
 def test_an_environment_that_may_take_long_is_reported_late_unless_all_wait_for_it() -> None:
-    slow = WaitView(what="a reset", on="environment", count=1, longest_s=94.0, deadline_s=300.0)
+    slow = wait("a reset", "environment", 94.0, count=1, deadline_s=300.0)
     env = process("env-2").model_copy(update={"waits": [slow]})
     assert found(env) == []
     assert [stall.kind for stall in found(env, quiet_s=90.0)] == ["waits"]

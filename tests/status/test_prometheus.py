@@ -15,7 +15,7 @@ from dart_cli.status.prometheus import numbers, run_prometheus
 from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from tests.data.client import serving
 from tests.data.parts import MIXED, small_config
-from tests.status.test_page import snapshot
+from tests.snapshots import snapshot
 
 
 def scrape(url: str) -> dict[str, float]:

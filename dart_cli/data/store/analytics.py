@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from bus.messages import Outcome
+from bus.snapshot import SyncView
 from dart_cli.data.store.connection import Connection
 from dart_cli.data.store.rows import (
     CountersRow,
@@ -17,7 +18,6 @@ from dart_cli.data.store.rows import (
     ReplayCounts,
     SizesRow,
     StepTimes,
-    SyncRow,
     TaskRow,
     UsageRow,
 )
@@ -231,19 +231,14 @@ class Analytics(Connection):
         )
         return [StepTimes(*row) for row in rows]
 
-    def newest_syncs(self) -> list[tuple[SyncRow, int, int]]:
+    def newest_syncs(self) -> list[SyncView]:
         """Each rollout worker's newest sync, with the number of its syncs and of its refusals."""
         rows = self._rows(
             # The columns beside a single MAX are those of its row.
             "SELECT *, MAX(done_at) AS newest, COUNT(*) AS syncs, SUM(error <> '') AS refused "
             "FROM syncs GROUP BY worker ORDER BY worker"
         )
-        found = []
-        for row in rows:
-            del row["newest"]
-            syncs, refused = row.pop("syncs"), row.pop("refused")
-            found.append((SyncRow(**row), syncs, refused))
-        return found
+        return [SyncView.model_validate(row) for row in rows]
 
     def usage(self) -> list[UsageRow]:
         """Where the processes' time went, by worker and phase."""
