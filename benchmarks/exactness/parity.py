@@ -38,7 +38,7 @@ from bus.errors import DartError
 from bus.messages import Batch
 from dart_cli.config.load import config_of_model
 from dart_cli.config.schema import Config, RolloutConfig
-from dart_cli.doctor.trial import Trial, play
+from dart_cli.doctor.parity import Trial, play_trial
 from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.rollout.worker import load_model
@@ -198,7 +198,7 @@ async def trial(model: Model, temperature: float, seed: int) -> Batch:
     """A few short trajectories."""
     assert isinstance(model.responder, PolicyResponder)
     wanted = Trial(temperature, max_tokens=8, trajectories=3, texts=2, seed=seed)
-    return await play(model.responder.policy, model.engine, model.responder, wanted)
+    return await play_trial(model.responder.policy, model.engine, model.responder, wanted)
 
 
 async def count_in_flight(

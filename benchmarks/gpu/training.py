@@ -92,8 +92,8 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
 
     Those of one pass of the frozen tower over each screen are among them. See benchmarks/speed/packing.py.
     """
+    from benchmarks.gpu.speeds import vision_flops
     from dart_cli.doctor.shape import shape_of
-    from dart_cli.doctor.speeds import vision_flops
 
     tree = json.loads((settings.shards / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(tree | {"num_hidden_layers": layers})
@@ -236,12 +236,12 @@ def _matmul_tflops(settings: Settings) -> float:
 
 def _kind(settings: Settings) -> Any:
     """The GPU's data sheet, where it is known."""
-    from dart_cli.doctor.speeds import gpu_kind
+    from benchmarks.gpu.speeds import gpu_speed
 
     if not settings.device.startswith("cuda"):
         return None
     about = torch.cuda.get_device_properties(settings.device)
-    return gpu_kind(about.name, about.total_memory)
+    return gpu_speed(about.name, about.total_memory)
 
 
 class _Sums:

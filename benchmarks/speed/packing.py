@@ -49,6 +49,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu.parts import KIND, TINY, write_shards
+from benchmarks.gpu.speeds import vision_flops
 from benchmarks.speed.packing_parts import LongDesk
 from benchmarks.speed.playing import GroupMember, Player, limit_torch, step_of
 from bus.messages import Batch
@@ -64,7 +65,6 @@ from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.chains import chained
 from dart_cli.data.store.rows import BatchStep
 from dart_cli.doctor.shape import Shape, shape_of
-from dart_cli.doctor.speeds import vision_flops
 from dart_cli.engines.base import Engine
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs

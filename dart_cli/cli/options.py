@@ -122,7 +122,7 @@ def print_dry_run(
     With `fresh` the run begins anew.
     """
     from dart_cli.config.dry_run import describe
-    from dart_cli.doctor.env_limits import refuse_slots
+    from dart_cli.doctor.machine import refuse_slots
     from dart_cli.doctor.planned import refuse_misfit
     from dart_cli.runtime.run_dir import refuse_another_run
 

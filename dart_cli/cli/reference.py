@@ -1,8 +1,7 @@
-"""Pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md, and tables.
+"""Pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md, and a table.
 
 cli_reference  every verb with its arguments and options, as Markdown
-write_pages    writes it, the reference of every key (config/template.py), the tables of
-               docs/hardware.md (doctor/hardware.py), and that of actions in
+write_pages    writes it, the reference of every key (config/template.py), and the table of actions in
                docs/environments/index.md (envs/action_table.py)
 """
 
@@ -14,7 +13,6 @@ import typer
 
 from dart_cli.cli.main import app
 from dart_cli.config.template import config_reference
-from dart_cli.doctor.hardware import write_tables
 from envs.action_table import with_table
 
 
@@ -72,10 +70,9 @@ def _options(context: typer.Context) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def write_pages(docs: Path) -> None:
-    """Write docs/cli.md and docs/config.md, and the tables in two other pages."""
+    """Write docs/cli.md and docs/config.md, and the table in another page."""
     (docs / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (docs / "config.md").write_text(config_reference(), encoding="utf-8")
-    write_tables(docs / "hardware.md")
     contract = docs / "environments" / "index.md"
     contract.write_text(with_table(contract.read_text(encoding="utf-8")), encoding="utf-8")
 

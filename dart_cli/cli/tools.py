@@ -200,8 +200,7 @@ def doctor(
 
     Of a model: whether its folder is whole, and fits; no code of it is run.
 
-    Of a configuration: memory of each trainer rank and engine, disk, seconds of an update and who will
-    wait (docs/hardware.md).
+    Of a configuration: memory of each trainer rank and engine, main memory, disk (docs/hardware.md).
 
     Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, with 2 where
     it does not fit this host, else 1.

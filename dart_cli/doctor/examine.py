@@ -18,8 +18,6 @@ from dart_cli.config.load import config_of_model, load_config, refuse_overrides
 from dart_cli.config.models import is_model_folder
 from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
-from dart_cli.doctor.env_limits import env_limits
-from dart_cli.doctor.family import family
 from dart_cli.doctor.findings import (
     Finding,
     as_json,
@@ -31,7 +29,6 @@ from dart_cli.doctor.findings import (
     summary,
 )
 from dart_cli.doctor.planned import plan
-from dart_cli.doctor.values import values
 from dart_cli.runtime.run_dir import read_run
 
 
@@ -100,7 +97,7 @@ def examine(
     if config is not None and of_model:
         mine = config
         checks["model"] = lambda: run.model_folder_alone(mine)
-        checks["family"] = lambda: family(mine, of_model=True)
+        checks["family"] = lambda: run.family(mine, of_model=True)
     elif config is not None:
         of_run = config
         checks |= {
@@ -108,17 +105,17 @@ def examine(
             "run directory": lambda: run.directory(of_run),
             "ports": lambda: run.ports(of_run),
             "model": lambda: run.model(of_run),
-            "family": lambda: family(of_run),
+            "family": lambda: run.family(of_run),
             "train.lr": lambda: run.learning_rate(of_run),
             "plan": lambda: plan(of_run, steps),
-            "slots": lambda: env_limits(of_run),
+            "slots": lambda: machine.env_limits(of_run),
             "tasks": lambda: run.tasks(of_run),
         }
         if played:
             checks["episode"] = lambda: _play(of_run)
     if config is not None and read:
         asked_of = config
-        checks["values"] = lambda: values(asked_of)
+        checks["values"] = lambda: run.values(asked_of)
     if config is not None and compared:
         asked = config
         checks["parity"] = lambda: _compare(asked)

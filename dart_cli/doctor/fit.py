@@ -1,41 +1,67 @@
-"""Whether a plan fits: each need against what there is, with the cure.
+"""Whether a plan fits: each need against what there is, with a hint of what would make it fit.
 
 Room        what there is: GPUs, main memory, shared memory, disk; unknown parts are None
 Misfit      one need above it: a refusal, or a warning where the run works all the same
 misfits     what is refused, for one role or for all of a run
 cautions    what is warned of
 lies_on     which GPUs the trainer and each engine take
+gb          bytes as text
 
-Memory, cores and disks of this host are known only where its GPUs are: a plan on a laptop is of another
-machine. Cures are in cures.py.
+Memory and disks of this host are known only where its GPUs are: a plan on a laptop is of another machine.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dart_cli.config.devices import gpus_per_worker
 from dart_cli.config.schema import Config
-from dart_cli.doctor import cures
 from dart_cli.doctor.host_room import PROCESSES
-from dart_cli.doctor.plan import PAST_TURN, Plan
-from dart_cli.doctor.room import Room, gb, gpu_name
+from dart_cli.doctor.plan import MIB, PAST_TURN, GpuKind, Plan
+from dart_cli.doctor.trainer_memory import WIDTH, TrainerSetup, adapters_of, trainer_memory
 
 if TYPE_CHECKING:
     from bus.messages import Role
 
 LEAST_PROMPTS = 1.0
 
+MOST_GPUS = 8
+"""GPUs that a hint reckons with where the host's are not known."""
+
 Subject = Literal["trainer", "engine", "gpus", "host", "disk"]
 """A line of the plan, or the GPUs that several lines share."""
 
 
 @dataclass(frozen=True)
+class Room:
+    """Bytes of this host; `gpus` are how many there are, 0 for none that is known."""
+
+    gpu: GpuKind
+    gpus: int = 0
+    found: bool = False  # whether `gpu` is here, or assumed
+    on_cpu: bool = False  # all processes share main memory
+    memory: int | None = None  # main memory that is free, shared memory included
+    shared: int | None = None  # free in /dev/shm
+    disk: int | None = None  # for run.dir: free, and what its checkpoints and sets take already
+
+
+def gpu_name(room: Room) -> str:
+    """The kind of GPU."""
+    return room.gpu.name if room.found else f"{room.gpu.name} (assumed, no GPU is here)"
+
+
+def gb(count: float) -> str:
+    """Bytes as GB."""
+    return f"{count / 1e9:.1f} GB" if count < 1e12 else f"{count / 1e12:.1f} TB"
+
+
+@dataclass(frozen=True)
 class Misfit:
-    """A need above what there is, and what makes it fit."""
+    """A need above what there is, and what may make it fit."""
 
     subject: Subject
     text: str
@@ -50,12 +76,12 @@ def misfits(plan: Plan, config: Config, room: Room, role: Role | None = None) ->
         yield from _on_cpu(plan, config, room, role)
     else:
         if role in (None, "train"):
-            yield from _trainer(plan, config, room, role)
+            yield from _trainer(plan, config, room)
         if role in (None, "rollout"):
             yield from _engine(plan, config, room)
         if role is None:
             yield from _shared_gpus(plan, config, room)
-        yield from _host(plan, config, room, role)
+        yield from _host(plan, room, role)
     if role in (None, "train"):
         yield from _disk(plan, room)
 
@@ -121,14 +147,39 @@ def _sequence(plan: Plan, config: Config) -> Iterator[Misfit]:
     )
 
 
-def _trainer(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Misfit]:
+def _trainer(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
     if plan.trainer is not None and plan.trainer.total > room.gpu.memory:
         each = "a trainer rank" if plan.setup.ranks > 1 else "the trainer"
         yield Misfit(
             "trainer",
             f"{each} needs {gb(plan.trainer.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
-            cures.smallest_cure(plan, config, room, role),
+            _trainer_hint(plan, config, room),
         )
+
+
+def _trainer_hint(plan: Plan, config: Config, room: Room) -> str:
+    """The first of the usual changes that is enough by itself; else all of them."""
+    setup, train = plan.setup, config.train
+    most = room.gpus if room.found else max(room.gpus, MOST_GPUS)
+    predicted = max(1, round(setup.predicted * plan.longest / setup.tokens))
+    smaller = replace(setup, tokens=plan.longest, predicted=predicted)
+    changes: list[tuple[str, TrainerSetup]] = [
+        (f"train.pack_tokens = {plan.longest}", smaller),
+        ('train.recompute = "layer"', replace(setup, recompute=True)),
+        *(
+            (f"train.ranks = {ranks}", replace(setup, ranks=ranks))
+            for ranks in range(train.ranks + 1, most + 1)
+        ),
+        ('train.offload = "optimizer"', replace(setup, offload=True)),
+        ("model.lora = { rank = 32 }", replace(setup, adapters=adapters_of(plan.shape, 32))),
+    ]
+    for key, changed in changes:
+        if changed != setup and trainer_memory(plan.shape, changed).total <= room.gpu.memory:
+            return f"set {key}"
+    return (
+        "several of: train.recompute, more train.ranks, train.offload, model.lora, a smaller "
+        "train.pack_tokens (docs/hardware.md has tables), or GPUs with more memory"
+    )
 
 
 def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
@@ -138,14 +189,41 @@ def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
         yield Misfit(
             "engine",
             f"an engine has room for {plan.engine.prompts:.1f} prompts of {plan.longest} tokens",
-            cures.more_room_cure(plan, config, room),
+            _engine_hint(plan, config),
         )
     elif plan.engine.total > room.gpu.memory:
         yield Misfit(
             "engine",
             f"an engine needs {gb(plan.engine.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
-            cures.smaller_engine_cure(plan, config, room),
+            _engine_hint(plan, config),
         )
+
+
+def _engine_hint(plan: Plan, config: Config) -> str:
+    """Of one that has no room for a prompt, or takes more than its GPU has."""
+    if config.rollout.engine == "vllm":
+        return (
+            "change vllm.gpu_memory_utilization or vllm.kv_cache_mb, raise vllm.tensor_parallel, or set "
+            "policy.history_images lower"
+        )
+    one = math.ceil(plan.longest * plan.shape.cached * WIDTH[config.model.dtype] / MIB)
+    return (
+        f"change rollout.kv_cache_mb, of which one prompt takes {one}; policy.history_images lower; or a "
+        "GPU with more memory"
+    )
+
+
+def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
+    """GPUs for each process, where there are enough."""
+    ranks = config.train.ranks if plan.trainer is not None else 0
+    engines = config.up.rollouts * gpus_per_worker(config)
+    if ranks + engines <= room.gpus:
+        train, rollout = list(range(ranks)), list(range(ranks, ranks + engines))
+        return f"set up.train_gpus = {train}, up.rollout_gpus = {rollout}"
+    return (
+        f"{ranks + engines} GPUs ({ranks} for the trainer, {engines} for engines), or lower train.ranks, "
+        "up.rollouts or vllm.gpu_memory_utilization"
+    )
 
 
 def lies_on(plan: Plan, config: Config) -> list[tuple[str, list[int], int]]:
@@ -182,19 +260,20 @@ def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
         yield Misfit(
             "gpus",
             f"{listed} take GPU {gpu} and need {gb(need)} of it, it has {gb(room.gpu.memory)}",
-            cures.apart_cure(plan, config, room),
+            _apart_hint(plan, config, room),
         )
         return
 
 
-def _host(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Misfit]:
+def _host(plan: Plan, room: Room, role: Role | None) -> Iterator[Misfit]:
     need = plan.host.memory_of(role) + (plan.host.shared if role != "rollout" else 0)
     if room.memory is not None and need > room.memory:
         held = " with /dev/shm" if role != "rollout" and plan.host.shared else ""
         yield Misfit(
             "host",
             f"the host needs {gb(need)} of main memory{held}, {gb(room.memory)} are there",
-            cures.host_cure(plan, config, room, role),
+            "more main memory, weights.directory on a disk, model.lora, or fewer of env.slots, up.envs "
+            "and up.rollouts",
         )
 
 
@@ -205,7 +284,7 @@ def _disk(plan: Plan, room: Room) -> Iterator[Misfit]:
         yield Misfit(
             "disk",
             f"run.dir takes {gb(plan.host.checkpoints)} of checkpoints{sets}, {gb(room.disk)} are free",
-            cures.disk_cure(plan, room),
+            f"free {gb(plan.host.disk - room.disk)}, or choose another run.dir",
         )
 
 

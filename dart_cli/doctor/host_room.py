@@ -22,12 +22,11 @@ One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.config.schema.weights import WHOLE_EVERY
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
-from dart_cli.doctor.episode_tokens import EpisodeForm
 from dart_cli.doctor.shape import Shape
 from dart_cli.doctor.trainer_memory import (
     GRADIENT,
@@ -37,6 +36,9 @@ from dart_cli.doctor.trainer_memory import (
     TrainerSetup,
     trained_parameters,
 )
+
+if TYPE_CHECKING:
+    from dart_cli.doctor.plan import EpisodeForm
 
 MIB, GIB = 2**20, 2**30
 PROCESS = 1_500_000_000

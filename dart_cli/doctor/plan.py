@@ -1,12 +1,13 @@
-"""What a configuration will take before anything starts: memory, disk, seconds, and who waits.
+"""What a configuration will take before anything starts: memory of GPUs and host, disk.
 
-Plan        all of it, for a trainer rank, an engine and the host
-make_plan   from the configuration, the model's config.json and preprocessor, and a kind of GPU
-held_form   the episode that prompts, chains and seconds are reckoned with
+Plan            all of it, for a trainer rank, an engine and the host
+make_plan       from the configuration, the model's config.json and preprocessor, and a kind of GPU
+EpisodeForm     screens, texts and history of an episode
+EpisodeTokens   its chains, and what an engine with a prefix cache reads anew
+episode_tokens  the one from the other
 
-Pure: nothing is measured here but what the caller gives. The formulas are in trainer_memory.py,
-host_room.py, episode_tokens.py and speeds.py; docs/hardware.md has tables of them, and what they do not
-know.
+Pure: nothing is measured here but what the caller gives. The formulas are in trainer_memory.py and
+host_room.py; docs/hardware.md has tables of them, and what they do not know.
 """
 
 from __future__ import annotations
@@ -21,22 +22,12 @@ from dart_cli.config.architecture import expected_tensors
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.screens import SCREEN, screen_of
-from dart_cli.doctor.episode_tokens import EpisodeForm, EpisodeTokens, episode_tokens
 from dart_cli.doctor.host_room import HostPlan, host_plan
 from dart_cli.doctor.shape import Shape, shape_of
-from dart_cli.doctor.speeds import (
-    GpuKind,
-    Work,
-    iteration_seconds,
-    rollout_seconds,
-    update_seconds,
-    work_of,
-)
 from dart_cli.doctor.trainer_memory import (
     WIDTH,
     TrainerMemory,
     TrainerSetup,
-    trained_parameters,
     trainer_memory,
 )
 from dart_cli.policy.coordinates import smart_resize
@@ -51,11 +42,18 @@ STEPS = 30
 """Steps of an episode where the tasks cannot be listed: DART's."""
 ENGINE_PASSING = 4_000_000_000
 """Bytes of vLLM's activations and CUDA graphs: an assumption."""
-STEP_S = 1.0
-"""Seconds of an action and its screenshot, beside `env.options.pause_s`: an assumption."""
-DAY_S = 86_400
-BALANCED = 0.05
-"""Share of the time that a side may be idle before it is said."""
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """One GPU: its name and bytes."""
+
+    name: str
+    memory: int
+
+
+H100 = GpuKind("H100 80 GB", 85_520_000_000)
+"""Assumed where no GPU is."""
 
 
 @dataclass(frozen=True)
@@ -74,38 +72,6 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """Of one update and of the rollouts that a batch needs."""
-
-    update: float
-    engines: float  # that the engines compute
-    environments: float  # that the environments take, their answers included
-    uses: int = 1  # updates on each batch, those on which it is trained again included
-
-    @property
-    def training(self) -> float:
-        """Of all updates on a batch."""
-        return self.update * self.uses
-
-    @property
-    def rollouts(self) -> float:
-        """Until the slower of both is done."""
-        return max(self.engines, self.environments)
-
-    @property
-    def waits(self) -> str:
-        """The side that is idle, and for which share of the time."""
-        longer, shorter = max(self.training, self.rollouts), min(self.training, self.rollouts)
-        idle = 1 - shorter / longer
-        if idle < BALANCED:
-            return "both sides are busy"
-        if self.training > self.rollouts:
-            return f"the rollout GPUs will wait {idle:.0%} of the time"
-        for_what = " for the environments" if self.environments > self.engines else ""
-        return f"the trainer will wait {idle:.0%} of the time{for_what}"
-
-
-@dataclass(frozen=True)
 class Plan:
     """What a run will take."""
 
@@ -120,18 +86,7 @@ class Plan:
     trainer: TrainerMemory | None  # None where it trains no model
     engine: EnginePlan | None  # None where it samples without one
     host: HostPlan
-    seconds: Seconds | None
-    work: Work
     positions: int  # tokens that the engine takes of one sequence; 0 for any number
-    episodes: int  # of one update
-
-    @property
-    def screens_a_day(self) -> int:
-        """Bytes of the screenshots that are stored in a day; 0 where the seconds are unknown."""
-        if self.seconds is None:
-            return 0
-        batches = DAY_S / max(self.seconds.training, self.seconds.rollouts)
-        return int(batches * self.episodes * self.form.steps * self.host.screen_bytes)
 
 
 def make_plan(
@@ -165,10 +120,6 @@ def make_plan(
     engine = None
     if config.rollout.engine in MODEL_ENGINES:
         engine = _engine(config, shape, gpu, longest)
-    work = _work(config, shape, setup, form, episode)
-    seconds = None
-    if trainer and engine:
-        seconds = _seconds(config, shape, setup, form, work, gpu, engine)
     return Plan(
         shape=shape,
         setup=setup,
@@ -181,10 +132,7 @@ def make_plan(
         trainer=trainer,
         engine=engine,
         host=host_plan(config, shape, setup, form, screen),
-        seconds=seconds,
-        work=work,
         positions=_positions(config, tree),
-        episodes=config.data.group_size * config.data.groups_per_batch,
     )
 
 
@@ -255,44 +203,88 @@ def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EngineP
     return EnginePlan(weights, cache, ENGINE_PASSING, cache * share / (longest * token))
 
 
-def _work(
-    config: Config, shape: Shape, setup: TrainerSetup, form: EpisodeForm, episode: EpisodeTokens
-) -> Work:
-    # A frozen weight needs no gradient of its own: one pass less.
-    passes = 2.0 if setup.adapters else 3.0
-    return work_of(
-        shape,
-        episode,
-        episodes=config.data.group_size * config.data.groups_per_batch,
-        steps=form.steps,
-        completion=form.completion,
-        screen=form.screen,
-        share=config.data.high_entropy,
-        passes=passes + setup.recompute + setup.reference,
-        caches=config.rollout.engine != "vllm" or config.vllm.prefix_caching,
-    )
+# --- episodes -------------------------------------------------------------------------------
+# `slide` drops a screen at each step once there are `images`, so that each prompt differs from the one before
+# behind that screen; `evict` drops several at once (docs/policy.md). A chain is steps whose prompts extend one
+# another: the trainer computes its tokens once.
 
 
-def _seconds(
-    config: Config,
-    shape: Shape,
-    setup: TrainerSetup,
-    form: EpisodeForm,
-    work: Work,
-    gpu: GpuKind,
-    engine: EnginePlan,
-) -> Seconds:
-    share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
-    engines, slots = max(1, config.up.rollouts), max(1, config.up.envs) * config.env.slots
-    together = max(1, min(config.rollout.max_batch, slots // engines, int(engine.prompts)))
-    moved = trained_parameters(shape, setup) if setup.offload else 0
-    episodes = config.data.group_size * config.data.groups_per_batch
-    each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
-    pause = config.env.options.get("pause_s", 0.0)
-    waited = (float(pause) if isinstance(pause, int | float) else 0.0) + STEP_S
-    return Seconds(
-        update=update_seconds(work, gpu, setup.ranks, offloaded=moved),
-        engines=rollout_seconds(work, shape, gpu, engines=engines, share=share, together=together),
-        environments=episodes * form.steps * (waited + form.completion * each) / slots,
-        uses=1 + config.train.reuse,
-    )
+@dataclass(frozen=True)
+class EpisodeForm:
+    """Sizes in tokens; `most` 0 is `slide`."""
+
+    steps: int
+    screen: int
+    completion: int  # of a typical step, and as its text in later prompts
+    header: int  # system prompt, template, instruction
+    images: int  # policy.history_images
+    most: int  # policy.history_images_most with `evict`
+    turns: int  # policy.history_turns
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can be, without its last completion."""
+        shown = max(self.images, self.most)
+        return (
+            self.header
+            + min(shown, self.steps) * self.screen
+            + self.longest_turns * self.completion
+        )
+
+    @property
+    def longest_turns(self) -> int:
+        """Past turns in it."""
+        turns = self.turns + (self.most - self.images if self.most else 0)
+        return min(turns, self.steps - 1)
+
+
+@dataclass(frozen=True)
+class EpisodeTokens:
+    """Of one episode."""
+
+    chains: tuple[tuple[int, int], ...]  # tokens and steps of each
+    alone: int  # tokens of all steps' sequences, each alone
+    read: int  # prompt tokens that a prefix cache does not have
+    pairs: float  # of a token that is read and one that it sees
+    screens_read: int  # among these tokens
+
+    @property
+    def tokens(self) -> int:
+        """Of all chains."""
+        return sum(tokens for tokens, _ in self.chains)
+
+
+def episode_tokens(form: EpisodeForm) -> EpisodeTokens:
+    """Play the prompts of an episode through, without any text."""
+    chains: list[tuple[int, int]] = []
+    alone = read = screens = 0
+    pairs = 0.0
+    first_image = first_turn = 1  # of the prompt, counted from 1
+    for step in range(1, form.steps + 1):
+        shown, turn = _window(form, step, first_image, first_turn)
+        length = form.header + (step - turn) * form.completion + (step - shown + 1) * form.screen
+        whole = length + form.completion
+        extends = step > 1 and (shown, turn) == (first_image, first_turn)
+        if extends:
+            cached, seen = chains[-1][0], 1
+            chains[-1] = (whole, chains[-1][1] + 1)
+        else:
+            kept = first_image - first_turn if turn == first_turn else 0  # turns of text alone
+            cached = form.header + kept * form.completion if step > 1 else 0
+            seen = step - shown + 1
+            chains.append((whole, 1))
+        first_image, first_turn = shown, turn
+        alone += whole
+        read += length - cached
+        pairs += (length**2 - cached**2) / 2
+        screens += seen
+    return EpisodeTokens(tuple(chains), alone, read, pairs, screens)
+
+
+def _window(form: EpisodeForm, step: int, image: int, turn: int) -> tuple[int, int]:
+    """The first screen and the first turn of a step's prompt, after those of the step before."""
+    if not form.most:
+        return max(1, step - form.images + 1), max(1, step - form.turns)
+    if step - image + 1 <= form.most:
+        return image, turn
+    return max(1, step - form.images + 1), max(1, step - form.turns)

@@ -4,6 +4,7 @@ plan            its findings
 absent_gpus     GPUs that [up] names and this host has not
 refuse_misfit   its lines; raises what cannot fit
 planned         the plan, the room for it, and where its steps come from
+plan_lines      its text, a line for each subject
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.model_files import read_json, screens
 from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
-from dart_cli.config.screens import screen_of, screen_of_suite
+from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
 from dart_cli.doctor.findings import Finding, error, ok, warning
-from dart_cli.doctor.fit import Misfit, cautions, misfits
+from dart_cli.doctor.fit import Misfit, Room, cautions, gb, misfits, together_at_most
+from dart_cli.doctor.host_room import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
-from dart_cli.doctor.plan import STEPS, Plan, make_plan
-from dart_cli.doctor.plan_text import plan_lines
-from dart_cli.doctor.room import Room
-from dart_cli.doctor.speeds import H100
+from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
 
 if TYPE_CHECKING:
     from bus.messages import Role
 
 SHARED = Path("/dev/shm")  # noqa: S108 - measured, not written to
+LEAST_SHOWN = 50_000_000
+"""Bytes of a part that is named; smaller ones are in the sum alone."""
 
 
 class Planned(NamedTuple):
@@ -197,3 +198,140 @@ def _disk(run_dir: Path) -> int:
                 except OSError:  # removed meanwhile
                     continue
     return shutil.disk_usage(place).free + taken
+
+
+# --- its text -------------------------------------------------------------------------------
+
+
+def plan_lines(
+    plan: Plan, config: Config, room: Room, role: Role | None = None, steps_from: str = ""
+) -> Iterator[tuple[str, str]]:
+    """What a run will take, a line for each subject; `steps_from` says where its steps come from."""
+    yield "plan for", _assumed(plan, room, steps_from)
+    if plan.trainer is not None and role in (None, "train"):
+        yield "trainer", _trainer(plan, room)
+        yield "pack", _pack(plan, config)
+    if plan.engine is not None and role in (None, "rollout"):
+        yield "engine", _engine(plan, config, room, role)
+    yield "host", _host(plan, role)
+    if role is None or role == "train":
+        yield "disk", _disk_line(plan)
+
+
+def _assumed(plan: Plan, room: Room, steps_from: str) -> str:
+    if room.on_cpu:
+        where = "the CPU"
+    elif room.found:
+        where = f"{room.gpus} x {room.gpu.name} of {gb(room.gpu.memory)}"
+    else:
+        where = (
+            f"{room.gpu.name} of {gb(room.gpu.memory)}, assumed, no GPU is here: the plan is of another "
+            "machine, whose main memory and disk are not known"
+        )
+    steps = f"{plan.form.steps} step{'' if plan.form.steps == 1 else 's'}"
+    return (
+        f"{where}; episodes of {steps}{f' ({steps_from})' if steps_from else ''}, completions of "
+        f"{plan.form.completion} tokens"
+    )
+
+
+def _trainer(plan: Plan, room: Room) -> str:
+    assert plan.trainer is not None
+    ranks = plan.setup.ranks
+    each = "" if ranks == 1 else f"{ranks} ranks, each "
+    need = plan.trainer.peak if room.on_cpu else plan.trainer.total
+    where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
+    return f"{each}{gb(need)}{where}: {_parts(plan, on_cpu=room.on_cpu)}"
+
+
+def _parts(plan: Plan, *, on_cpu: bool) -> str:
+    memory = plan.trainer
+    assert memory is not None
+    held, passing = memory.held, memory.passing
+    kept = held["masters"] + held["gradients"] + held["moments"]
+    listed = {
+        "masters, gradients, moments": kept,
+        "LoRA's base" if plan.setup.adapters else "frozen vision tower": held["frozen"],
+        "the KL's reference": held["reference"],
+        "activations with recompute" if plan.setup.recompute else "activations": passing.get(
+            "activations", 0
+        ),
+        "activations of the vision tower": passing.get("tower", 0),
+        "features of screens": passing["features"],
+        "gathered layers and head": passing.get("gathered", 0),
+        "head, and gradients being summed": passing.get("head", 0) + passing.get("reduced", 0),
+        "context and fragments": 0 if on_cpu else memory.total - memory.peak,
+    }
+    return _listed(listed)
+
+
+def _pack(plan: Plan, config: Config) -> str:
+    form, width = plan.form, plan.screen
+    how = (
+        _count(form.images, "screen") if not form.most else f"{form.images} to {form.most} screens"
+    )
+    text = (
+        f"forward passes of up to {plan.setup.tokens} tokens; the longest sequence has {plan.longest}: "
+        f"{how} of {width[0]}x{width[1]} ({form.screen} tokens each), {HEADER} of text, "
+        f"{plan.past} turns of {form.completion}, a completion of {config.rollout.max_tokens}; {_count(len(plan.episode.chains), 'chain')} an episode"
+    )
+    if config.train.pack_tokens < plan.longest:
+        text += f"; longer than train.pack_tokens = {config.train.pack_tokens}, so it goes alone"
+    return text
+
+
+def _engine(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
+    assert plan.engine is not None
+    engine = plan.engine
+    share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
+    count = 1 if role == "rollout" else config.up.rollouts
+    each = "" if count == 1 else f"{count} engines, each "
+    each += "" if share == 1 else f"on {share} GPUs, each of these "
+    where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
+    text = (
+        f"{each}{gb(engine.total)}{where}: weights {gb(engine.weights)}, keys and values "
+        f"{gb(engine.cache)}, room for {engine.prompts:.1f} prompts of {plan.longest} tokens, "
+        f"at most {together_at_most(config)} are there at once"
+    )
+    text += f"; {gb(screen_caches(config))} of main memory for the {screens_in_play(config)} screens in play"
+    if plan.positions >= plan.longest:
+        past = plan.past
+        left = plan.positions - plan.longest + past * plan.form.completion
+        turns = f": {past} past turns of up to {left // past} tokens on average" if past else ""
+        text += f"; it takes {plan.positions} tokens{turns}"
+    return text
+
+
+def _host(plan: Plan, role: Role | None) -> str:
+    parts = plan.host.parts_of(role)
+    is_shared = role != "rollout" and plan.host.shared >= LEAST_SHOWN
+    shared = gb(plan.host.shared) if is_shared else ""
+    text = f"main memory {gb(plan.host.memory_of(role))}: {_by_holder(parts)}"
+    return text + (f"; and {shared} of /dev/shm for weight sets" if shared else "")
+
+
+def _by_holder(parts: Sequence[HostPart]) -> str:
+    names = {"train": "trainer", "rollout": "engines", "env": "environments", "data": "data"}
+    told = []
+    for holder, name in names.items():
+        own = {part.name: part.size for part in parts if part.holder == holder}
+        if own:
+            listed = _listed(own)
+            inner = f" ({listed})" if ", " in listed else ""
+            told.append(f"{name} {gb(sum(own.values()))}{inner}")
+    return ", ".join(told)
+
+
+def _disk_line(plan: Plan) -> str:
+    text = f"checkpoints {gb(plan.host.checkpoints)}"
+    if plan.host.sets:
+        text += f", weight sets {gb(plan.host.sets)}"
+    return text
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {gb(size)}" for name, size in sizes.items() if size >= LEAST_SHOWN)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"

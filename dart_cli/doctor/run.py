@@ -5,6 +5,9 @@ directory       whether it can be made, its owner, its file system, its free spa
 ports           whether the address of `dart data` is free
 model, tasks    what would be loaded, what would be played
 learning_rate   the rate that follows from the model, where the file sets none
+family          the family of models, why, and where each value of [policy] that it sets comes from
+values          whether every number of the model's weights is finite
+unusable        how many numbers of a tensor are NaN or infinite
 """
 
 from __future__ import annotations
@@ -13,15 +16,20 @@ import os
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.errors import DartError, ModelError
+import numpy as np
+
+from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.adapters import adapter_count
 from dart_cli.config.architecture import expected_tensors
 from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.families import FAMILIES, recognise
+from dart_cli.config.family_values import NONE, folder_of, origins, told, with_family
 from dart_cli.config.model_files import read_json
-from dart_cli.config.model_tensors import parameter_count
+from dart_cli.config.model_tensors import Tensor, parameter_count, read_tensors
 from dart_cli.config.models import BUILTIN, model_folder, model_problem
 from dart_cli.config.rate import rate_origin
 from dart_cli.config.rules.check import find_mistakes
@@ -37,6 +45,18 @@ LEAST_ROOM = 2 * GIB
 """Free space below which a run is not to be started."""
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p", "ceph", "afs")
 """File systems on which SQLite's shared-memory log and file locks are unreliable."""
+
+
+CHUNK = 64 * 2**20  # bytes read at once
+
+_EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
+    "F64": (np.uint64, 0x7FF0_0000_0000_0000),
+    "F32": (np.uint32, 0x7F80_0000),
+    "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}
+"""Type -> its bits as a number, and those of the exponent: all set in NaN and infinity alone. By bits, as numpy
+has no bfloat16, and torch is not needed."""
 
 
 def configuration(config: Config) -> Iterator[Finding]:
@@ -257,6 +277,86 @@ def tasks(config: Config) -> Iterator[Finding]:
         yield ok("tasks", f"{len(trained)} of suite {config.env.suite}, {len(composed)} held out")
     else:
         yield error("tasks", f"suite {config.env.suite} has none to train on", "set env.tasks")
+
+
+def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
+    """Of a model folder alone what `policy.family = "auto"` would set; nothing for a model that ships with dart."""
+    folder = folder_of(config)
+    name = config.policy.family
+    if folder is None or (name == NONE and not of_model):
+        return
+    try:
+        found = recognise(folder)
+    except ConfigError as fault:
+        found = None
+        if name == NONE:
+            problem, _, cure = str(fault).partition("; ")
+            yield warning("family", f"policy.family {problem}", cure or "see docs/families.md")
+            return
+    if name == NONE and found is not None:
+        name = found.name
+        policy = config.policy.model_copy(update={"family": name})
+        object.__setattr__(policy, "__pydantic_fields_set__", config.policy.model_fields_set)
+        config = with_family(config.model_copy(update={"policy": policy}))
+    if name not in FAMILIES:
+        return
+    its = FAMILIES[name]
+    shown = f"; the folder shows it: {found.why}" if found and found.name == name else ""
+    yield ok("family", f"{name}: {its.title}{shown}")
+    if found is not None and found.name != name:
+        cure = f'check the folder, or set policy.family = "{found.name}"'
+        yield warning("family", f"{folder} shows {found.name} ({found.why}), not {name}", cure)
+    if not its.is_loaded:
+        text = (
+            f"no engine here loads model_type {' or '.join(its.model_types)}: codec and prompt only"
+        )
+        yield warning("family", text, "docs/families.md has the families that load")
+    for each in origins(config):
+        yield ok(f"policy.{each.key}", told(each))
+
+
+def values(config: Config) -> Iterator[Finding]:
+    """Every number of the model's weights; minutes for a large model on a slow disk."""
+    folder = BUILTIN.get(config.model.path) or model_folder(config.model.path)
+    began = time.monotonic()
+    try:
+        tensors = read_tensors(folder)
+    except DartError as fault:
+        yield error("values", str(fault), "")
+        return
+    bad = {name: count for name, each in tensors.items() if (count := unusable(each))}
+    read = sum(each.end - each.begin for each in tensors.values())
+    if bad:
+        name, count = next(iter(bad.items()))
+        yield error(
+            "values",
+            f"{len(bad)} of {len(tensors)} tensors have NaN or infinity, the first is {name} in "
+            f"{tensors[name].file} ({count} numbers)",
+            "copy the weights again; if their source has them too, the training that wrote them failed",
+        )
+        return
+    seconds = time.monotonic() - began
+    yield ok(
+        "values", f"all of {len(tensors)} tensors are finite ({read / 1e9:.2f} GB, {seconds:.1f} s)"
+    )
+
+
+def unusable(tensor: Tensor) -> int:
+    """Numbers of the tensor that are NaN or infinite; 0 for a type that has neither."""
+    if tensor.dtype not in _EXPONENTS:
+        return 0
+    kind, exponent = _EXPONENTS[tensor.dtype]
+    return sum(
+        int(np.count_nonzero((np.frombuffer(part, dtype=kind) & kind(exponent)) == exponent))
+        for part in _parts(tensor.file, tensor.begin, tensor.end)
+    )
+
+
+def _parts(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(begin)
+        for at in range(begin, end, CHUNK):
+            yield file.read(min(CHUNK, end - at))
 
 
 def _existing(path: Path) -> Path:

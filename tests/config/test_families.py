@@ -17,7 +17,7 @@ from dart_cli.config.models import MODEL_TYPES
 from dart_cli.config.rules.policy import POLICY
 from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import CODECS, Config, PolicyConfig
-from dart_cli.doctor.family import family
+from dart_cli.doctor.run import family
 
 CLASSES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",

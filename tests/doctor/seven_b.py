@@ -7,8 +7,7 @@ from typing import Any
 
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import Config
-from dart_cli.doctor.plan import Plan, make_plan
-from dart_cli.doctor.speeds import H100
+from dart_cli.doctor.plan import H100, Plan, make_plan
 from tests.config.model_parts import write_json
 
 CONFIG: dict[str, Any] = {

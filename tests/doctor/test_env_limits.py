@@ -9,8 +9,8 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config.schema import Config
-from dart_cli.doctor import env_limits
-from dart_cli.doctor.env_limits import Limits, excess
+from dart_cli.doctor import machine
+from dart_cli.doctor.machine import Limits, excess
 
 
 def config(slots: int, isolation: str = "thread", envs: int = 1) -> Config:
@@ -43,13 +43,13 @@ def test_without_limits_everything_fits_and_a_dry_run_refuses_what_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert excess(config(4096, "process"), 8, Limits(None, None)) is None
-    monkeypatch.setattr(env_limits, "limits", lambda: Limits(1024, 300))
-    env_limits.refuse_slots(config(64), envs=2)
+    monkeypatch.setattr(machine, "limits", lambda: Limits(1024, 300))
+    machine.refuse_slots(config(64), envs=2)
     with pytest.raises(
         ConfigError, match=r"2 x env\.slots = 512 needs 1056 threads.*set env\.slots"
     ):
-        env_limits.refuse_slots(config(512), envs=2)
-    [finding] = env_limits.env_limits(config(512, envs=2))
+        machine.refuse_slots(config(512), envs=2)
+    [finding] = machine.env_limits(config(512, envs=2))
     assert (finding.subject, finding.level) == ("slots", "error")
-    [finding] = env_limits.env_limits(config(16))
+    [finding] = machine.env_limits(config(16))
     assert finding.level == "ok"

@@ -1,4 +1,4 @@
-"""Each need is held against what there is, and each cure that is named makes it fit."""
+"""Each need is held against what there is."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 
-from dart_cli.doctor.fit import Misfit, cautions, misfits
-from dart_cli.doctor.plan import make_plan
-from dart_cli.doctor.plan_text import plan_lines
-from dart_cli.doctor.room import Room
-from dart_cli.doctor.speeds import H100, H200, GpuKind
+from dart_cli.doctor.fit import Misfit, Room, cautions, misfits
+from dart_cli.doctor.plan import H100, make_plan
+from dart_cli.doctor.planned import plan_lines
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
 EIGHT = Room(H100, gpus=8, found=True)
-L40S = GpuKind("L40S", 48_300_000_000, 362e12, 0.864e12)
 Sections = dict[str, dict[str, Any]]
 
 
-def refused(room: Room, sections: Sections, role: Any = None) -> list[Misfit]:
+def refused(room: Room, sections: Sections | None = None, role: Any = None) -> list[Misfit]:
     """What cannot fit on a room's GPUs."""
-    config = config_of(**sections)
+    config = config_of(**(sections or {}))
     return list(misfits(make_plan(config, CONFIG, CUT, room.gpu), config, room, role))
 
 
@@ -41,29 +38,6 @@ def cured(sections: Sections, cure: str) -> Sections:
 # --- GPUs ----------------------------------------------------------------------------------
 
 
-def test_more_ranks_are_named_with_their_gpus() -> None:
-    sections: Sections = {
-        "train": {"ranks": 1},
-        "up": {"train_gpus": [7], "rollout_gpus": [0, 1, 2, 3]},
-    }
-    [found] = refused(EIGHT, sections)
-    assert found.cure == "set train.ranks = 3, up.train_gpus = [7, 4, 5]"
-    assert not refused(EIGHT, cured(sections, found.cure))
-    without = {**sections, "up": {"rollout_gpus": [0, 1, 2, 3]}}
-    assert refused(EIGHT, without)[0].cure == "set train.ranks = 3"
-
-
-def test_ranks_leave_the_engines_their_gpus() -> None:
-    """Three ranks fit, but of four GPUs two are the engines'."""
-    sections: Sections = {
-        "train": {"ranks": 1},
-        "up": {"rollouts": 2, "train_gpus": [0], "rollout_gpus": [1, 2]},
-    }
-    [found] = refused(Room(H100, gpus=4, found=True), sections)
-    assert "ranks" not in found.cure
-    assert not refused(Room(H100, gpus=4, found=True), cured(sections, found.cure))
-
-
 def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
     sections: Sections = {"up": {"rollout_gpus": []}, "train": {"ranks": 3}}
     [found] = [each for each in refused(EIGHT, sections) if each.subject == "gpus"]
@@ -79,57 +53,26 @@ def test_too_few_gpus_are_named() -> None:
     sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
     [found] = refused(Room(H100, gpus=4, found=True), sections)
     assert found.cure.startswith(
-        "5 GPUs (3 for the trainer, 2 for engines), or lower train.ranks or up.rollouts"
+        "5 GPUs (3 for the trainer, 2 for engines), or lower train.ranks, up.rollouts"
     )
-
-
-def test_a_gpu_is_shared_by_a_lower_share_of_the_engine() -> None:
-    one = Room(H200, gpus=1, found=True)
-    sections: Sections = {
-        "model": {"lora": {"rank": 32}},
-        "train": {"ranks": 1},
-        "up": {"rollouts": 1, "rollout_gpus": []},
-    }
-    [found] = refused(one, sections)
-    assert found.subject == "gpus"
-    assert found.cure.startswith("set vllm.gpu_memory_utilization = 0.")
-    assert not refused(one, cured(sections, found.cure))
 
 
 # --- engines -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("gpu", "changes", "key"),
+    ("changes", "key"),
     [
-        (H100, {"vllm": {"gpu_memory_utilization": 0.2}}, "vllm.gpu_memory_utilization"),
-        (H100, {"vllm": {"kv_cache_mb": 100}}, "vllm.kv_cache_mb"),
-        (H100, {"vllm": {"kv_cache_mb": 200_000}}, "vllm.kv_cache_mb"),
-        (
-            H100,
-            {"rollout": {"engine": "transformers", "kv_cache_mb": 100}},
-            "rollout.kv_cache_mb",
-        ),
-        (
-            H100,
-            {"rollout": {"engine": "transformers", "kv_cache_mb": 200_000}},
-            "rollout.kv_cache_mb",
-        ),
-        (
-            GpuKind("small", 21_000_000_000, 1e12, 1e12),
-            {"up": {"rollout_gpus": []}},
-            "vllm.tensor_parallel",
-        ),
+        ({"vllm": {"gpu_memory_utilization": 0.2}}, "vllm.gpu_memory_utilization"),
+        ({"vllm": {"kv_cache_mb": 200_000}}, "vllm.kv_cache_mb"),
+        ({"rollout": {"engine": "transformers", "kv_cache_mb": 100}}, "rollout.kv_cache_mb"),
+        ({"rollout": {"engine": "transformers", "kv_cache_mb": 200_000}}, "rollout.kv_cache_mb"),
     ],
 )
-def test_the_cure_of_an_engine_is_the_setting_that_was_too_small_or_large(
-    gpu: GpuKind, changes: Sections, key: str
-) -> None:
-    room = Room(gpu, gpus=8, found=True)
-    [found] = refused(room, changes, "rollout")
+def test_an_engine_without_room_names_its_settings(changes: Sections, key: str) -> None:
+    [found] = refused(EIGHT, changes, "rollout")
     assert found.subject == "engine"
-    assert found.cure.startswith(f"set {key} = ")
-    assert not refused(room, cured(changes, found.cure), "rollout")
+    assert key in found.cure
 
 
 def test_a_sequence_longer_than_the_engine_takes_is_refused() -> None:
@@ -199,31 +142,15 @@ def test_a_role_is_counted_alone() -> None:
     assert host.memory > host.memory_of("train") > host.memory_of("rollout")
 
 
-@pytest.mark.parametrize(
-    ("sections", "memory", "part"),
-    [
-        ({}, 240, "set weights.directory = a folder on a local disk with 47.0 GB free"),
-        ({"env": {"suite": "osworld", "slots": 32}}, 900, "set env.slots = "),
-        ({"train": {"offload": "optimizer"}}, 320, 'set train.offload = "none"'),
-        ({}, 150, "more main memory, or set model.lora"),
-        ({}, 40, "more main memory, or a smaller model"),
-    ],
-)
-def test_main_memory_has_a_cure_that_is_enough(sections: Sections, memory: int, part: str) -> None:
-    room = Room(H100, gpus=8, found=True, memory=memory * 10**9)
-    [found] = refused(room, sections)
+def test_too_little_main_memory_and_disk_are_refused() -> None:
+    [found] = refused(Room(H100, gpus=8, found=True, memory=150 * 10**9))
     assert found.subject == "host"
-    assert found.cure.startswith(part)
-    if "env.slots" in found.cure:
-        assert not refused(room, cured(sections, found.cure))
-
-
-def test_a_disk_that_is_too_small_is_refused_and_one_that_is_short_is_a_caution() -> None:
-    sections: Sections = {"weights": {"keep": 20}}
+    assert "model.lora" in found.cure
+    room = Room(H100, gpus=8, found=True, disk=200 * 10**9)
+    [found] = refused(room)
+    assert found.cure == "free 121.2 GB, or choose another run.dir"
+    assert not refused(room, role="rollout")
     room = Room(H100, gpus=8, found=True, disk=400 * 10**9)
-    [found] = refused(room, sections)
-    assert found.cure.startswith("free ")
-    assert not refused(room, sections, "rollout")
     [left] = cautions(plan_of(), config_of(data={"max_gb": 100}), room)
     assert left.cure == "set data.max_gb = 78, or free some"
     assert not list(cautions(plan_of(), config_of(data={"max_gb": 78}), room))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dart_cli.config.model_tensors import read_tensors
-from dart_cli.doctor.values import unusable
+from dart_cli.doctor.run import unusable
 from tests.config.model_parts import Entry, write_model, write_tensors, zeros
 from tests.config.test_model_folders import SPOILT
 from tests.doctor.parts import doctor
@@ -74,7 +74,7 @@ LARGEST = {
 def test_a_value_that_is_no_number_is_counted(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart_cli.doctor.values.CHUNK", 16)
+    monkeypatch.setattr("dart_cli.doctor.run.CHUNK", 16)
     good, bad = LARGEST[dtype], NAN[dtype]
     entries: dict[str, Entry] = {
         "fine": (dtype, (40,), 40 * good),

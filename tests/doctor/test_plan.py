@@ -10,14 +10,10 @@ import pytest
 from dart_cli.config.load import load_config
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.rules.rule import found_in
-from dart_cli.doctor.cures import smallest_cure
-from dart_cli.doctor.episode_tokens import EpisodeForm, episode_tokens
-from dart_cli.doctor.fit import misfits
-from dart_cli.doctor.plan import make_plan
-from dart_cli.doctor.plan_text import plan_lines
-from dart_cli.doctor.room import Room
+from dart_cli.doctor.fit import Room, misfits
+from dart_cli.doctor.plan import H100, EpisodeForm, episode_tokens, make_plan
+from dart_cli.doctor.planned import plan_lines
 from dart_cli.doctor.shape import shape_of
-from dart_cli.doctor.speeds import H100, H200, gpu_kind, vision_flops
 from dart_cli.doctor.trainer_memory import adapters_of
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
@@ -86,85 +82,35 @@ def test_keys_and_values_of_a_token_are_57_kilobytes() -> None:
     assert shared.weights == engine.weights // 2
 
 
-def test_the_tower_takes_16_teraflops_for_a_full_hd_screen() -> None:
-    shape = shape_of(CONFIG)
-    assert vision_flops(shape, 2691) == pytest.approx(16.3e12, rel=0.1)
-    assert vision_flops(shape, 1196) == pytest.approx(6.6e12, rel=0.1)
-
-
-def test_more_of_everything_takes_longer() -> None:
-    plain = plan_of().seconds
-    assert plain is not None
-    fewer = plan_of(train={"ranks": 8}, up={"rollouts": 2}).seconds
-    assert fewer is not None
-    assert fewer.update == pytest.approx(plain.update / 2)
-    assert fewer.engines == pytest.approx(plain.engines * 2, rel=0.05)
-    assert "rollout GPUs will wait" in plain.waits
-    again = plan_of(train={"reuse": 1}).seconds
-    assert again is not None
-    assert again.training == 2 * again.update == pytest.approx(2 * plain.update)
-    evict = {"history": "evict", "history_images": 3, "history_images_most": 7}
-    chained = plan_of(policy=evict).seconds
-    assert chained is not None
-    assert plain.update / chained.update > 3
-
-
-def test_a_gpu_is_known_by_its_name() -> None:
-    assert gpu_kind("NVIDIA H200", 5) == type(H200)("NVIDIA H200", 5, H200.flops, H200.bandwidth)
-    assert gpu_kind("a toaster", 5) is None
-
-
 # --- what fits -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "cure"),
+    ("changes", "gpus", "hint"),
     [
-        ({"recompute": "none"}, 'set train.recompute = "layer"'),
-        ({"pack_tokens": 200_000}, "set train.pack_tokens = 17467"),
-        ({"ranks": 1}, "set train.ranks = 3"),
-        ({"ranks": 1, "recompute": "none"}, 'set train.ranks = 3, train.recompute = "layer"'),
+        ({"recompute": "none"}, 8, 'set train.recompute = "layer"'),
+        ({"pack_tokens": 200_000}, 8, "set train.pack_tokens = 17467"),
+        ({"ranks": 1}, 8, "set train.ranks = 3"),
+        ({"ranks": 1}, 1, 'set train.offload = "optimizer"'),
+        ({"ranks": 1, "recompute": "none"}, 8, "several of: train.recompute"),
     ],
 )
-def test_the_cure_is_the_smallest_change_that_fits(changes: dict[str, Any], cure: str) -> None:
+def test_the_hint_is_the_first_change_that_is_enough_by_itself(
+    changes: dict[str, Any], gpus: int, hint: str
+) -> None:
     given = {"pack_tokens": 16_384, **changes}
-    room = Room(H100, gpus=8, found=True)
-    plan = plan_of(train=given)
-    [found] = misfits(plan, config_of(train=given), room)
-    assert found.cure == cure == smallest_cure(plan, config_of(train=given), room)
-
-
-def test_with_one_gpu_the_cure_is_main_memory_or_adapters() -> None:
-    config = config_of(train={"ranks": 1, "pack_tokens": 256})
-    plan = make_plan(config, CONFIG, CUT, H100)
-    roomy = Room(H100, gpus=1, found=True, memory=2_000_000_000_000)
-    assert smallest_cure(plan, config, roomy) == 'set train.offload = "optimizer"'
-    tight = Room(H100, gpus=1, found=True, memory=50_000_000_000)
-    assert smallest_cure(plan, config, tight) == "set model.lora = { rank = 32 }"
-    small = Room(type(H100)("small", 8_000_000_000, 1e12, 1e12), gpus=1, found=True)
-    assert "a smaller model" in smallest_cure(plan, config, small)
-
-
-def test_each_cure_that_is_named_fits() -> None:
-    room = Room(H100, gpus=8, found=True)
-    for changes in ({"recompute": "none"}, {"ranks": 1}, {"pack_tokens": 200_000}):
-        given: dict[str, Any] = {"pack_tokens": 16_384, **changes}
-        config = config_of(train=given)
-        named = smallest_cure(plan_of(train=given), config, room).removeprefix("set ").split(", ")
-        for each in named:
-            key, _, value = each.partition(" = ")
-            text = value.strip('"')
-            given[key.removeprefix("train.")] = int(text) if text.isdigit() else text
-        assert not list(misfits(plan_of(train=given), config_of(train=given), room))
+    room = Room(H100, gpus=gpus, found=True)
+    found = next(misfits(plan_of(train=given), config_of(train=given), room))
+    assert found.subject == "trainer"
+    assert found.cure.startswith(hint)
 
 
 def test_a_plan_says_its_assumptions() -> None:
     lines = dict(plan_lines(plan_of(), config_of(), Room(H100)))
     assert "assumed, no GPU is here" in lines["plan for"]
     assert "30 steps" in lines["plan for"]
-    assert "MFU 40%" in lines["seconds"]
     assert "2691 tokens each" in lines["pack"]
-    assert set(lines) == {"plan for", "trainer", "pack", "engine", "host", "disk", "seconds"}
+    assert set(lines) == {"plan for", "trainer", "pack", "engine", "host", "disk"}
 
 
 def test_a_longer_sequence_than_a_pack_is_said() -> None:
@@ -189,15 +135,10 @@ def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
 
 # --- shipped configurations ----------------------------------------------------------------
 
-SPLIT = 0.05
-"""Most of the time that either side may wait under the plan of a shipped configuration."""
-
 
 @pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
 @pytest.mark.parametrize("history", ["slide", "evict"])
-def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
-    name: str, history: str
-) -> None:
+def test_a_shipped_configuration_fits_eight_gpus(name: str, history: str) -> None:
     """In both forms of history; test_planned.py has the figures of its comments."""
     path = ROOT / "configs" / f"{name}.toml"
     evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
@@ -212,8 +153,6 @@ def test_a_shipped_configuration_fits_eight_gpus_and_keeps_both_sides_busy(
     assert plan.longest <= config.train.pack_tokens
     assert plan.engine is not None
     assert plan.engine.prompts >= config.rollout.max_batch
-    assert plan.seconds is not None
-    assert abs(1 - plan.seconds.update / plan.seconds.rollouts) < SPLIT
     for ranks in (2, 3):
         fewer = config.model_copy(
             update={"train": config.train.model_copy(update={"ranks": ranks})}

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.hardware_tables import split
 from bus.errors import ConfigError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config, UpConfig
 from dart_cli.doctor import planned
 from dart_cli.doctor.findings import Finding
+from dart_cli.doctor.plan import H100, GpuKind
 from dart_cli.doctor.planned import Planned
-from dart_cli.doctor.speeds import H100, GpuKind
 from tests.config.model_parts import change_json, write_model
 from tests.doctor.parts import doctor, worst
 from tests.doctor.seven_b import config_of, write_seven_b
@@ -76,7 +77,7 @@ def test_a_line_that_does_not_fit_is_an_error_and_the_others_are_ok(
     assert "masters, gradients, moments" in trainer.text  # its line, in the same finding
     assert trainer.cure == "set train.ranks = 3"
     assert {each.level for each in found if each != trainer} == {"ok"}
-    assert {about(found, each).level for each in ("engine", "host", "disk", "seconds")} == {"ok"}
+    assert {about(found, each).level for each in ("engine", "host", "disk")} == {"ok"}
 
 
 def test_a_full_disk_is_refused_and_little_shared_memory_is_a_warning(
@@ -121,7 +122,7 @@ def test_a_role_is_refused_for_its_own_need_alone(
         assert _is_refused(small_engine, role) == refused
     lines = dict(planned.refuse_misfit(large_trainer, "rollout"))
     assert "engine" in lines
-    assert not {"trainer", "pack", "disk", "seconds"} & lines.keys()
+    assert not {"trainer", "pack", "disk"} & lines.keys()
 
 
 def _is_refused(config: Config, role: Any) -> bool:
@@ -246,7 +247,7 @@ def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
 @pytest.mark.parametrize("history", ["slide", "evict"])
-def test_comments_have_the_figures_that_doctor_prints(
+def test_comments_have_the_figures_that_are_printed(
     name: str, history: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch, *[H100] * 8)
@@ -255,10 +256,11 @@ def test_comments_have_the_figures_that_doctor_prints(
     given = [f"model.path={seven_b}", *(EVICT if history == "evict" else [])]
     config = load_config(path, given)
     lines = made(config, 30).lines(config, None)
-    printed = [str(lines["seconds"].partition(" (")[0])]
+    told = split(config, made(config, 30).plan)
+    printed = [told.partition(" (")[0]]
     if history == "slide":
         printed += re.findall(r"room for [\d.]+ prompts", lines["engine"])
-        printed += re.findall(r"keeps [\d.]+ days", lines["disk"])
+        printed += re.findall(r"keeps [\d.]+ days", told)
         printed += re.findall(r"each ([\d.]+ GB)", lines["trainer"])
         assert len(printed) == 4
     long = made(config, 100).lines(config, None)["engine"]

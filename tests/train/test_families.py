@@ -11,7 +11,7 @@ import torch
 
 from bus.messages import Batch
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
-from dart_cli.doctor.trial import Trial, play
+from dart_cli.doctor.parity import Trial, play_trial
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
@@ -39,7 +39,7 @@ def config_of(folder: Path, **changes: object) -> Config:
 def trial_of(engine: TransformersEngine, temperature: float, seed: int = 0) -> Batch:
     trial = Trial(temperature=temperature, max_tokens=6, trajectories=3, texts=2, seed=seed)
     responder = PolicyResponder(engine.policy, engine)
-    return asyncio.run(play(engine.policy, engine, responder, trial))
+    return asyncio.run(play_trial(engine.policy, engine, responder, trial))
 
 
 @every_family

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bus.errors import ProtocolError
 from bus.messages import Batch, Sample
 from dart_cli.config.schema import Config, ModelConfig, PolicyConfig, TrainConfig
-from dart_cli.doctor.trial import Trial, play
+from dart_cli.doctor.parity import Trial, play_trial
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import encoder_outputs, image_features
@@ -272,7 +272,7 @@ def test_engine_and_trainer_agree_on_patches_before_and_after_a_live_update(
     def played(version: int) -> Batch:
         trial = Trial(temperature=0.7, max_tokens=9, trajectories=4, texts=2, seed=version)
         responder = PolicyResponder(engine.policy, engine)
-        return asyncio.run(play(engine.policy, engine, responder, trial))
+        return asyncio.run(play_trial(engine.policy, engine, responder, trial))
 
     first = played(0)
     assert any(sample.patches for sample in first.samples)

@@ -1,26 +1,34 @@
-"""The tables of docs/hardware.md: what you need for what, from the formulas of the plan.
+"""The tables of docs/hardware.md, from doctor's formulas; and how a configuration splits its GPUs.
 
-    python -m dart_cli.doctor.hardware     writes them into the page, between its two marks
+    python benchmarks/gpu/hardware_tables.py                        writes them into the page, between its two marks
+    python benchmarks/gpu/hardware_tables.py CONFIG [--steps 30]    seconds of an update and its rollouts, who waits
 
-write_tables   into a page
-tables         the lines between the marks
+tables   the lines between the marks
+split    what is printed of a configuration
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu.speeds import ASSUMED, H100, H200, GpuSpeed, screens_a_day, seconds_of
+from dart_cli.config.load import load_config
 from dart_cli.config.model_files import Screens
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.doctor.plan import ENGINE_PASSING, Plan, make_plan
+from dart_cli.doctor.plan import H100 as ROOM
+from dart_cli.doctor.planned import planned
 from dart_cli.doctor.shape import Shape, shape_of
-from dart_cli.doctor.speeds import H100, H200, GpuKind
 from dart_cli.doctor.trainer_memory import TrainerSetup, adapters_of, trainer_memory
 
-BEGIN = "<!-- tables: python -m dart_cli.doctor.hardware -->"
+BEGIN = "<!-- tables: python benchmarks/gpu/hardware_tables.py -->"
 END = "<!-- end of the tables -->"
 
 RANKS = (1, 2, 4, 8)
@@ -174,7 +182,7 @@ def _engines() -> Iterator[str]:
     yield from _table(heads, rows)
 
 
-def _prompts(shape: Shape, gpu: GpuKind, share: int) -> str:
+def _prompts(shape: Shape, gpu: GpuSpeed, share: int) -> str:
     room = 0.9 * gpu.memory - 2 * shape.parameters / share - ENGINE_PASSING
     count = room * share / (17_600 * 2 * shape.cached)
     return f"{count:.0f}" if count >= 1 else "none"
@@ -221,8 +229,9 @@ def _seconds() -> Iterator[str]:
     rows = []
     for name, policy in histories.items():
         for ranks in (4, 5, 6, 7):
-            seconds = _plan(MODELS[1], ranks, {"policy": policy}).seconds
-            assert seconds is not None
+            changes = {"policy": policy}
+            plan = _plan(MODELS[1], ranks, changes)
+            seconds = seconds_of(_eight(ranks, changes), plan, H100)
             times = (f"{each:.0f} s" for each in (seconds.update, seconds.rollouts))
             rows.append([name, f"{ranks} + {8 - ranks}", *times, seconds.waits])
     yield from _table(
@@ -234,7 +243,7 @@ def _seconds() -> Iterator[str]:
 
 def _plan(model: _Model, ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Plan:
     """Of a run on eight GPUs, or as many as the ranks and one engine take."""
-    return make_plan(_eight(ranks, changes), model.tree, CUT, H100)
+    return make_plan(_eight(ranks, changes), model.tree, CUT, ROOM)
 
 
 def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -266,10 +275,39 @@ def with_tables(text: str) -> str:
     return "\n".join([before + BEGIN, "", *tables()]) + END + after
 
 
-def write_tables(page: Path) -> None:
-    """Write them into docs/hardware.md."""
-    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+def split(config: Config, plan: Plan) -> str:
+    """Seconds of an update and of its rollouts on H100s, which side waits, and how long the database lasts."""
+    seconds = seconds_of(config, plan, H100)
+    uses = "" if seconds.uses == 1 else f" ({seconds.uses} of them on each batch)"
+    days = config.data.max_gb * 1e9 / screens_a_day(config, plan, seconds)
+    return (
+        f"an update {_told(seconds.update)}{uses}, its rollouts {_told(seconds.rollouts)} (engines "
+        f"{_told(seconds.engines)}, environments {_told(seconds.environments)}): {seconds.waits}; "
+        f"data.max_gb = {config.data.max_gb:g} keeps {days:.1f} days of screens; assumed: {ASSUMED}"
+    )
+
+
+def _told(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
+
+
+def main() -> None:
+    """Write the page, or print a configuration's split."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("config", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, help="of an episode; default what the tasks allow")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    asked = parser.parse_args()
+    if asked.config is None:
+        page = Path(__file__).resolve().parents[2] / "docs" / "hardware.md"
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    config = load_config(asked.config, asked.sets)
+    found = planned(config, asked.steps)
+    if found is None or found.plan.trainer is None or found.plan.engine is None:
+        sys.exit("error: this configuration trains or samples without a model folder")
+    print(split(config, found.plan))
 
 
 if __name__ == "__main__":
-    write_tables(Path("docs/hardware.md"))
+    main()

@@ -1,6 +1,8 @@
 """What a GPU can do, and the seconds of an update and of its rollouts: stated assumptions, pure formulas.
 
-GpuKind, gpu_kind    memory, arithmetic and bandwidth of a kind of GPU, by its name
+GpuSpeed, gpu_speed  memory, arithmetic and bandwidth of a kind of GPU, by its name
+Seconds, seconds_of  of a plan of doctor's: an update, its rollouts, and which side waits
+screens_a_day        bytes of the screenshots that are stored then
 Work                 the floating-point operations and tokens of one update
 work_of              of a model's shape and an episode's tokens
 update_seconds, rollout_seconds   each with the assumptions below
@@ -12,9 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dart_cli.doctor.episode_tokens import EpisodeTokens
+from dart_cli.config.schema import Config
+from dart_cli.doctor.plan import EpisodeTokens, Plan
 from dart_cli.doctor.shape import Shape
+from dart_cli.doctor.trainer_memory import trained_parameters
 
+STEP_S = 1.0
+"""Seconds of an action and its screenshot, beside `env.options.pause_s`: an assumption."""
+DAY_S = 86_400
+BALANCED = 0.05
+"""Share of the time that a side may be idle before it is said."""
 MFU = 0.40
 """Share of a GPU's dense bfloat16 arithmetic that an update, and an engine's prefill, reach."""
 BANDWIDTH = 0.60
@@ -27,7 +36,7 @@ ASSUMED = f"MFU {MFU:.0%}, decode at {BANDWIDTH:.0%} of bandwidth + {1000 * ITER
 
 
 @dataclass(frozen=True)
-class GpuKind:
+class GpuSpeed:
     """One GPU: its name, bytes, dense bfloat16 operations a second, bytes a second of its memory."""
 
     name: str
@@ -36,25 +45,25 @@ class GpuKind:
     bandwidth: float
 
 
-H100 = GpuKind("H100 80 GB", 85_520_000_000, 989e12, 3.35e12)
-H200 = GpuKind("H200 141 GB", 150_750_000_000, 989e12, 4.8e12)
+H100 = GpuSpeed("H100 80 GB", 85_520_000_000, 989e12, 3.35e12)
+H200 = GpuSpeed("H200 141 GB", 150_750_000_000, 989e12, 4.8e12)
 _KNOWN = {
-    "B200": GpuKind("B200", 192_000_000_000, 2250e12, 8.0e12),
+    "B200": GpuSpeed("B200", 192_000_000_000, 2250e12, 8.0e12),
     "H200": H200,
     "GH200": H200,
     "H100": H100,
-    "A100": GpuKind("A100", 85_900_000_000, 312e12, 2.0e12),
-    "L40S": GpuKind("L40S", 48_300_000_000, 362e12, 0.864e12),
-    "4090": GpuKind("RTX 4090", 25_700_000_000, 165e12, 1.008e12),
+    "A100": GpuSpeed("A100", 85_900_000_000, 312e12, 2.0e12),
+    "L40S": GpuSpeed("L40S", 48_300_000_000, 362e12, 0.864e12),
+    "4090": GpuSpeed("RTX 4090", 25_700_000_000, 165e12, 1.008e12),
 }
 """From the makers' data sheets; without sparsity."""
 
 
-def gpu_kind(name: str, memory: int) -> GpuKind | None:
+def gpu_speed(name: str, memory: int) -> GpuSpeed | None:
     """The kind of a GPU that nvidia-smi calls `name`, with its own bytes; None for an unknown one."""
     for part, kind in _KNOWN.items():
         if part in name:
-            return GpuKind(name, memory, kind.flops, kind.bandwidth)
+            return GpuSpeed(name, memory, kind.flops, kind.bandwidth)
     return None
 
 
@@ -122,7 +131,7 @@ def vision_flops(shape: Shape, screen: int) -> float:
     return 2.0 * ((embed + blocks) * patches + merger * screen) + 4.0 * shape.vision_width * pairs
 
 
-def update_seconds(work: Work, gpu: GpuKind, ranks: int, *, offloaded: int = 0) -> float:
+def update_seconds(work: Work, gpu: GpuSpeed, ranks: int, *, offloaded: int = 0) -> float:
     """Of one update on `ranks` GPUs; `offloaded` are the trained parameters that main memory holds."""
     # Weights go to the GPU and gradients come back, in float32.
     moved = 8 * offloaded / ranks / HOST_BYTES_S
@@ -130,7 +139,7 @@ def update_seconds(work: Work, gpu: GpuKind, ranks: int, *, offloaded: int = 0) 
 
 
 def iteration_seconds(
-    shape: Shape, gpu: GpuKind, *, together: int, context: int, share: int, wide: int = 2
+    shape: Shape, gpu: GpuSpeed, *, together: int, context: int, share: int, wide: int = 2
 ) -> float:
     """A decode iteration of `together` requests on `share` GPUs that hold one model."""
     read = wide * (shape.text + together * context * shape.cached)
@@ -138,9 +147,81 @@ def iteration_seconds(
 
 
 def rollout_seconds(
-    work: Work, shape: Shape, gpu: GpuKind, *, engines: int, share: int, together: int
+    work: Work, shape: Shape, gpu: GpuSpeed, *, engines: int, share: int, together: int
 ) -> float:
     """Seconds that `engines`, of `share` GPUs each, compute for one update's episodes."""
     prefill = work.prefilled / (engines * share * gpu.flops * MFU)
     each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
     return prefill + work.decoded / together * each / engines
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one update and of the rollouts that a batch needs."""
+
+    update: float
+    engines: float  # that the engines compute
+    environments: float  # that the environments take, their answers included
+    uses: int = 1  # updates on each batch, those on which it is trained again included
+
+    @property
+    def training(self) -> float:
+        """Of all updates on a batch."""
+        return self.update * self.uses
+
+    @property
+    def rollouts(self) -> float:
+        """Until the slower of both is done."""
+        return max(self.engines, self.environments)
+
+    @property
+    def waits(self) -> str:
+        """The side that is idle, and for which share of the time."""
+        longer, shorter = max(self.training, self.rollouts), min(self.training, self.rollouts)
+        idle = 1 - shorter / longer
+        if idle < BALANCED:
+            return "both sides are busy"
+        if self.training > self.rollouts:
+            return f"the rollout GPUs will wait {idle:.0%} of the time"
+        for_what = " for the environments" if self.environments > self.engines else ""
+        return f"the trainer will wait {idle:.0%} of the time{for_what}"
+
+
+def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
+    """Of a plan that trains and samples a model."""
+    shape, setup, form = plan.shape, plan.setup, plan.form
+    assert plan.engine is not None
+    episodes = config.data.group_size * config.data.groups_per_batch
+    # A frozen weight needs no gradient of its own: one pass less.
+    passes = 2.0 if setup.adapters else 3.0
+    work = work_of(
+        shape,
+        plan.episode,
+        episodes=episodes,
+        steps=form.steps,
+        completion=form.completion,
+        screen=form.screen,
+        share=config.data.high_entropy,
+        passes=passes + setup.recompute + setup.reference,
+        caches=config.rollout.engine != "vllm" or config.vllm.prefix_caching,
+    )
+    share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
+    engines, slots = max(1, config.up.rollouts), max(1, config.up.envs) * config.env.slots
+    together = max(1, min(config.rollout.max_batch, slots // engines, int(plan.engine.prompts)))
+    moved = trained_parameters(shape, setup) if setup.offload else 0
+    each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
+    pause = config.env.options.get("pause_s", 0.0)
+    waited = (float(pause) if isinstance(pause, int | float) else 0.0) + STEP_S
+    return Seconds(
+        update=update_seconds(work, gpu, setup.ranks, offloaded=moved),
+        engines=rollout_seconds(work, shape, gpu, engines=engines, share=share, together=together),
+        environments=episodes * form.steps * (waited + form.completion * each) / slots,
+        uses=1 + config.train.reuse,
+    )
+
+
+def screens_a_day(config: Config, plan: Plan, seconds: Seconds) -> int:
+    """Bytes."""
+    episodes = config.data.group_size * config.data.groups_per_batch
+    batches = DAY_S / max(seconds.training, seconds.rollouts)
+    return int(batches * episodes * plan.form.steps * plan.host.screen_bytes)

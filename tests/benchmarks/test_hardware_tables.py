@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dart_cli.doctor.hardware import BEGIN, CUT, MODELS, tables, with_tables
-from dart_cli.doctor.plan import make_plan
+from benchmarks.gpu.hardware_tables import BEGIN, CUT, MODELS, tables, with_tables
+from benchmarks.gpu.speeds import H100 as SPEED
+from benchmarks.gpu.speeds import H200, Seconds, gpu_speed, seconds_of, vision_flops
+from dart_cli.config.load import load_config
+from dart_cli.doctor.plan import H100, make_plan
 from dart_cli.doctor.shape import shape_of
-from dart_cli.doctor.speeds import H100
-from tests.doctor.seven_b import CONFIG, PREPROCESSOR, config_of
+from tests.doctor.seven_b import CONFIG, PREPROCESSOR, config_of, plan_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hardware.md"
@@ -19,7 +22,7 @@ PAGE = ROOT / "docs" / "hardware.md"
 
 def test_the_page_has_the_tables() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_tables(page), "run: python -m dart_cli.doctor.hardware"
+    assert page == with_tables(page), "run: python benchmarks/gpu/hardware_tables.py"
     assert with_tables(with_tables(page)) == with_tables(page)
     with pytest.raises(ValueError, match="the page needs"):
         with_tables(page.replace(BEGIN, ""))
@@ -37,7 +40,9 @@ def test_the_page_names_main_memory_as_its_table_and_doctor_have_it() -> None:
     page = PAGE.read_text(encoding="utf-8")
     prose = " ".join(page.split(BEGIN)[0].split())
     rows = {line.split(" | ")[0]: line for line in tables() if "weights |" in line}
-    found = re.findall(r"(\d+) (?:\w+ )?of 80 GB with `?[^0-9]*?(\d+) GB of main memory", prose)
+    found = re.findall(
+        r"(\d+) (?:\w+ )?of 80 GB with `?[^0-9]*?(\d+) GB of main\s+memory", prose.replace(",", "")
+    )
     assert [ranks for ranks, _ in found] == ["1", "2"]
     for model, (ranks, figure) in zip((MODELS[1], MODELS[2]), found, strict=True):
         name = model.name.split()[0]
@@ -68,4 +73,41 @@ def test_only_this_page_says_that_nothing_ran_on_a_gpu() -> None:
         )
     ]
     assert told == []
-    assert "On a GPU nothing of the following has run yet" in " ".join(PAGE.read_text().split())
+    assert "## Not yet measured on a GPU" in " ".join(PAGE.read_text().split())
+
+
+def seconds(**sections: dict[str, Any]) -> Seconds:
+    return seconds_of(config_of(**sections), plan_of(**sections), SPEED)
+
+
+def test_the_tower_takes_16_teraflops_for_a_full_hd_screen() -> None:
+    shape = shape_of(CONFIG)
+    assert vision_flops(shape, 2691) == pytest.approx(16.3e12, rel=0.1)
+    assert vision_flops(shape, 1196) == pytest.approx(6.6e12, rel=0.1)
+
+
+def test_more_of_everything_takes_longer() -> None:
+    plain = seconds()
+    fewer = seconds(train={"ranks": 8}, up={"rollouts": 2})
+    assert fewer.update == pytest.approx(plain.update / 2)
+    assert fewer.engines == pytest.approx(plain.engines * 2, rel=0.05)
+    assert "rollout GPUs will wait" in plain.waits
+    again = seconds(train={"reuse": 1})
+    assert again.training == 2 * again.update == pytest.approx(2 * plain.update)
+    evict = {"history": "evict", "history_images": 3, "history_images_most": 7}
+    chained = seconds(policy=evict)
+    assert plain.update / chained.update > 3
+
+
+def test_a_gpu_is_known_by_its_name() -> None:
+    assert gpu_speed("NVIDIA H200", 5) == type(H200)("NVIDIA H200", 5, H200.flops, H200.bandwidth)
+    assert gpu_speed("a toaster", 5) is None
+
+
+@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
+@pytest.mark.parametrize("history", ["slide", "evict"])
+def test_a_shipped_configuration_keeps_both_sides_busy(name: str, history: str) -> None:
+    evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
+    config = load_config(ROOT / "configs" / f"{name}.toml", evict if history == "evict" else [])
+    found = seconds_of(config, make_plan(config, CONFIG, CUT, H100), SPEED)
+    assert abs(1 - found.update / found.rollouts) < 0.05
