@@ -53,37 +53,21 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pool": ("data.pool_ratio=0.125", "data.pool=[{pool}]"),
     "online": ("data.pool_ratio=0.125",),  # a pool of the run's own successes alone
     "early-stop": ("data.early_stop=true",),  # half a group first, more unless all passed
-    "anchor": ("data.screen_credit=anchor",),
-    "loo": ("data.screen_credit=leave_one_out",),
-    "td": ("data.screen_credit=temporal_difference",),
     "replay": ("train.reuse=1",),
     "batch-8": ("data.groups_per_batch=8",),
     "batch-16": ("data.groups_per_batch=16",),
     "fresh": ("data.max_staleness=1",),
     "uniform": ("data.task_sampling=uniform",),
-    "progress": ("data.task_sampling=progress",),
-    "drift": ("data.tracker_half_life=0.1",),  # trackers forget as the policy moves
     "scaled": ("data.tracker_scale=batch",),  # advantages normalised over the batch, as in SPO
     "margin": ("data.tracker_margin=0.1",),  # less is expected than the trackers say
     "task-tracker": ("data.advantage=task_tracker",),
-    "forks": ("data.fork_weight=0.2",),
-    "discount": ("data.discount=0.9",),
 }
 """Part -> the `--set` that turn it on; `{pool}` is the folder of oracle trajectories."""
 
 OLD_PARTS = ("frontier", "number", "length", "entropy", "pool")
 """Those that the first study of curation played alone, left out, and all together."""
 
-NEW_PARTS = (
-    "replay",
-    "frontier",
-    "progress",
-    "anchor",
-    "loo",
-    "td",
-    "forks",
-    "discount",
-)
+NEW_PARTS = ("replay", "frontier")
 """Those that are added to plain GRPO one at a time."""
 
 RATES = ("1e-4", "1.5e-4", "2e-4", "2.5e-4", "4e-4")
@@ -193,10 +177,7 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
         *(replace(OURS, parts=(*OURS.parts, part)) for part in ("task-tracker", "uniform")),
         replace(OURS, schedule="flat"),
     ),
-    "added": tuple(
-        replace(OURS, parts=(*OURS.parts, part))
-        for part in ("batch-16", "fresh", "progress", "drift")
-    ),
+    "added": tuple(replace(OURS, parts=(*OURS.parts, part)) for part in ("batch-16", "fresh")),
     "older": tuple(_older().values()),
 }
 """Several arms under one name."""
