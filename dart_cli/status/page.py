@@ -131,7 +131,7 @@ def _block(above: float, span: float) -> str:
 
 
 def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
-    filled = round(_BAR_CELLS * _share_over(snapshot))
+    filled = round(_BAR_CELLS * min(1.0, max(share for share, _ in _ends(snapshot))))
     state = Text(f"stopping: {snapshot.reason}", "yellow") if snapshot.stopping else Text("running")
     if problems(snapshot):
         state = Text("needs attention", "bold red")
@@ -154,25 +154,22 @@ def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
     return Group(line, success)
 
 
-def _share_over(snapshot: Snapshot) -> float:
-    """Share in [0, 1] of the run that is over: the furthest of what ends it."""
-    shares = [snapshot.updates / max(1, snapshot.updates_total)]
-    if snapshot.max_trajectories:
-        shares.append(snapshot.played / snapshot.max_trajectories)
-    if snapshot.max_minutes:
-        shares.append(snapshot.run_s / (60 * snapshot.max_minutes))
-    return min(1.0, max(shares))
+def _ends(snapshot: Snapshot) -> list[tuple[float, str]]:
+    """What ends the run: the share in [0, 1] that is over, in words with the limit if there is one."""
+    run, most = snapshot.run_s, 60 * snapshot.max_minutes
+    updates, total = snapshot.updates, snapshot.updates_total
+    found = [
+        (run / most, f"{minutes(run)} of {minutes(most)}") if most else (0.0, minutes(run)),
+        (updates / max(1, total), f"update {updates}/{total}"),
+    ]
+    if limit := snapshot.max_trajectories:
+        found.append((snapshot.played / limit, f"trajectory {snapshot.played}/{limit}"))
+    return found
 
 
 def _how_far(snapshot: Snapshot) -> str:
-    """Time, updates and trajectories, of those that end the run: `3:05 of 9:30  update 7/20`."""
-    text = minutes(snapshot.run_s)
-    if snapshot.max_minutes:
-        text += f" of {minutes(60 * snapshot.max_minutes)}"
-    text += f"  update {snapshot.updates}/{snapshot.updates_total}"
-    if snapshot.max_trajectories:
-        text += f"  trajectory {snapshot.played}/{snapshot.max_trajectories}"
-    return text
+    """`3:05 of 9:30  update 7/20`."""
+    return "  ".join(text for _, text in _ends(snapshot))
 
 
 def _until_stop(snapshot: Snapshot) -> str:

@@ -9,16 +9,15 @@ dart_up is 0 and no other metric is exported.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bus.errors import BusError, ConfigError, MissingPartError
+from bus.errors import ConfigError, DeadlineError, MissingPartError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
 from dart_cli.status.page import problems
-from dart_cli.status.watch import Watcher
+from dart_cli.status.watch import looks
 
 HOST = "127.0.0.1"
 _KEYED = {  # parts whose keys are values of a label
@@ -113,24 +112,20 @@ async def run_prometheus(
 
     newest, registry = _SnapshotCollector(GaugeMetricFamily), CollectorRegistry()
     registry.register(newest)
-    async with Watcher(config) as watcher:
-        try:
-            server, _ = start_http_server(port, addr=HOST, registry=registry)
-        except OSError as error:
-            raise ConfigError(
-                f"--prometheus {port}: {HOST} cannot be served there: {error.strerror}; "
-                "choose another port"
-            ) from None
-        say(f"metrics at http://{HOST}:{server.server_port}/metrics")
-        try:
-            while newest.snapshot is None or not newest.snapshot.stopping:
-                try:
-                    newest.snapshot = await watcher.snapshot()
-                except BusError as error:  # data may be started again: the metrics stay
-                    newest.snapshot = None
-                    say(str(error))
-                await asyncio.sleep(every_s)
-        finally:
-            server.shutdown()
-            server.server_close()
+    try:
+        server, _ = start_http_server(port, addr=HOST, registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--prometheus {port}: {HOST} cannot be served there: {error.strerror}; "
+            "choose another port"
+        ) from None
+    say(f"metrics at http://{HOST}:{server.server_port}/metrics")
+    try:
+        async for seen in looks(config, every_s):
+            newest.snapshot = seen if isinstance(seen, Snapshot) else None
+            if isinstance(seen, DeadlineError):  # data may be started again: the metrics stay
+                say(str(seen))
+    finally:
+        server.shutdown()
+        server.server_close()
     return 0

@@ -1,6 +1,6 @@
 """Asks the data process of a run for snapshots and shows them: the `dart status` verb.
 
-Watcher     an open connection that gives snapshots
+Watcher     an open connection that gives snapshots; looks, these until the run ends
 run_status  shows them: once, as lines of JSON, or as a live page; returns the exit code
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
@@ -76,6 +77,21 @@ class Watcher:
         return self._seen
 
 
+async def looks(config: Config, every_s: float) -> AsyncIterator[Snapshot | DeadlineError]:
+    """The run every `every_s` seconds until it ends, or why no data process answers."""
+    async with Watcher(config) as watcher:
+        while True:
+            seen: Snapshot | DeadlineError
+            try:
+                seen = await watcher.snapshot()
+            except DeadlineError as error:  # data may still start, or restart
+                seen = error
+            yield seen
+            if isinstance(seen, Snapshot) and seen.stopping:
+                return
+            await asyncio.sleep(every_s)
+
+
 async def run_status(config: Config, *, once: bool, as_json: bool, every_s: float) -> int:
     """Show the run once or until interrupted, every `every_s` seconds; returns the exit code.
 
@@ -94,8 +110,8 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
                 snapshot = await watcher.snapshot()
             if as_json:
                 _print_line(snapshot.model_dump_json())
-            else:
-                console.print(status_page(snapshot))
+        if not as_json:
+            console.print(status_page(snapshot))
     except DeadlineError:
         if not (told := over(config.run.dir)):
             raise
@@ -106,50 +122,40 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
 
 async def _lines(config: Config, every_s: float) -> Snapshot:
     """A line of JSON for each snapshot until the run ends; once begun, it waits while data is absent."""
-    snapshot: Snapshot | None = None
+    last: Snapshot | None = None
     is_told = False
-    async with Watcher(config) as watcher:
-        while snapshot is None or not snapshot.stopping:
-            if snapshot is not None:
-                await asyncio.sleep(every_s)
-            try:
-                snapshot = await watcher.snapshot()
-            except DeadlineError as error:
-                if snapshot is None or ended_badly(config.run.dir):
-                    raise
-                if not is_told:
-                    sys.stderr.write(f"{error}; keeps trying\n")
-                is_told = True
-            else:
-                is_told = False
-                _print_line(snapshot.model_dump_json())
-    return snapshot
+    async for seen in looks(config, every_s):
+        if isinstance(seen, Snapshot):
+            last, is_told = seen, False
+            _print_line(seen.model_dump_json())
+        elif last is None or ended_badly(config.run.dir):
+            raise seen
+        elif not is_told:
+            sys.stderr.write(f"{seen}; keeps trying\n")
+            is_told = True
+    assert last is not None
+    return last
 
 
 async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
     """A page that is redrawn until the run ends; it may start before the run does."""
+    last: Snapshot | None = None
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while _has_no_place(config):
             live.update(Text(_no_such_run(config), "red"), refresh=True)
             await asyncio.sleep(every_s)
         live.update(Text(f"waits for {data_awaited(config)}"), refresh=True)  # until it answers
-        snapshot: Snapshot | None = None
-        async with Watcher(config) as watcher:
-            while True:
-                try:
-                    snapshot = await watcher.snapshot()
-                except DeadlineError as error:  # data may still start, or restart
-                    if snapshot is None and over(config.run.dir):
-                        raise
-                    page = [] if snapshot is None else [status_page(snapshot, is_old=True)]
-                    live.update(Group(Text(str(error), "red"), *page), refresh=True)
-                else:
-                    live.update(status_page(snapshot), refresh=True)
-                    if snapshot.stopping:
-                        break
-                await asyncio.sleep(every_s)
-    console.print(status_page(snapshot))
-    return snapshot
+        async for seen in looks(config, every_s):
+            if isinstance(seen, Snapshot):
+                last = seen
+                live.update(status_page(seen), refresh=True)
+            elif last is None and over(config.run.dir):
+                raise seen
+            else:
+                page = [] if last is None else [status_page(last, is_old=True)]
+                live.update(Group(Text(str(seen), "red"), *page), refresh=True)
+    assert last is not None
+    return last
 
 
 def _has_no_place(config: Config) -> bool:

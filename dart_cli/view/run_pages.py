@@ -56,9 +56,8 @@ from dart_cli.view.charts import (
     sparkline,
     token_bars,
 )
-from dart_cli.view.query import ROWS, Query, page_of
 from dart_cli.view.screens import action_marks, heat_marks, image_size, screenshot
-from dart_cli.view.site import LIVE_S, Site, Values, page_values
+from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
 from envs.own_code import did_you_mean
 
 NEWEST = 12

@@ -34,9 +34,8 @@ from dart_cli.inspection.find import written_at
 from dart_cli.runtime.http_server import LOOPBACK, address, listen, make_server
 from dart_cli.view import evaluation_pages, graph_pages, run_pages
 from dart_cli.view.guard import Guard
-from dart_cli.view.query import Query, QueryError
 from dart_cli.view.screens import reduced
-from dart_cli.view.site import File, Site, Values, stylesheet
+from dart_cli.view.site import File, Query, QueryError, Site, Values, stylesheet
 from envs.base import image_type
 
 FIRST_PORT = 8470

@@ -13,9 +13,9 @@ import pytest
 
 from bus.errors import UserError
 from dart_cli.explore.graph import Sight, open_graph, read_graph
-from dart_cli.view.graph_picture import ACROSS, DOWN, places
-from dart_cli.view.query import ROWS
+from dart_cli.view.graph_pages import ACROSS, DOWN, places
 from dart_cli.view.server import write_file
+from dart_cli.view.site import ROWS
 from envs.elements import Element, ScreenState
 from tests.explore.test_paths import edge, screen
 from tests.view.parts import Bones, Server, png, serving

@@ -12,7 +12,7 @@ import pytest
 
 from bus.messages import Judgement, StepMismatch, VersionSpan
 from dart_cli.data.store.open import open_store
-from dart_cli.view.query import ROWS
+from dart_cli.view.site import ROWS
 from envs.base import content_hash
 from tests.data import parts
 from tests.data.parts import (
