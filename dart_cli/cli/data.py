@@ -183,6 +183,7 @@ def show(
     Example: dart data show g000001-00 --film first.png
     """
     from dart_cli.data.store.open import open_reader
+    from dart_cli.inspection.explain import explain_trajectory
     from dart_cli.inspection.find import find_run, find_subject
     from dart_cli.inspection.terminal import print_trajectory
     from dart_cli.inspection.trajectories import read_trajectory, shown_json
@@ -196,7 +197,8 @@ def show(
         if as_json:
             _say_json(shown_json(shown))
             return
-        print_trajectory(_console(), str(reader.path.parent), shown)
+        place, events = str(reader.path.parent), explain_trajectory(reader, shown)
+        print_trajectory(_console(), place, shown, events)
         if film is not None:
             typer.echo(f"film: {film}")
 
@@ -236,12 +238,12 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
     from dart_cli.inspection.trajectories import read_trajectory, subject_json
 
     with open_reader(find_run(run)) as reader:
-        subject = find_subject(reader, trajectory)
-        events = explain_trajectory(reader, read_trajectory(reader, subject))
+        shown = read_trajectory(reader, find_subject(reader, trajectory))
+        events = explain_trajectory(reader, shown)
         if as_json:
-            _say_json(subject_json(subject) | {"story": [vars(event) for event in events]})
+            _say_json(subject_json(shown.subject) | {"story": [vars(event) for event in events]})
         else:
-            print_events(_console(), str(reader.path.parent), subject, events)
+            print_events(_console(), str(reader.path.parent), shown, events)
 
 
 @data.command()

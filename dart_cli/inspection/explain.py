@@ -19,6 +19,7 @@ from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
 from dart_cli.data.lineage import restored
 from dart_cli.data.replay import WHY_REFUSED, replay_subject
+from dart_cli.data.store.judgements import JudgementRow
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
@@ -53,6 +54,7 @@ class Event:
 
     text: str
     at: float | None = None  # unix seconds; None where it belongs to the event before it
+    of_step: bool = False  # of one of its steps
 
 
 def explain_trajectory(reader: Reader, shown: Shown) -> list[Event]:
@@ -63,6 +65,7 @@ def explain_trajectory(reader: Reader, shown: Shown) -> list[Event]:
     if row is not None and group is not None:
         events += _played(row, group, shown.steps)
         events += _judged(reader, row, group)
+        events += map(_opinion, shown.judgements)
         if pool is not None:
             text = (
                 f"joined the experience pool of {pool.task_id}; used in {pool.used} batches since"
@@ -89,7 +92,7 @@ def _played(row: TrajectoryRow, group: GroupRow, steps: Sequence[Step]) -> Itera
     for step in steps:
         by = f", {step.worker}" if step.worker else ""
         seconds = f"{step.model_s:.2f} s model, {step.env_s:.2f} s env"
-        yield Event(f"{_did(step)} ({_weights(step)}{by}; {seconds})", step.at)
+        yield Event(f"{_did(step)} ({_weights(step)}{by}; {seconds})", step.at, of_step=True)
 
 
 def _did(step: Step) -> str:
@@ -151,6 +154,14 @@ def _judged(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iterator[Eve
         yield Event(left if is_over else waits)
 
 
+def _opinion(said: JudgementRow) -> Event:
+    cost = f"{said.calls} calls and {said.seconds:.1f} s"
+    outcome = verdict_words(said.outcome, said.score)
+    return Event(
+        f"judge {said.judge} ({said.use}): {outcome} after {cost}: {said.reason or '-'}", said.at
+    )
+
+
 def _instance(member: PoolRow | None, group: GroupRow) -> str:
     """Which instance a member of the pool played, beside that of the group it joined."""
     if member is None:
@@ -167,7 +178,7 @@ def _came_in(row: PoolRow, steps: Sequence[Step]) -> Iterator[Event]:
         f"{row.source}{origin}, {row.steps} steps, log-probabilities {known}",
         row.added_at,
     )
-    yield from (Event(_did(step)) for step in steps)
+    yield from (Event(_did(step), of_step=True) for step in steps)
 
 
 # --- why its group was dropped ---------------------------------------------------------------
@@ -246,7 +257,8 @@ def _trained(reader: Reader, shown: Shown) -> Iterator[Event]:
             batch.formed_at,
         )
         others = reader.batch_rows(batch_id)
-        yield from (Event(_used(step, use, batch, others)) for step, use in uses)
+        for step, use in uses:
+            yield Event(_used(step, use, batch, others), of_step=True)
         if batch.state == "trained" and batch.trained_at is not None:
             yield Event(f"batch {batch.id} is trained{_made(batch)}", batch.trained_at)
         elif has_ended(reader):

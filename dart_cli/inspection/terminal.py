@@ -105,14 +105,10 @@ def _pool(place: str, rows: Sequence[Subject]) -> Table:
 # --- one trajectory --------------------------------------------------------------------------
 
 
-def print_trajectory(console: Console, place: str, shown: Shown) -> None:
-    """One trajectory as a page."""
-    subject, steps = shown.subject, shown.steps
-    console.print(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
-    if shown.instruction:
-        console.print(f'  "{shown.instruction}"', soft_wrap=True)
-    for line in _headlines(shown):
-        console.print(f"  {line}")
+def print_trajectory(console: Console, place: str, shown: Shown, events: Sequence[Event]) -> None:
+    """One trajectory as a page: what happened to it as a whole, and its steps as a table."""
+    steps = shown.steps
+    print_events(console, place, shown, [event for event in events if not event.of_step])
     columns: dict[str, Callable[[Step], str]] = {
         ">step": lambda step: str(step.step),
         "text": lambda step: step.text,
@@ -120,6 +116,9 @@ def print_trajectory(console: Console, place: str, shown: Shown) -> None:
         ">reward": lambda step: or_dash(step.reward, ".3g"),
         ">log-prob": lambda step: or_dash(step.logprob, ".3f"),
         ">entropy": lambda step: or_dash(step.entropy, ".3f"),
+        ">version": lambda step: (
+            versions(step.versions[0], step.versions[-1]) if step.versions else "-"
+        ),
         ">model s": lambda step: f"{step.model_s:.3f}",
         ">env s": lambda step: f"{step.env_s:.3f}",
         "trained": _use,
@@ -135,38 +134,6 @@ def print_trajectory(console: Console, place: str, shown: Shown) -> None:
         if text := step.observed_text:
             console.print(f"step {step.step}, beside the screenshot ({len(text)} characters):")
             console.print(_first_lines(text), markup=False, soft_wrap=True)
-    if subject.trajectory is not None:
-        console.print(f"what happened to it: dart data why {subject.id} --run {place}")
-
-
-def _headlines(shown: Shown) -> Iterator[str]:
-    row, pool = shown.subject.trajectory, shown.subject.pool
-    if row is not None:
-        dropped = f" ({row.reason})" if row.reason else ""
-        batch = f", batch {row.batch_id}" if row.batch_id is not None else ""
-        if shown.again_in:
-            batch += f" and again in {', '.join(map(str, shown.again_in))}"
-        sampled = "no token sampled yet"
-        if row.oldest_version is not None:
-            sampled = f"sampled by weights v{versions(row.oldest_version, row.newest_version)}"
-        leased = f"leased {moment(row.leased_at)} by {row.worker}"
-        yield f"{row.state}{dropped}{batch}; {sampled}; {leased}"
-        if row.outcome:
-            yield (
-                f"{verdict_words(row.outcome, row.reward)} after {row.steps} steps and "
-                f"{or_dash(row.wall_s, '.1f')} s: {row.verdict_reason} (stopped: {row.stop_reason})"
-            )
-    for said in shown.judgements:
-        yield (
-            f"judge {said.judge} ({said.use}): {verdict_words(said.outcome, said.score)} after "
-            f"{said.calls} calls and {said.seconds:.1f} s: {said.reason or '-'}"
-        )
-    if pool is not None:
-        known = "known" if pool.known else "unknown"
-        yield (
-            f"in the pool since {moment(pool.added_at)}, source {pool.source}, "
-            f"{pool.steps} steps, log-probabilities {known}, used in {pool.used} batches"
-        )
 
 
 def _use(step: Step) -> str:
@@ -195,9 +162,12 @@ def _first_lines(text: str) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def print_events(console: Console, place: str, subject: Subject, events: Sequence[Event]) -> None:
+def print_events(console: Console, place: str, shown: Shown, events: Sequence[Event]) -> None:
     """One line for each event; one that belongs to the event before it is indented."""
+    subject = shown.subject
     console.print(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
+    if shown.instruction:
+        console.print(f'"{shown.instruction}"', soft_wrap=True)
     for event in events:
         when = f"{moment(event.at)}  " if event.at is not None else " " * 23
         console.print(f"{when}{event.text}", soft_wrap=True)

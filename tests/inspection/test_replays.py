@@ -71,7 +71,9 @@ def test_a_trajectory_shows_the_batches_that_trained_on_it_again(
 ) -> None:
     name = f"{reused.batch_groups(1)[0]}-00"
     assert run("show", name, "--run", reused.path.parent) == 0
-    assert "trained, batch 1 and again in 3;" in " ".join(capsys.readouterr().out.split())
+    assert "batch 1 comes again (use 2) as batch 3" in " ".join(capsys.readouterr().out.split())
+    assert run("show", name, "--run", reused.path.parent, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["again_in"] == [3]
 
 
 def test_stats_count_the_updates_on_a_batch_again(
