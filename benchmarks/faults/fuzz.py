@@ -300,7 +300,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from dart_cli.inspection.find import find_subject
     from dart_cli.runtime.liveness import workers_of
     from dart_cli.runtime.run_dir import read_run
-    from dart_cli.status.absent import why_absent
+    from dart_cli.status.processes import why_absent
     from dart_cli.train.checkpoints.checkpoint import load_newest
     from dart_cli.weights.manifest import check_complete, newest_version
 

@@ -360,7 +360,7 @@ def status(
         target = find_run(None, overrides or [])
     config = config_of(target, overrides)
     if stacks:
-        from dart_cli.status.stacks import run_stacks
+        from dart_cli.status.processes import run_stacks
 
         raise typer.Exit(run_stacks(config.run.dir, typer.echo))
     if prometheus is not None:

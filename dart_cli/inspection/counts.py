@@ -3,7 +3,7 @@
 Counts      of the trajectories of the run, or of one of its tasks
 RunCounts   both, with groups, pool and batches
 count       these, by one pass over the ledger without steps and images; counts_json, with sizes and judges
-success_of  success of some of the trajectories
+counts_of   of some rows of counters
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def counts_of(rows: Sequence[CountersRow]) -> Counts:
         if row.verdict is not None:
             verdicts[row.verdict] += row.trajectories
     counted = sum(row.counted for row in rows)
+    passed = sum(row.counted for row in rows if row.outcome == "pass")
     judged = verdicts["pass"] + verdicts["fail"]
     steps = sum(row.steps for row in rows if row.outcome in ("pass", "fail"))
     return Counts(
@@ -135,19 +136,10 @@ def counts_of(rows: Sequence[CountersRow]) -> Counts:
         steps=sum(row.steps for row in rows),
         verdicts=verdicts,
         invalid_after_action=sum(row.acted for row in rows if row.verdict == "invalid"),
-        success=success_of(rows),
+        success=passed / counted if counted else None,
         mean_reward=fsum(row.rewards for row in rows if row.counted) / counted if counted else None,
         mean_steps=steps / judged if judged else None,
     )
-
-
-def success_of(rows: Iterable[CountersRow]) -> float | None:
-    """Share passed of the trajectories that count for success; None before the first."""
-    passed = counted = 0
-    for row in rows:
-        counted += row.counted
-        passed += row.counted if row.outcome == "pass" else 0
-    return passed / counted if counted else None
 
 
 def _ordered(counts: Iterable[StateCount]) -> list[StateCount]:

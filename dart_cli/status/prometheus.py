@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from bus.errors import ConfigError, DeadlineError, MissingPartError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
@@ -20,22 +22,6 @@ from dart_cli.status.page import problems
 from dart_cli.status.watch import looks
 
 HOST = "127.0.0.1"
-_KEYED = {  # parts whose keys are values of a label
-    "dropped": "reason",
-    "groups_dropped": "reason",
-    "groups_dropped_since_batch": "reason",
-    "judges_verdicts": "verdict",
-    "metrics": "metric",
-    "permits": "worker",
-    "processes_gauges": "gauge",
-    "replays_refused": "reason",
-    "staleness_histogram": "versions",
-    "trajectories": "state",
-    "usage": "role",
-    "usage_minute": "phase",
-    "usage_total": "phase",
-    "verdicts": "verdict",
-}
 _NAMED = {  # lists, and what tells their members apart
     "judges": ("judge",),
     "processes": ("worker", "role", "host"),
@@ -49,27 +35,24 @@ _Number = tuple[str, dict[str, str], float]
 def numbers(
     value: Any, name: str = "", labels: Mapping[str, str] | None = None
 ) -> Iterator[_Number]:
-    """(name, labels, number) of each finite number in a dumped snapshot; curves and texts are left out."""
+    """(name, labels, number) of each finite number in a part of a snapshot; curves and texts are left out.
+
+    The label `of` is the key of a number in a dictionary, e.g. a ledger state.
+    """
     known = dict(labels or {})
     if isinstance(value, int | float) and math.isfinite(value):
         yield name, known, float(value)
+    elif isinstance(value, BaseModel):
+        for part, each in value:
+            yield from numbers(each, "_".join(filter(None, (name, part))), known)
     elif isinstance(value, dict):
-        if label := _KEYED.get(name):
-            for key, each in value.items():
-                parts = each.items() if isinstance(each, dict) else [("", each)]
-                for part, own in parts:
-                    yield from numbers(own, _joined(name, part), known | {label: str(key)})
-        else:
-            for key, each in value.items():
-                yield from numbers(each, _joined(name, key), known)
+        label = "role" if name == "usage" else "of"
+        for key, each in value.items():
+            yield from numbers(each, name, known | {label: str(key)})
     elif isinstance(value, list) and name in _NAMED:
         for each in value:
-            own = {label: str(each[label]) for label in _NAMED[name]}
+            own = {label: getattr(each, label) for label in _NAMED[name]}
             yield from numbers(each, name, known | own)
-
-
-def _joined(*names: str) -> str:
-    return "_".join(filter(None, names))
 
 
 class _SnapshotCollector:
@@ -85,7 +68,7 @@ class _SnapshotCollector:
         seen = self.snapshot
         found: list[_Number] = [("up", {}, float(seen is not None))]
         if seen is not None:
-            found += [("healthy", {}, float(not problems(seen))), *numbers(seen.model_dump())]
+            found += [("healthy", {}, float(not problems(seen))), *numbers(seen)]
         families: dict[str, Any] = {}
         for name, labels, value in found:
             if name not in families:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractAsyncContextManager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,14 +23,14 @@ from bus.snapshot import Snapshot
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.waits import data_awaited
-from dart_cli.status.absent import ended_badly, ended_well, over, why_absent
 from dart_cli.status.page import problems, status_page
+from dart_cli.status.processes import ended_badly, ended_well, over, why_absent
 
 ANSWER_S = 5.0
 """Seconds a data process may take to answer before it counts as absent."""
 
 
-class Watcher:
+class Watcher(AbstractAsyncContextManager["Watcher"]):
     """Gives snapshots of one run; made inside a running loop."""
 
     def __init__(self, config: Config) -> None:
@@ -47,15 +46,7 @@ class Watcher:
             curve=run_curve(config),
         )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._requester.close()
 
     async def snapshot(self) -> Snapshot:

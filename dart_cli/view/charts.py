@@ -166,13 +166,13 @@ def _grid(area: _PlotArea) -> list[Markup]:
         '<path class="grid" d="M{0} {1}H{2}"/><text class="tick y" x="{3}" y="{1}">{4}</text>'
     )
     parts = [
-        line.format(left, f"{area.y(value):.1f}", area.width - right, left - 6, _tick(value))
+        line.format(left, f"{area.y(value):.1f}", area.width - right, left - 6, f"{value:.4g}")
         for value in _ticks(*area.y_range)
     ]
     ends = sorted({*area.x_range})
     text = Markup('<text class="tick {}" x="{}" y="{}">{}</text>')
     for value, kind in zip(ends, ("start", "end") if len(ends) == 2 else ("middle",), strict=True):
-        parts.append(text.format(kind, f"{area.x(value):.1f}", area.height - 6, _tick(value)))
+        parts.append(text.format(kind, f"{area.x(value):.1f}", area.height - 6, f"{value:.4g}"))
     return parts
 
 
@@ -183,12 +183,3 @@ def _ticks(low: float, high: float, most: int = 5) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
     first = ceil(low / step - 1e-9)
     return [step * index for index in range(first, floor(high / step + 1e-9) + 1)]
-
-
-def _tick(value: float) -> str:
-    if abs(value) < _NOTHING:
-        return "0"
-    if abs(value) < 1e-3:
-        digits, _, power = f"{value:.1e}".partition("e")
-        return f"{digits}e{int(power)}"
-    return f"{value:.4g}"

@@ -2,11 +2,13 @@
 
 run_view     serves until a signal ends it: the `dart view` verb
 make_app     the ASGI application of a run, of an exploration, of evaluations, or of a folder of runs
+Guard        which requests may see the pages, and the security headers of every answer
 write_file   one self-contained HTML file: a trajectory, a report of the run, or an exploration
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import sys
@@ -14,13 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import lru_cache
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,11 +35,11 @@ from dart_cli.evaluation.results import evaluations_in
 from dart_cli.explore.graph import DATABASE as GRAPH
 from dart_cli.explore.graph import GraphReader, read_graph
 from dart_cli.inspection.find import written_at
+from dart_cli.runtime.http_guard import HttpGuard
 from dart_cli.runtime.http_server import LOOPBACK, address, listen, make_server
 from dart_cli.view import evaluation_pages, graph_pages, run_pages
-from dart_cli.view.guard import Guard
 from dart_cli.view.screens import reduced
-from dart_cli.view.site import File, Query, QueryError, Site, Values, stylesheet
+from dart_cli.view.site import POLICY, File, Query, QueryError, Site, Values, stylesheet
 from envs.base import image_type
 
 FIRST_PORT = 8470
@@ -288,6 +292,65 @@ def _status_and_text(error: Exception) -> tuple[HTTPStatus, str]:
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "The page could not be rendered; the terminal of `dart view` shows the error.",
     )
+
+
+# --- who may look ----------------------------------------------------------------------------
+
+
+class Guard(HttpGuard):
+    """Passes a request on to the pages, or refuses it.
+
+    Beyond loopback every request needs the token: once in the address (`?token=...`), then as a cookie
+    that no script can read.
+    """
+
+    methods = ("GET", "HEAD")
+    headers = {  # noqa: RUF012 - a constant
+        "content-security-policy": "; ".join(f"{key} {value}" for key, value in POLICY.items()),
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+    }
+    wrong_host = "This server answers only under its own name; open the address it printed."
+    wrong_method = "This server is read-only: use GET or HEAD."
+
+    def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
+        """See HttpGuard."""
+        super().__init__(app, host=host, token=token)
+        # All ports of a host share cookies: each viewer's cookie has a name of its own.
+        self._cookie = f"dart-view-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+
+    def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
+        """See HttpGuard."""
+        return PlainTextResponse(text, status, headers)
+
+    def check_token(self, request: Request) -> Response | None:
+        """See HttpGuard."""
+        offered = request.query_params.get("token")
+        if offered is None:
+            if self.is_right(_cookie(request.headers.get("cookie", ""), self._cookie)):
+                return None
+        elif self.is_right(offered):
+            rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
+            # A path of "//name" would be another server's address.
+            path = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
+            answer = RedirectResponse(path, HTTPStatus.SEE_OTHER)
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            return answer
+        return PlainTextResponse(
+            "This page needs the token: open the address that `dart view` printed.",
+            HTTPStatus.FORBIDDEN,
+        )
+
+
+def _cookie(header: str, name: str) -> str:
+    try:
+        found = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return found.value if found else ""
 
 
 # --- one file -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import resources
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -55,6 +55,7 @@ class Site:
     """Pages of a server."""
 
     exported = False
+    policy = ""  # in the page itself; a server sends POLICY
 
     def __init__(
         self,
@@ -84,18 +85,18 @@ class Site:
         of: tuple[str, ...] = ("screenshots",),
     ) -> Markup:
         """An image within an SVG, by its content hash; `of` is the first part of its address."""
-        return _placed("image", self.page(*of, key), x, y, width, height)
+        tag, href = self._image(key, of)
+        return Markup('<{} href="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
+            tag, href, x, y, width, height
+        )
+
+    def _image(self, key: str, of: tuple[str, ...]) -> tuple[str, str]:
+        return "image", self.page(*of, key)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         """The page; every value is escaped unless it is Markup."""
-        return self._render(template, "", values)
-
-    def _render(self, template: str, policy: str, values: Mapping[str, Any]) -> str:
-        return (
-            _environment()
-            .get_template(template)
-            .render(site=self, style=stylesheet(), policy=policy, **values)
-        )
+        page = _environment().get_template(template)
+        return page.render(site=self, style=stylesheet(), policy=self.policy, **values)
 
 
 class File(Site):
@@ -106,6 +107,9 @@ class File(Site):
     def __init__(self, run_dir: Path, images: Callable[[Iterable[str]], dict[str, bytes]]) -> None:
         """`images` gives encoded images by content hash."""
         super().__init__(run_dir)
+        digest = base64.b64encode(hashlib.sha256(stylesheet().encode()).digest()).decode()
+        allowed = f"img-src data:; style-src 'sha256-{digest}'"  # its own style, images within it
+        self.policy = f"default-src 'none'; {allowed}; base-uri 'none'"
         self._images = images
         self._used: dict[str, None] = {}
 
@@ -113,34 +117,18 @@ class File(Site):
         """The part of the file for a screen of an exploration; empty for anything else."""
         return f"#screen-{parts[1]}" if len(parts) == 2 and parts[0] == "screens" else ""
 
-    def picture(
-        self,
-        key: str,
-        width: float,
-        height: float,
-        *,
-        x: float = 0,
-        y: float = 0,
-        of: tuple[str, ...] = (),
-    ) -> Markup:
-        """A reference to an image of the file."""
+    def _image(self, key: str, of: tuple[str, ...]) -> tuple[str, str]:
         del of
         self._used[key] = None
-        return _placed("use", f"#shot-{key}", x, y, width, height)
+        return "use", f"#shot-{key}"
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The page, with its own policy, and the images that it refers to at its end."""
-        digest = base64.b64encode(hashlib.sha256(stylesheet().encode()).digest()).decode()
-        policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'"
-        page = self._render(template, policy, values)
+        """The page, and the images that it refers to at its end."""
+        page = super().render(template, values)
         images = self._images(self._used).items() if self._used else ()
         symbols = Markup("").join(_symbol(key, image) for key, image in images)
         store = Markup('<svg class="store" width="0" height="0" aria-hidden="true">{}</svg></body>')
         return page.replace("</body>", store.format(symbols), 1)
-
-
-def _placed(tag: str, href: str, *box: float) -> Markup:
-    return Markup('<{} href="{}" x="{}" y="{}" width="{}" height="{}"/>').format(tag, href, *box)
 
 
 def _symbol(key: str, image: bytes) -> Markup:
@@ -224,11 +212,8 @@ class Query:
     def one_of(self, name: str, known: Sequence[_Word]) -> _Word | None:
         """The parameter's value, which must be in `known`, or None. Raises QueryError."""
         asked = self._words.get(name)
-        for each in known:
-            if each == asked:
-                return each
-        if asked is None:
-            return None
+        if asked is None or asked in known:
+            return cast("_Word | None", asked)
         raise QueryError(
             f"{name}={asked}: there is no such {name}{did_you_mean(asked, known)}; "
             f"want one of {', '.join(known)}"

@@ -16,7 +16,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
-from dart_cli.inspection.counts import success_of
+from dart_cli.inspection.counts import counts_of
 from tests.data.parts import (
     MIXED,
     Clock,
@@ -290,7 +290,7 @@ def test_with_early_stop_success_is_of_the_first_half_of_each_group(tmp_path: Pa
         assert [row.id for row in store.trajectories() if row.counted] == [first[1], second[0]]
         [point] = store.success_curve()
         assert (point.trajectories, point.passed) == (2, 1)
-        assert success_of(store.counters()) == 0.5
+        assert counts_of(store.counters()).success == 0.5
         known = ledger.progress.tasks
         store._write("DELETE FROM task_progress")  # as after the schema step of the column
         assert make_ledger(config, store, clock).progress.tasks == known

@@ -24,7 +24,7 @@ from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import run_role
 from dart_cli.runtime.run_dir import claim
-from dart_cli.status.absent import last_error
+from dart_cli.status.processes import last_error
 from dart_cli.weights.storage import atomic_directory
 from tests.waiting import lives, wait_until
 

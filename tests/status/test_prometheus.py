@@ -51,7 +51,7 @@ async def test_a_scrape_gives_the_run_on_loopback_alone(
     assert url.startswith("http://127.0.0.1:")
     assert found["dart_healthy"] == 0  # no trainer runs
     assert found["dart_updates"] == 0
-    assert found['dart_verdicts{verdict="pass"}'] == MIXED.count("pass")
+    assert found['dart_verdicts{of="pass"}'] == MIXED.count("pass")
     [alive] = [
         v
         for name, v in found.items()
@@ -63,13 +63,13 @@ async def test_a_scrape_gives_the_run_on_loopback_alone(
 def test_every_number_of_a_snapshot_has_its_name_and_labels() -> None:
     found = {
         (name, *sorted(labels.items())): value
-        for name, labels, value in numbers(snapshot(replays={"refused": {"stale": 2}}).model_dump())
+        for name, labels, value in numbers(snapshot(replays={"refused": {"stale": 2}}))
     }
     assert found["updates",] == 7
     assert found["tasks_success", ("task_id", "mini/popup")] == 0.5
-    assert found["usage_minute", ("phase", "playing"), ("role", "env")] == 75
-    assert found["replays_refused", ("reason", "stale")] == 2
-    assert found["staleness_histogram", ("versions", "2")] == 5
+    assert found["usage_minute", ("of", "playing"), ("role", "env")] == 75
+    assert found["replays_refused", ("of", "stale")] == 2
+    assert found["staleness_histogram", ("of", "2")] == 5
     assert not [name for name, *_ in found if "curve" in name]
 
 
