@@ -99,7 +99,7 @@ def pointer_folder(
     family: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """pointer_folder("builtin:tiny" or a model_type) -> that model with a pointer head, built once."""
-    from dart_cli.config.models import BUILTIN
+    from dart_cli.config.model_folder import BUILTIN
     from dart_cli.policy.pointer.folder import add_pointer
 
     @cache

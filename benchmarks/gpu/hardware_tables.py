@@ -19,14 +19,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu.speeds import ASSUMED, H100, H200, GpuSpeed, screens_a_day, seconds_of
+from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.load import load_config
-from dart_cli.config.model_files import Screens
+from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.doctor.plan import ENGINE_PASSING, Plan, make_plan
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.planned import planned
-from dart_cli.doctor.shape import Shape, shape_of
-from dart_cli.doctor.trainer_memory import TrainerSetup, adapters_of, trainer_memory
+from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 
 BEGIN = "<!-- tables: python benchmarks/gpu/hardware_tables.py -->"
 END = "<!-- end of the tables -->"
@@ -137,8 +137,8 @@ def _ways(shape: Shape) -> dict[str, dict[str, Any]]:
         "all weights": {},
         "all, recompute": {"recompute": True},
         "all, recompute, offload": {"recompute": True, "offload": True},
-        f"LoRA of rank {LORA}": {"adapters": adapters_of(shape, LORA)},
-        "LoRA, recompute": {"adapters": adapters_of(shape, LORA), "recompute": True},
+        f"LoRA of rank {LORA}": {"adapters": shape.adapters(LORA)},
+        "LoRA, recompute": {"adapters": shape.adapters(LORA), "recompute": True},
     }
 
 
@@ -224,7 +224,7 @@ def _seconds() -> Iterator[str]:
     )
     histories: dict[str, dict[str, Any]] = {
         "`slide`, 5 screens (DART's)": {},
-        "`evict`, 7 -> 3": {"history": "evict", "history_images": 3, "history_images_most": 7},
+        "`evict`, 7 -> 3": {"history_images": 3, "history_images_most": 7},
     }
     rows = []
     for name, policy in histories.items():

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import EpisodeTokens, Plan
-from dart_cli.doctor.shape import Shape
 from dart_cli.doctor.trainer_memory import trained_parameters
 
 STEP_S = 1.0

@@ -66,7 +66,7 @@ def model(settings: Settings) -> Found:
 
 def planned(settings: Settings, layers: int, tokens: int, predicted: int, adapters: int = 0) -> Any:
     """Doctor's memory of a rank, of these tokens in a pack."""
-    from dart_cli.doctor.shape import shape_of
+    from dart_cli.config.architecture import shape_of
     from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 
     tree = json.loads((settings.shards / "config.json").read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
     Those of one pass of the frozen tower over each screen are among them. See benchmarks/speed/packing.py.
     """
     from benchmarks.gpu.speeds import vision_flops
-    from dart_cli.doctor.shape import shape_of
+    from dart_cli.config.architecture import shape_of
 
     tree = json.loads((settings.shards / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(tree | {"num_hidden_layers": layers})

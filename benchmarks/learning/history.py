@@ -1,4 +1,4 @@
-"""What screens dropped several at once cost or gain: `policy.history = "evict"` against `slide`.
+"""What screens dropped several at once cost or gain: `policy.history_images_most` against a window that slides.
 
     python benchmarks/learning/history.py                    # 3 seeds of slide and evict, a run at a time
     python benchmarks/learning/history.py --seeds 1 --updates 5
@@ -52,7 +52,7 @@ CONFIG = ROOT / "configs" / "history.toml"
 ARMS: dict[str, list[str]] = {
     "slide": [],
     "evict": [
-        *('policy.history="evict"', "policy.history_images=3"),
+        "policy.history_images=3",
         *("policy.history_images_most=7", "policy.history_turns=2"),
     ],
     "single": ["policy.history_images=1", "policy.history_turns=0"],

@@ -4,7 +4,7 @@
         [--out benchmarks/results/packing.json]
 
 Real engines play episodes of 30 steps in the embedded environment (suite `desk`, 448x336, 192 tokens a
-screen), twice: with `policy.history = "slide"`, 5 screens, and with `"evict"`, 7 -> 3, which shows 5 on
+screen), twice: with a window that slides, 5 screens, and with one that evicts, 7 -> 3, which shows 5 on
 average. The model is a random Qwen2.5-VL of 2 layers of 256; whatever it writes, the environment goes one
 step on towards the end of its task, and then to the next one (packing_parts.py), so that screens change
 as in a real episode. Each engine's own counts say how much of the prompts its prefix cache had: the
@@ -53,6 +53,7 @@ from benchmarks.gpu.speeds import vision_flops
 from benchmarks.speed.packing_parts import LongDesk
 from benchmarks.speed.playing import GroupMember, Player, limit_torch, step_of
 from bus.messages import Batch
+from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.schema import (
     Config,
     EnvConfig,
@@ -64,7 +65,6 @@ from dart_cli.config.schema import (
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.chains import chained
 from dart_cli.data.store.rows import BatchStep
-from dart_cli.doctor.shape import Shape, shape_of
 from dart_cli.engines.base import Engine
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
@@ -95,8 +95,8 @@ SMALL = replace(
     layers=2,
 )
 HISTORIES: dict[str, dict[str, Any]] = {
-    "slide": {"history": "slide", "history_images": 5},
-    "evict": {"history": "evict", "history_images": 3, "history_images_most": 7},
+    "slide": {"history_images": 5},
+    "evict": {"history_images": 3, "history_images_most": 7},
 }
 SCREEN = "448x336"
 BLOCK = 32

@@ -51,7 +51,7 @@ def add_pointer(
 
     Example: dart model add-pointer models/Qwen2.5-VL-3B-Instruct models/Qwen2.5-VL-3B-pointer --seed 1
     """
-    from dart_cli.config.models import resolve
+    from dart_cli.config.model_folder import resolve
     from dart_cli.config.rules.machine import refuse_out
 
     source = resolve(folder)

@@ -212,7 +212,7 @@ def doctor(
     Example: dart doctor models/ui-tars --values --parity --set model.dtype=bfloat16
     """
     from bus.errors import ConfigError
-    from dart_cli.config.models import BUILTIN, is_model_folder
+    from dart_cli.config.model_folder import BUILTIN, is_model_folder
     from dart_cli.doctor.examine import run_doctor
 
     if (play or parity or values or steps) and target is None:

@@ -68,7 +68,7 @@ def tune(
     from dart_cli.config.load import DEFAULTS, Source, default_config, load_config
     from dart_cli.config.rules.check import check_config
     from dart_cli.config.rules.learning import read_by_tune
-    from dart_cli.config.template import to_toml
+    from dart_cli.config.values import to_toml
 
     shortcuts = {"tune.data": data or [], "model.path": model, "tune.out": out}
     changes = [*(overrides or [])]

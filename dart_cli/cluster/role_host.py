@@ -29,7 +29,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import DartError
 from dart_cli.config.devices import VISIBLE
 from dart_cli.config.endpoints import KEY_FILE
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from dart_cli.runtime.liveness import process_liveness
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import LocalProcess, start_here

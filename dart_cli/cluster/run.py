@@ -32,7 +32,7 @@ from dart_cli.config.endpoints import KEY_FILE, weights_dir
 from dart_cli.config.load import load_config
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import RESTARTS, Process
 

@@ -2,18 +2,20 @@
 
 schema        the sections and keys, their types, ranges and texts
 load          reading a TOML file and `--set` overrides; errors with suggestions
+values        values as text: of the command line, of TOML, of a message
+old_keys      keys of older releases, and what is in their place
 rules         what no single key shows: combinations, places, tasks, model, devices
 devices       which GPUs each process uses
-models        the folders of models, shipped or the user's own
-model_files, model_tensors, architecture    what such a folder must hold: small files, headers, shapes
-pointer_head  the tokens and tensors of a folder that can point
-adapters      the layers that `model.lora` adapts, and what that needs
+engines       which engines can be had here
+model_folder  the folders of models, shipped or the user's own, and their small files
+architecture  the sizes of a model, as its config.json has them
+pointer_head  the tokens and names of a folder that can point
+adapters      what `model.lora` needs
+families      families of models: recognised by a folder; their values of [policy]
 rate          the learning rate that follows from the model, where a file sets none
-engines       whether the engine can be used: a user's own, the installed vLLM
 screens       how large a run's screens are, and the caches of engines that follow from it
 task_split    which tasks are trained on, which are held out
 endpoints     the addresses, keys and folders of the run's processes
-families, family_values    families of models: recognised by a folder; their values of [policy]
 dry_run       what a run would do: `--dry-run`
 template      the starter file and docs/config.md, from the texts of the keys
 """

@@ -1,23 +1,21 @@
-"""The tensors that a model's config.json asks for: names and shapes, without torch.
+"""The sizes of a model, as its config.json has them: no torch, no weights.
 
-expected_tensors   all of them, by canonical name
-canonical          the name that `expected_tensors` has for a tensor of a file
+Shape       counts of parameters, and the widths that memory and work follow from
+shape_of    that of a config.json of one of MODEL_TYPES
+canonical   one name for a tensor that files name in several ways
 
-Files name one tensor in several ways (`model.layers.0...`, `model.language_model.layers.0...`,
-`language_model.model.layers.0...`); the canonical name is `language_model.layers.0...`,
-`visual....`, `lm_head.weight` or `pointer_head....`. A test compares all of this with transformers' own models.
+A test compares the counts with transformers' own models.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import ModelError
-from dart_cli.config.pointer_head import PREFIX, head_tensors, name_of, pointer_ids
-
-Shape = tuple[int, ...]
+from dart_cli.config.pointer_head import head_parameters, name_of, pointer_ids
 
 MOST = 10_000  # layers of a model, blocks of its vision tower
 _LARGEST = 10**9  # any other size
@@ -44,6 +42,7 @@ _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
             "hidden_size": 3584,
             "intermediate_size": 3420,
             "out_hidden_size": 3584,
+            "fullatt_block_indexes": (7, 15, 23, 31),
         },
     ),
     "qwen3_vl": (
@@ -71,13 +70,16 @@ _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 }
 """What a config.json means where it leaves a key out: language model, vision tower."""
 
+MODEL_TYPES = tuple(_DEFAULTS)
+"""`model_type` in the config.json of the folders that the policy can load."""
+
 _TEXT_NAME = re.compile(r"(?:(?:model|language_model)\.)*((?:embed_tokens|layers|norm)\..+)")
 _VISION_NAME = re.compile(r"(?:.*\.)?visual\.(.+)")
 _HEAD_NAME = re.compile(r"(?:(?:model|language_model)\.)*(lm_head\.weight)")
 
 
 def canonical(name: str) -> str:
-    """The name that `expected_tensors` has for a tensor that a file calls `name`."""
+    """`language_model.layers.0...`, `visual....`, `lm_head.weight` or `pointer_head....`, whatever a file has."""
     if found := _VISION_NAME.fullmatch(name):
         return f"visual.{found[1]}"
     if found := _TEXT_NAME.fullmatch(name):
@@ -107,9 +109,14 @@ class Sizes:
             raise ModelError(f"{key} must be a number up to {MOST}, got {str(value)[:40]!r}")
         return float(value)
 
-    def raw(self, key: str) -> Any:
-        """A value that is no size."""
-        return self._values[key]
+    def listed(self, key: str, otherwise: int) -> int:
+        """How many a list has; `otherwise` where there is no such list."""
+        value = self._values.get(key)
+        return len(value) if isinstance(value, list | tuple) else otherwise
+
+    def flag(self, key: str) -> bool:
+        """Whether a key is true."""
+        return bool(self._values.get(key))
 
 
 def text_sizes(config: Mapping[str, Any]) -> Sizes:
@@ -139,151 +146,116 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings") or inner)
 
 
-def expected_tensors(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Shape of each tensor by canonical name, of a config.json of one of MODEL_TYPES.
+@dataclass(frozen=True)
+class Shape:
+    """A vision-language model; counts are of numbers, not of bytes."""
 
-    Raises ModelError where a size is none, or the parts do not fit together.
-    """
-    kind = config["model_type"]
-    text, vision = text_sizes(config), vision_sizes(config)
-    inner = {f"language_model.{name}": shape for name, shape in _text(text, kind).items()}
-    seen = {f"visual.{name}": shape for name, shape in _VISION[kind](vision).items()}
-    found = inner | seen
-    if not is_tied(config):
-        found["lm_head.weight"] = (text["vocab_size"], text["hidden_size"])
-    out = vision["hidden_size" if kind == "qwen2_vl" else "out_hidden_size"]
-    if out != text["hidden_size"]:
-        raise ModelError(
-            f"the vision tower gives vectors of {out} numbers, the language model takes "
-            f"{text['hidden_size']}"
-        )
-    if pointer_ids(config) is not None:
-        head = head_tensors(text["hidden_size"])
-        found |= {f"{PREFIX}{name}": shape for name, shape in head.items()}
-    return found
+    kind: str  # model_type
+    layers: int  # of the language model
+    width: int  # hidden_size
+    queries: int  # all heads of a token together
+    keys: int  # all key heads of a token together; the values are as many
+    head: int  # numbers of one head
+    mlp: int  # intermediate_size
+    vocabulary: int
+    tied: bool  # the head is the embedding
+    normed_heads: bool  # queries and keys are normalised (Qwen3)
+    layer: int  # parameters of one layer
+    text: int  # parameters of the language model and its output embeddings
+    vision: int  # parameters of the vision tower
+    pointer: int  # parameters of the pointer head; 0 without one
+    vision_blocks: int
+    vision_block: int  # parameters of one block
+    vision_width: int
+    vision_mlp: int
+    vision_whole: int  # blocks whose attention sees the whole screen, not a window of it
+    merge: int  # patches that become one token
+    patch_values: int  # numbers of a patch
+    deepstack: int  # layers that get features of their own beside the first
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.text + self.vision + self.pointer
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding; of the head as many, the same ones where they are tied."""
+        return self.vocabulary * self.width
+
+    @property
+    def cached(self) -> int:
+        """Numbers of keys and values of a token."""
+        return 2 * self.layers * self.keys
+
+    def adapters(self, rank: int) -> int:
+        """Numbers of adapters of `rank`: rank x (inputs + outputs) of each linear layer of the language model."""
+        attention = 2 * (self.width + self.queries) + 2 * (self.width + self.keys)
+        return rank * self.layers * (attention + 3 * (self.width + self.mlp))
 
 
-def _text(size: Sizes, kind: str) -> dict[str, Shape]:
-    width, heads = size["hidden_size"], size["num_attention_heads"]
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """That of a config.json of one of MODEL_TYPES. Raises ModelError where its sizes are none, or do not fit."""
+    kind, text, vision = config["model_type"], text_sizes(config), vision_sizes(config)
     newer = kind == "qwen3_vl"
-    head = size["head_dim"] if newer else width // heads
-    queries, keys = heads * head, size["num_key_value_heads"] * head
-    layer = {
-        **_linear("self_attn.q_proj", width, queries, bias=not newer),
-        **_linear("self_attn.k_proj", width, keys, bias=not newer),
-        **_linear("self_attn.v_proj", width, keys, bias=not newer),
-        **_linear("self_attn.o_proj", queries, width, bias=False),
-        **_gated_mlp(width, size["intermediate_size"], bias=False),
-        "input_layernorm.weight": (width,),
-        "post_attention_layernorm.weight": (width,),
-    }
-    if newer:
-        layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
-        if size.raw("attention_bias"):
-            biased = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": width}
-            layer |= {f"self_attn.{name}.bias": (rows,) for name, rows in biased.items()}
-    return {
-        "embed_tokens.weight": (size["vocab_size"], width),
-        **_repeated("layers", size["num_hidden_layers"], layer),
-        "norm.weight": (width,),
-    }
+    width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]
+    head = text["head_dim"] if newer else width // heads
+    queries, keys = heads * head, text["num_key_value_heads"] * head
+    biases = queries + 2 * keys if not newer else 0
+    if newer and text.flag("attention_bias"):
+        biases = queries + 2 * keys + width
+    norms = 2 * width + (2 * head if newer else 0)
+    layer = 2 * width * (queries + keys) + biases + 3 * width * mlp + norms
+    embeddings = text["vocab_size"] * width * (1 if is_tied(config) else 2)
+    seen = _vision(kind, vision, out=width)
+    return Shape(
+        kind=kind,
+        layers=text["num_hidden_layers"],
+        width=width,
+        queries=queries,
+        keys=keys,
+        head=head,
+        mlp=mlp,
+        vocabulary=text["vocab_size"],
+        tied=is_tied(config),
+        normed_heads=newer,
+        layer=layer,
+        text=embeddings + text["num_hidden_layers"] * layer + width,
+        pointer=0 if pointer_ids(config) is None else head_parameters(width),
+        **seen,
+    )
 
 
-def _vision_2(size: Sizes) -> dict[str, Shape]:
-    width, mlp = size["embed_dim"], int(size["embed_dim"] * size.ratio("mlp_ratio"))
-    block = {
-        **_norm("norm1", width),
-        **_norm("norm2", width),
-        **_attention(width),
-        **_linear("mlp.fc1", width, mlp),
-        **_linear("mlp.fc2", mlp, width),
-    }
+def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
+    """The counts of the vision tower, whose vectors have `out` numbers."""
+    if kind == "qwen2_vl":
+        width, given = size["embed_dim"], size["hidden_size"]
+        mlp = int(width * size.ratio("mlp_ratio"))
+    else:
+        width, mlp, given = size["hidden_size"], size["intermediate_size"], size["out_hidden_size"]
+    if given != out:
+        raise ModelError(
+            f"the vision tower gives vectors of {given} numbers, the language model takes {out}"
+        )
+    gated = kind == "qwen2_5_vl"
+    norm = width if gated else 2 * width
+    block = 4 * width * (width + 1) + 2 * norm
+    block += 3 * width * mlp + 2 * mlp + width if gated else 2 * width * mlp + mlp + width
     merged = width * size["spatial_merge_size"] ** 2
+    merger = merged * (merged + 1) + merged * out + out
+    patch = size["in_channels"] * size["temporal_patch_size"] * size["patch_size"] ** 2
+    deep = size.listed("deepstack_visual_indexes", 0)
+    whole = patch * width + size["depth"] * block + norm + merger
+    if kind == "qwen3_vl":
+        whole += width + size["num_position_embeddings"] * width + deep * (2 * merged + merger)
     return {
-        **_patch_embedding(size, width),
-        **_repeated("blocks", size["depth"], block),
-        **_norm("merger.ln_q", width),
-        **_linear("merger.mlp.0", merged, merged),
-        **_linear("merger.mlp.2", merged, size["hidden_size"]),
-    }
-
-
-def _vision_2_5(size: Sizes) -> dict[str, Shape]:
-    width = size["hidden_size"]
-    block = {
-        "norm1.weight": (width,),
-        "norm2.weight": (width,),
-        **_attention(width),
-        **_gated_mlp(width, size["intermediate_size"], bias=True),
-    }
-    merged = width * size["spatial_merge_size"] ** 2
-    return {
-        **_patch_embedding(size, width),
-        **_repeated("blocks", size["depth"], block),
-        "merger.ln_q.weight": (width,),
-        **_linear("merger.mlp.0", merged, merged),
-        **_linear("merger.mlp.2", merged, size["out_hidden_size"]),
-    }
-
-
-def _vision_3(size: Sizes) -> dict[str, Shape]:
-    width, mlp = size["hidden_size"], size["intermediate_size"]
-    block = {
-        **_norm("norm1", width),
-        **_norm("norm2", width),
-        **_attention(width),
-        **_linear("mlp.linear_fc1", width, mlp),
-        **_linear("mlp.linear_fc2", mlp, width),
-    }
-    merged = width * size["spatial_merge_size"] ** 2
-    projection = {
-        **_linear("linear_fc1", merged, merged),
-        **_linear("linear_fc2", merged, size["out_hidden_size"]),
-    }
-    deep = size.raw("deepstack_visual_indexes")
-    depth = len(deep) if isinstance(deep, list | tuple) else 0
-    return {
-        **_patch_embedding(size, width),
-        "patch_embed.proj.bias": (width,),
-        "pos_embed.weight": (size["num_position_embeddings"], width),
-        **_repeated("blocks", size["depth"], block),
-        **_norm("merger.norm", width),
-        **{f"merger.{name}": shape for name, shape in projection.items()},
-        **_repeated("deepstack_merger_list", depth, {**_norm("norm", merged), **projection}),
-    }
-
-
-_VISION = {"qwen2_vl": _vision_2, "qwen2_5_vl": _vision_2_5, "qwen3_vl": _vision_3}
-
-
-def _linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> dict[str, Shape]:
-    weight: dict[str, Shape] = {f"{name}.weight": (outputs, inputs)}
-    return weight | {f"{name}.bias": (outputs,)} if bias else weight
-
-
-def _norm(name: str, width: int) -> dict[str, Shape]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _attention(width: int) -> dict[str, Shape]:
-    return {**_linear("attn.qkv", width, 3 * width), **_linear("attn.proj", width, width)}
-
-
-def _gated_mlp(width: int, mlp: int, *, bias: bool) -> dict[str, Shape]:
-    return {
-        **_linear("mlp.gate_proj", width, mlp, bias=bias),
-        **_linear("mlp.up_proj", width, mlp, bias=bias),
-        **_linear("mlp.down_proj", mlp, width, bias=bias),
-    }
-
-
-def _patch_embedding(size: Sizes, width: int) -> dict[str, Shape]:
-    side = size["patch_size"]
-    shape = (width, size["in_channels"], size["temporal_patch_size"], side, side)
-    return {"patch_embed.proj.weight": shape}
-
-
-def _repeated(name: str, times: int, part: Mapping[str, Shape]) -> dict[str, Shape]:
-    return {
-        f"{name}.{index}.{inner}": shape for index in range(times) for inner, shape in part.items()
+        "vision": whole,
+        "vision_blocks": size["depth"],
+        "vision_block": block,
+        "vision_width": width,
+        "vision_mlp": mlp,
+        "vision_whole": size.listed("fullatt_block_indexes", size["depth"]),
+        "merge": size["spatial_merge_size"] ** 2,
+        "patch_values": patch,
+        "deepstack": deep,
     }

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 
 from bus.endpoints import DATA
 from bus.errors import ModelError
+from dart_cli.config.architecture import shape_of
 from dart_cli.config.endpoints import run_endpoints
-from dart_cli.config.families import FAMILIES
-from dart_cli.config.family_values import origins, told
-from dart_cli.config.load import shown
-from dart_cli.config.model_tensors import parameter_count
-from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.families import FAMILIES, origins, told
+from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rate import rate_origin
 from dart_cli.config.rules.check import unread
 from dart_cli.config.rules.rule import value_of
 from dart_cli.config.schema import Config, inner_section, section_types
 from dart_cli.config.task_split import composed_tasks, training_tasks
+from dart_cli.config.values import shown
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -75,8 +74,8 @@ def _model(config: Config) -> str:
     if config.model.path in BUILTIN:
         return f"{config.model.path}, {config.model.dtype}"
     try:
-        count = parameter_count(model_folder(config.model.path))
-    except ModelError:  # a role that loads it refuses it; this one does not
+        count = shape_of(read_json(model_folder(config.model.path), "config.json")).parameters
+    except (ModelError, KeyError):  # a role that loads it refuses it; this one does not
         count = 0
     size = f", {count / 1e9:.2f} billion parameters" if count else ""
     return f"{config.model.path}, {config.model.dtype}{size}"

@@ -4,6 +4,8 @@
     FAMILIES       all of them, by `policy.family`
     VALUES         the keys of [policy] that a family sets
     values_of      their values for a family, with what each follows from
+    with_family    a configuration with them where the user set none
+    origins        each of these keys: its value, and where it comes from; told, as one line
     recognise      the family of a model folder, and why
 
 Prompts stand verbatim in dart_cli/policy/prompts, as the models were trained on them: NAME.system.txt,
@@ -19,32 +21,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import ConfigError, ModelError
-from dart_cli.config.model_files import Screens, read_json, screens
+from dart_cli.config.architecture import MODEL_TYPES
+from dart_cli.config.model_folder import Screens, folder_of, read_json, screens
+from dart_cli.config.schema import Config
+from envs.own_code import did_you_mean
+
+FAMILY_KEY = "policy.family"
+"""What names the family."""
+AUTO, NONE = "auto", "none"
 
 PROMPTS = Path(__file__).parents[1] / "policy" / "prompts"
-
-LOADED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""The model types whose classes engine and trainer load (models.py: MODEL_TYPES)."""
 
 _OWN_TYPES = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
 """Model types that are one family's: a plain Qwen2-VL, for example, is of none."""
 _CARD = "README.md"
 _CARD_LENGTH = 20_000  # characters of a model card that are read
 _MADE_OF = "the name in its config.json"
-_PATCH_14 = Screens(28, 3136, 12_845_056)
-_PATCH_16 = Screens(32, 65_536, 16_777_216)
+_LONG = 80  # characters of a value that is shown whole
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family. `screens` is what its preprocessor does where the folder does not say."""
+    """One family."""
 
     title: str  # the checkpoints
     model_types: tuple[str, ...]
     named: str  # a pattern of the names of its checkpoints; "" for those that no folder shows
     codec: str
     coordinates: str
-    screens: Screens
     history_images: int
     history_turns: int
     part_order: str
@@ -61,7 +65,7 @@ class Family:
     @property
     def is_loaded(self) -> bool:
         """Whether engine and trainer load its class; else it has a codec and a prompt alone."""
-        return any(each in LOADED for each in self.model_types)
+        return any(each in MODEL_TYPES for each in self.model_types)
 
 
 _OSWORLD = "github.com/xlang-ai/OSWorld, mm_agents"
@@ -74,7 +78,6 @@ FAMILIES: Mapping[str, Family] = {
         r"ui-?tars(?!-?(?:1\.5|2))",
         "uitars",
         "thousand",
-        _PATCH_14,
         5,
         1000,
         "separate",
@@ -88,7 +91,6 @@ FAMILIES: Mapping[str, Family] = {
         r"ui-?tars-?1\.5",
         "uitars",
         "resized",
-        Screens(28, 3136, 2_116_800),
         5,
         1000,
         "separate",
@@ -103,7 +105,6 @@ FAMILIES: Mapping[str, Family] = {
         r"qwen2\.?5-?vl",
         "toolcall",
         "resized",
-        _PATCH_14,
         5,
         4,
         _QWEN,
@@ -116,7 +117,6 @@ FAMILIES: Mapping[str, Family] = {
         r"qwen3-?vl",
         "toolcall",
         "thousand",
-        _PATCH_16,
         5,
         4,
         _QWEN,
@@ -129,7 +129,6 @@ FAMILIES: Mapping[str, Family] = {
         "",
         "toolcall-mobile",
         "thousand",
-        _PATCH_16,
         1,
         0,
         "instruction_first",
@@ -145,7 +144,6 @@ FAMILIES: Mapping[str, Family] = {
         r"qwen3\.5",
         "toolcall-xml",
         "thousand",
-        _PATCH_16,
         20,
         19,
         _QWEN,
@@ -159,7 +157,6 @@ FAMILIES: Mapping[str, Family] = {
         r"gui-?owl-?1\.5",
         "toolcall",
         "thousand",
-        _PATCH_16,
         5,
         4,
         "instruction_first",
@@ -172,7 +169,6 @@ FAMILIES: Mapping[str, Family] = {
         "",
         "toolcall-mobile",
         "thousand",
-        _PATCH_16,
         5,
         4,
         "instruction_first",
@@ -186,7 +182,6 @@ FAMILIES: Mapping[str, Family] = {
         r"mai-?ui",
         "toolcall-mai",
         "thousandths",
-        _PATCH_16,
         3,
         1000,
         "separate",
@@ -199,7 +194,6 @@ FAMILIES: Mapping[str, Family] = {
         r"evocua(?!-?s1)",
         "toolcall",
         "thousand",
-        _PATCH_16,
         5,
         4,
         _QWEN,
@@ -212,7 +206,6 @@ FAMILIES: Mapping[str, Family] = {
         r"evocua",
         "pyautogui",
         "resized",
-        _PATCH_14,
         4,
         1000,
         "instruction_first",
@@ -227,7 +220,6 @@ FAMILIES: Mapping[str, Family] = {
         r"opencua(?!-?qwen2(?!\.?5))",
         "pyautogui",
         "resized",
-        _PATCH_14,
         3,
         1000,
         "instruction_first",
@@ -242,7 +234,6 @@ FAMILIES: Mapping[str, Family] = {
         r"opencua-?qwen2(?!\.?5)",
         "pyautogui",
         "unit",
-        _PATCH_14,
         3,
         1000,
         "instruction_first",
@@ -258,7 +249,6 @@ FAMILIES: Mapping[str, Family] = {
         r"scale-?cua",
         "scalecua",
         "resized",
-        Screens(28, 3136, 2_109_744),
         1,
         0,
         _QWEN,
@@ -273,7 +263,6 @@ FAMILIES: Mapping[str, Family] = {
         r"glm-?4\.[56]v",
         "glm",
         "thousandths",
-        Screens(28, 12_544, 9_633_792),
         1,
         0,
         "instruction_first",
@@ -286,9 +275,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 VALUES = (
-    *("codec", "coordinates", "resize_factor", "resize_min_pixels", "resize_max_pixels"),
-    *("history_images", "history_turns", "system_prompt", "template", "part_order"),
-    *("previous_line", "previous_none"),
+    *("codec", "coordinates", "history_images", "history_turns"),
+    *("system_prompt", "template", "part_order"),
 )
 
 
@@ -299,46 +287,24 @@ class Recognised(NamedTuple):
     why: str
 
 
-def values_of(name: str, folder: Path | None) -> dict[str, tuple[Any, str]]:
-    """The keys that the family sets: value, and where it comes from.
-
-    The bounds of screens are the folder's own where it has them. Raises ConfigError for an unknown family.
-    """
-    family = FAMILIES[name]
-    cut, origin = family.screens, f"family {name}"
-    if folder is not None:
-        try:
-            cut, where = screens(folder), "the folder's preprocessor"
-        except ModelError:
-            where = origin
-    else:
-        where = origin
-    read = {
-        key: _prompt(f"{stem}.{kind}.txt")
-        for key, kind, stem in (
-            ("system_prompt", "system", family.system or family.prompt or name),
-            ("template", "template", family.prompt or name),
-        )
-    }
-    values: dict[str, tuple[Any, str]] = {
-        "codec": (family.codec, origin),
-        "coordinates": (family.coordinates, origin),
-        "resize_factor": (cut.factor, where),
-        "resize_min_pixels": (cut.min_pixels, where),
-        "resize_max_pixels": (cut.max_pixels, where),
-        "history_images": (family.history_images, origin),
-        "history_turns": (family.history_turns, origin),
-        "part_order": (family.part_order, origin),
-        "previous_line": (family.previous_line, origin),
-        "previous_none": (family.previous_none, origin),
-    }
-    return values | {key: (text, f"{origin}: prompts/{file}") for key, (text, file) in read.items()}
+def values_of(name: str) -> dict[str, tuple[Any, str]]:
+    """The keys that a family of FAMILIES sets: value, and where it comes from."""
+    family, origin = FAMILIES[name], f"family {name}"
+    found: dict[str, tuple[Any, str]] = {}
+    for key in ("codec", "coordinates", "history_images", "history_turns", "part_order"):
+        found[key] = getattr(family, key), origin
+    for key, file in (
+        ("system_prompt", f"{family.system or family.prompt or name}.system.txt"),
+        ("template", f"{family.prompt or name}.template.txt"),
+    ):
+        found[key] = _prompt(file), f"{origin}: prompts/{file}"
+    return found
 
 
-def _prompt(file: str) -> tuple[str, str]:
+def _prompt(file: str) -> str:
     path = PROMPTS / file
     without = "{instruction}" if file.endswith(".template.txt") else ""
-    return (path.read_bytes().decode() if path.is_file() else without, file)
+    return path.read_bytes().decode() if path.is_file() else without
 
 
 def recognise(folder: Path) -> Recognised:
@@ -399,3 +365,68 @@ def _texts(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, str]]:
         (_MADE_OF, str(config.get("_name_or_path", ""))),
         ("its folder's name alone", folder.resolve().name),
     ]
+
+
+class Origin(NamedTuple):
+    """One key of [policy] that a family may set."""
+
+    key: str  # without its section
+    value: Any
+    origin: str
+
+
+def with_family(config: Config) -> Config:
+    """`config` with its family's values for the keys that it does not set, and the name of the family.
+
+    Its keys that are set stay those that were. Raises ConfigError, which continues a sentence that begins
+    with the key, for an unknown family and a folder that does not show one.
+    """
+    policy = config.policy
+    name = policy.family
+    mine = policy.model_fields_set
+    if name == NONE or mine.issuperset(VALUES):
+        return config
+    folder = folder_of(config)
+    if folder is None:
+        if name == AUTO:
+            return config
+        raise ConfigError(
+            f'= "{name}" is for folders, not for model.path = "{config.model.path}"; set "none"'
+        )
+    if name == AUTO:
+        name = recognise(folder).name
+    elif name not in FAMILIES:
+        known = (AUTO, NONE, *FAMILIES)
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"must be one of {', '.join(known)}, got {name[:40]!r}{hint}")
+    values = {key: value for key, (value, _) in values_of(name).items() if key not in mine}
+    filled = policy.model_copy(update={**values, "family": name})
+    object.__setattr__(filled, "__pydantic_fields_set__", set(mine))
+    return config.model_copy(update={"policy": filled})
+
+
+def origins(config: Config) -> list[Origin]:
+    """The keys of [policy] that families set, in `config`."""
+    policy = config.policy
+    family_values: dict[str, tuple[Any, str]] = {}
+    if policy.family in FAMILIES:
+        family_values = values_of(policy.family)
+    found = []
+    for key in VALUES:
+        value = getattr(policy, key)
+        if key in policy.model_fields_set:
+            origin = "set by you"
+        elif key in family_values and family_values[key][0] == value:
+            origin = family_values[key][1]
+        else:
+            origin = "the default"
+        found.append(Origin(key, value, origin))
+    return found
+
+
+def told(each: Origin) -> str:
+    """`value (origin)`, a long text by its length and its beginning."""
+    if isinstance(each.value, str) and len(each.value) > _LONG:
+        begins = " ".join(each.value.split())[: _LONG // 2]
+        return f"{len(each.value)} characters, {begins!r}... ({each.origin})"
+    return f"{each.value!r} ({each.origin})"

@@ -5,8 +5,6 @@
     default_config    the defaults with overrides alone
     refuse_overrides  the error where a run directory is named with overrides
     Source            where a configuration came from, to cite in an error
-    read_value        one value of the command line, read as TOML
-    shown             one value in an error message
 
 Every mistake is one line with key, value, file and cure; a misspelt key is an error that suggests
 the right one.
@@ -26,10 +24,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bus.errors import ConfigError
-from dart_cli.config.family_values import FAMILY_KEY, with_family
+from dart_cli.config.families import FAMILY_KEY, with_family
 from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.rate import with_rate
 from dart_cli.config.schema import Config, section_types
+from dart_cli.config.values import read_value, shown
 
 DEFAULTS = Path("defaults")
 """What a mistake cites in the place of a file where none was named."""
@@ -192,14 +191,6 @@ def _apply(override: str, tree: dict[str, Any], path: Path) -> None:
     node[key] = read_value(text)
 
 
-def read_value(text: str) -> Any:
-    """The meaning of a value on the command line: read as TOML if it is TOML, else the text itself."""
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return text.strip()
-
-
 _WANTED = {
     "bool_type": "true or false",
     "dict_type": "a table, e.g. { width = 448 }",
@@ -312,14 +303,3 @@ def _where_is(name: str) -> str:
 def _did_you_mean(wrong: str, known: list[str]) -> str:
     close = difflib.get_close_matches(wrong, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def shown(value: object, *, quote: bool = True) -> str:
-    """A value as TOML would show it, in one short line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) and not quote:
-        text = " ".join(value.split())
-    else:
-        text = repr(str(value) if isinstance(value, Path) else value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

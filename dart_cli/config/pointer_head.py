@@ -1,8 +1,8 @@
-"""The pointer head of a model folder, without torch: its tokens, its keys in config.json, its tensors.
+"""The pointer head of a model folder, without torch: its tokens, its keys in config.json, its names.
 
 TOKENS, ID_KEYS   the three tokens, and where config.json has their ids
 pointer_ids       the ids of a config.json; None for a folder without a head
-head_tensors      shape of each tensor of a head
+head_parameters   how many numbers a head has
 name_of           our name of a tensor that the release of GUI-Actor (arXiv 2506.03143) has otherwise
 
 A folder has a head where its config.json has ID_KEYS, which are the release's own keys.
@@ -55,23 +55,13 @@ def name_of(name: str) -> str:
     return f"{PREFIX}{inner}" if inner and name.startswith(_RELEASED_PREFIX) else name
 
 
-def head_tensors(width: int) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor of a head for a model of `width`, by its name without PREFIX.
-
-    They hold 8 width^2 + 10 width numbers.
-    """
+def head_parameters(width: int) -> int:
+    """Numbers of a head for a model of `width`. Raises ModelError for a width that no head has."""
     if width % HEADS:
         raise ModelError(
             f"a pointer head needs a hidden_size that is a multiple of {HEADS}, not {width}"
         )
-    outputs = {
-        "qkv": 3 * width,
-        **dict.fromkeys(("out", "key_in", "key_out", "query_in", "query_out"), width),
-    }
-    found: dict[str, tuple[int, ...]] = {"norm.weight": (width,), "norm.bias": (width,)}
-    for name, rows in outputs.items():
-        found |= {f"{name}.weight": (rows, width), f"{name}.bias": (rows,)}
-    return found
+    return 8 * width**2 + 10 * width
 
 
 def pointer_ids(config: Mapping[str, Any]) -> tuple[int, int, int] | None:

@@ -1,25 +1,23 @@
 """The learning rate of a configuration that sets none: it follows the size of the model.
 
 with_rate    the configuration with it
-rate_of      the rate of so many parameters
+rate_for     the rate of so many parameters, between that of a small and that of a large model
 rate_origin  where `train.lr` comes from, in words; empty where the user set it
 """
 
 from __future__ import annotations
 
-from math import log10, prod
+from math import log
 
 from bus.errors import ModelError
-from dart_cli.config.architecture import expected_tensors
-from dart_cli.config.family_values import folder_of
-from dart_cli.config.model_files import read_json
+from dart_cli.config.architecture import shape_of
+from dart_cli.config.model_folder import folder_of, read_json
 from dart_cli.config.schema import LEAST_RATE, Config
 
-MOST_RATE = 4e-4
-"""Of the models that ship with dart, and of those as small (docs/log.md)."""
-SMALL, LARGE = 0.6e6, 7e9
-"""Parameters up to which the rate is `MOST_RATE`, and from which on it is `LEAST_RATE`."""
-_SLOPE = log10(MOST_RATE / LEAST_RATE) / log10(LARGE / SMALL)
+SMALL, LARGE = 0.63e6, 7e9
+"""Parameters of the tiny model, and of those that rates are published for: the ends of each pair of rates."""
+RUN = (4e-4, LEAST_RATE)
+"""Of a run: of the models that ship with dart (docs/log.md), and of DART's (arXiv 2509.23866)."""
 
 
 def with_rate(config: Config) -> Config:
@@ -27,16 +25,17 @@ def with_rate(config: Config) -> Config:
     if config.train.lr is not None:
         return config
     count = _parameters(config)
-    rate = LEAST_RATE if count is None else rate_of(count)
+    rate = LEAST_RATE if count is None else rate_for(count, RUN)
     train = config.train.model_copy(update={"lr": rate})
     object.__setattr__(train, "__pydantic_fields_set__", set(config.train.model_fields_set))
     return config.model_copy(update={"train": train})
 
 
-def rate_of(parameters: float) -> float:
-    """A power of the size between the two ends, to one digit."""
+def rate_for(parameters: float, rates: tuple[float, float], digits: int = 1) -> float:
+    """The line through `rates` at SMALL and LARGE in logarithms, and no rate beyond them."""
+    slope = log(rates[1] / rates[0]) / log(LARGE / SMALL)
     share = min(max(parameters, SMALL), LARGE) / SMALL
-    return float(f"{MOST_RATE * share**-_SLOPE:.0e}")
+    return float(f"{rates[0] * share**slope:.{digits - 1}e}")
 
 
 def rate_origin(config: Config) -> str:
@@ -53,7 +52,7 @@ def _parameters(config: Config) -> float | None:
     if folder is None:
         return SMALL
     try:
-        return sum(map(prod, expected_tensors(read_json(folder, "config.json")).values()))
+        return shape_of(read_json(folder, "config.json")).parameters
     except (ModelError, KeyError):  # what loads the model refuses it
         return None
 

@@ -10,7 +10,6 @@ config_reference  the same as Markdown tables, kept as docs/config.md
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 import tomllib
@@ -23,6 +22,7 @@ from pydantic.fields import FieldInfo
 from bus.errors import ConfigError
 from dart_cli.config.rules.check import reader_of
 from dart_cli.config.schema import Section, inner_section, section_types
+from dart_cli.config.values import to_toml
 
 CONFIG_NAME = "dart.toml"
 
@@ -43,7 +43,6 @@ _RARE = ("vllm", "serve", "tune")
 """Sections that most runs never read: comments, unless the template sets them."""
 _ALL_KEYS = "# Every other key has its default: docs/config.md tells them, `dart init DIR --full` writes them all."
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that needs no quotes
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _HEAD = """\
 # A run of `dart`: {about}.
@@ -188,27 +187,3 @@ def _limits(field: FieldInfo) -> Iterator[tuple[str, float]]:
 
 def _flat(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
-
-
-def to_toml(value: Any) -> str | None:
-    """A value as TOML writes it; None for an unset key. Knows only the types that fields have."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str | Path):
-        text = str(value)
-        if "\n" in text and "'''" not in text and text.replace("\n", "").isprintable():
-            return f"'''\n{text}'''"
-        # TOML reads the escapes of JSON, which leaves DEL as it is.
-        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(to_toml(each) or '' for each in value)}]"
-    pairs = [
-        f"{key if _BARE.fullmatch(key) else json.dumps(key)} = {to_toml(each)}"
-        for key, each in value.items()
-        if each is not None
-    ]
-    return f"{{ {', '.join(pairs)} }}" if pairs else "{}"

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bus.errors import DartError, RunDirectoryError
 from dart_cli.config.load import config_of_model, load_config, refuse_overrides
-from dart_cli.config.models import is_model_folder
+from dart_cli.config.model_folder import is_model_folder
 from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import (

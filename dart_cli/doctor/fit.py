@@ -22,7 +22,7 @@ from dart_cli.config.devices import gpus_per_worker
 from dart_cli.config.schema import Config
 from dart_cli.doctor.host_room import PROCESSES
 from dart_cli.doctor.plan import MIB, PAST_TURN, GpuKind, Plan
-from dart_cli.doctor.trainer_memory import WIDTH, TrainerSetup, adapters_of, trainer_memory
+from dart_cli.doctor.trainer_memory import WIDTH, TrainerSetup, trainer_memory
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -171,7 +171,7 @@ def _trainer_hint(plan: Plan, config: Config, room: Room) -> str:
             for ranks in range(train.ranks + 1, most + 1)
         ),
         ('train.offload = "optimizer"', replace(setup, offload=True)),
-        ("model.lora = { rank = 32 }", replace(setup, adapters=adapters_of(plan.shape, 32))),
+        ("model.lora = { rank = 32 }", replace(setup, adapters=plan.shape.adapters(32))),
     ]
     for key, changed in changes:
         if changed != setup and trainer_memory(plan.shape, changed).total <= room.gpu.memory:

@@ -24,10 +24,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.config.schema.weights import WHOLE_EVERY
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
-from dart_cli.doctor.shape import Shape
 from dart_cli.doctor.trainer_memory import (
     GRADIENT,
     MASTER,
@@ -155,8 +155,7 @@ def _of_trainer(
     size = published if copies else wide * trained
     publication = (1 + copies) * (size if config.train.device == "cpu" else pinned(size))
     features = 0
-    lora = config.model.lora
-    if setup.freeze_vision or (lora is not None and not lora.vision):
+    if setup.freeze_vision or config.model.lora is not None:
         features = episodes * form.steps * form.screen * shape.width * wide * (1 + shape.deepstack)
     sizes = {
         "offloaded masters, gradients, moments": (MASTER + GRADIENT + MOMENTS) * trained

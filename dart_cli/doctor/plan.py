@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bus.errors import ActionError, ConfigError
-from dart_cli.config.adapters import adapter_count
-from dart_cli.config.architecture import expected_tensors
-from dart_cli.config.model_files import Screens
+from dart_cli.config.architecture import Shape, shape_of
+from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.screens import SCREEN, screen_of
 from dart_cli.doctor.host_room import HostPlan, host_plan
-from dart_cli.doctor.shape import Shape, shape_of
 from dart_cli.doctor.trainer_memory import (
     WIDTH,
     TrainerMemory,
@@ -154,7 +152,7 @@ def held_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
         completion=min(config.rollout.max_tokens, PAST_TURN),
         header=HEADER,
         images=policy.history_images,
-        most=policy.history_images_most if policy.history == "evict" else 0,
+        most=policy.history_images_most,
         turns=policy.history_turns,
     )
 
@@ -180,7 +178,7 @@ def trainer_setup(
         offload=train.offload == "optimizer",
         freeze_vision=config.model.freeze_vision,
         reference=train.kl_beta > 0,
-        adapters=adapter_count(expected_tensors(tree), lora) if lora else 0,
+        adapters=shape_of(tree).adapters(lora.rank) if lora else 0,
         points=config.policy.pointing == "pointer",
     )
 

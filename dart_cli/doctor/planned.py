@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bus.errors import ConfigError, DartError, ModelError
-from dart_cli.config.model_files import read_json, screens
-from dart_cli.config.models import BUILTIN, MODEL_TYPES, model_folder
+from dart_cli.config.architecture import MODEL_TYPES
+from dart_cli.config.model_folder import BUILTIN, model_folder, read_json, screens
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks

@@ -7,7 +7,6 @@ model, tasks    what would be loaded, what would be played
 learning_rate   the rate that follows from the model, where the file sets none
 family          the family of models, why, and where each value of [policy] that it sets comes from
 values          whether every number of the model's weights is finite
-unusable        how many numbers of a tensor are NaN or infinite
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from bus.errors import ConfigError, DartError, ModelError
-from dart_cli.config.adapters import adapter_count
-from dart_cli.config.architecture import expected_tensors
+from dart_cli.config.architecture import shape_of
 from dart_cli.config.endpoints import weights_dir
-from dart_cli.config.families import FAMILIES, recognise
-from dart_cli.config.family_values import NONE, folder_of, origins, told, with_family
-from dart_cli.config.model_files import read_json
-from dart_cli.config.model_tensors import Tensor, parameter_count, read_tensors
-from dart_cli.config.models import BUILTIN, model_folder, model_problem
+from dart_cli.config.families import FAMILIES, NONE, origins, recognise, told, with_family
+from dart_cli.config.model_folder import (
+    BUILTIN,
+    folder_of,
+    model_folder,
+    model_problem,
+    read_json,
+)
 from dart_cli.config.rate import rate_origin
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import MODEL_ENGINES, Config
@@ -45,18 +44,6 @@ LEAST_ROOM = 2 * GIB
 """Free space below which a run is not to be started."""
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p", "ceph", "afs")
 """File systems on which SQLite's shared-memory log and file locks are unreliable."""
-
-
-CHUNK = 64 * 2**20  # bytes read at once
-
-_EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
-    "F64": (np.uint64, 0x7FF0_0000_0000_0000),
-    "F32": (np.uint32, 0x7F80_0000),
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-}
-"""Type -> its bits as a number, and those of the exponent: all set in NaN and infinity alone. By bits, as numpy
-has no bfloat16, and torch is not needed."""
 
 
 def configuration(config: Config) -> Iterator[Finding]:
@@ -236,17 +223,21 @@ def model(config: Config) -> Iterator[Finding]:
         return
     if model_problem(path):
         return
+    from dart_cli.policy.model import check_weights  # late: it loads torch
+
     folder, wide = model_folder(path), WIDTH[config.model.dtype]
-    count = parameter_count(folder)
+    try:
+        shape = shape_of(read_json(folder, "config.json"))
+        check_weights(folder)
+    except ModelError as fault:
+        problem, _, cure = str(fault).partition("; ")
+        yield error("model", problem, cure)
+        return
+    count = shape.parameters
     found = f"{path}: {count / 1e9:.2f} billion parameters, {count * wide / GIB:.1f} GiB of weights"
     yield ok("model", found)
     lora = config.model.lora
-    published = count
-    if lora is not None:  # adapters alone
-        try:
-            published = adapter_count(expected_tensors(read_json(folder, "config.json")), lora)
-        except ModelError:
-            return
+    published = count if lora is None else shape.adapters(lora.rank)
     place = _existing(weights_dir(config))
     free = shutil.disk_usage(place).free
     yield judge_weights(published * wide, config.weights.keep, free, place)
@@ -317,46 +308,29 @@ def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
 
 def values(config: Config) -> Iterator[Finding]:
     """Every number of the model's weights; minutes for a large model on a slow disk."""
-    folder = BUILTIN.get(config.model.path) or model_folder(config.model.path)
-    began = time.monotonic()
+    from dart_cli.policy.shard_files import PolicyFiles  # late: it loads torch
+
+    began, bad = time.monotonic(), dict[str, int]()
     try:
-        tensors = read_tensors(folder)
+        with PolicyFiles(model_folder(config.model.path)) as files:
+            names = files.names()
+            for name in names:
+                tensor = files.whole(name)
+                if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
+                    bad[name] = count
     except DartError as fault:
         yield error("values", str(fault), "")
         return
-    bad = {name: count for name, each in tensors.items() if (count := unusable(each))}
-    read = sum(each.end - each.begin for each in tensors.values())
     if bad:
         name, count = next(iter(bad.items()))
         yield error(
             "values",
-            f"{len(bad)} of {len(tensors)} tensors have NaN or infinity, the first is {name} in "
-            f"{tensors[name].file} ({count} numbers)",
+            f"{len(bad)} of {len(names)} tensors have NaN or infinity, the first is {name} ({count} numbers)",
             "copy the weights again; if their source has them too, the training that wrote them failed",
         )
         return
-    seconds = time.monotonic() - began
-    yield ok(
-        "values", f"all of {len(tensors)} tensors are finite ({read / 1e9:.2f} GB, {seconds:.1f} s)"
-    )
-
-
-def unusable(tensor: Tensor) -> int:
-    """Numbers of the tensor that are NaN or infinite; 0 for a type that has neither."""
-    if tensor.dtype not in _EXPONENTS:
-        return 0
-    kind, exponent = _EXPONENTS[tensor.dtype]
-    return sum(
-        int(np.count_nonzero((np.frombuffer(part, dtype=kind) & kind(exponent)) == exponent))
-        for part in _parts(tensor.file, tensor.begin, tensor.end)
-    )
-
-
-def _parts(path: Path, begin: int, end: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(begin)
-        for at in range(begin, end, CHUNK):
-            yield file.read(min(CHUNK, end - at))
+    read, seconds = files.read_bytes / 1e9, time.monotonic() - began
+    yield ok("values", f"all of {len(names)} tensors are finite ({read:.2f} GB, {seconds:.1f} s)")
 
 
 def _existing(path: Path) -> Path:

@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dart_cli.algo.memory_bounds import CHUNK_TOKENS, VOCABULARY_CHUNK, WHOLE_GRADIENTS_BYTES
-from dart_cli.config.schema import LoraConfig
-from dart_cli.doctor.shape import Shape
+from dart_cli.config.architecture import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2}
 """Bytes of a number of `model.dtype`."""
@@ -92,20 +91,6 @@ class TrainerMemory:
     def total(self) -> int:
         """The peak on a GPU, with context and fragments."""
         return self.peak + CONTEXT + int(FRAGMENTS * sum(self.passing.values()))
-
-
-def adapters_of(shape: Shape, rank: int) -> int:
-    """Parameters of LoRA's adapters of `rank` on the layers that `model.lora.targets` names by default."""
-    ends = {
-        "q_proj": shape.width + shape.queries,
-        "k_proj": shape.width + shape.keys,
-        "v_proj": shape.width + shape.keys,
-        "o_proj": shape.queries + shape.width,
-        "gate_proj": shape.width + shape.mlp,
-        "up_proj": shape.width + shape.mlp,
-        "down_proj": shape.mlp + shape.width,
-    }
-    return rank * shape.layers * sum(ends[name] for name in LoraConfig().targets)
 
 
 def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:

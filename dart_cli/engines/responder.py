@@ -24,7 +24,6 @@ from dart_cli.engines.completions import completion, generate_request, unsampled
 from dart_cli.policy.coordinates import (
     CoordinateConvention,
     CoordinateMap,
-    Resize,
     make_coordinate_map,
 )
 from dart_cli.policy.images import PreparedImage, with_hashes
@@ -41,17 +40,14 @@ class PolicyPromptEncoder:
         policy: LoadedPolicy,
         renderer: PromptRenderer | None = None,
         coordinates: CoordinateConvention = "thousandths",
-        resize: Resize | None = None,
     ) -> None:
         self._policy = policy
         self._renderer = renderer or PromptRenderer(policy)
         self.points = self._renderer.points
         self._coordinates = coordinates
-        self._resize = resize or Resize()
 
     def render(self, request: ActRequest) -> RenderedPrompt:
         """The prompt with its images. Raises EngineError if it cannot be built."""
-        self._check_resize(request.width, request.height)
         if request.messages:
             images = [*request.images, request.screenshot]
             return self._renderer.render_messages(request.messages, images, request.image_hashes)
@@ -140,31 +136,14 @@ class PolicyPromptEncoder:
         return unsampled(token_ids, patches if read.points else []), read.points
 
     def _coordinate_map(self, request: ActRequest) -> CoordinateMap:
-        return make_coordinate_map(self._coordinates, request.width, request.height, self._resize)
+        resize = self._policy.images.screens
+        return make_coordinate_map(self._coordinates, request.width, request.height, resize)
 
     def _cells(self, request: ActRequest) -> Cells:
         """Those of the present screenshot."""
         images = self._policy.images
         width, height = images.resized(request.width, request.height)
         return Cells(height // images.factor, width // images.factor)
-
-    def _check_resize(self, width: int, height: int) -> None:
-        """Raise EngineError unless `dart env`, which has no model, assumes the model's resized size."""
-        if self._coordinates != "resized":
-            return
-        images = self._policy.images
-        coordinates = make_coordinate_map(self._coordinates, width, height, self._resize)
-        assumed, seen = (
-            (coordinates.grid_width, coordinates.grid_height),
-            images.resized(width, height),
-        )
-        if assumed != seen:
-            raise EngineError(
-                f'policy.coordinates = "resized" reads clicks on a {width}x{height} screen in '
-                f"{assumed[0]}x{assumed[1]} pixels, but this model sees it in {seen[0]}x{seen[1]}; "
-                "set policy.resize_factor, resize_min_pixels and resize_max_pixels to this model's "
-                f"{images.factor}, {images.bounds[0]} and {images.bounds[1]}"
-            )
 
 
 def _clicked(
@@ -191,9 +170,8 @@ class PolicyResponder:
         engine: Engine,
         renderer: PromptRenderer | None = None,
         coordinates: CoordinateConvention = "thousandths",
-        resize: Resize | None = None,
     ) -> None:
-        self.prompt_encoder = PolicyPromptEncoder(policy, renderer, coordinates, resize)
+        self.prompt_encoder = PolicyPromptEncoder(policy, renderer, coordinates)
         self.policy = policy
         self._engine = engine
 

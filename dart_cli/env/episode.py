@@ -127,12 +127,12 @@ class ActionSpec:
 
 def action_spec_of(config: Config) -> ActionSpec:
     """The codec, coordinates, history and rule for malformed texts of a configuration."""
-    policy = config.policy
+    policy, resize = config.policy, resize_of(config)
     return ActionSpec(
         codec=make_codec(policy.codec),
         history=history_of(policy),
         coordinate_map_of=lambda width, height: make_coordinate_map(
-            policy.coordinates, width, height, resize_of(policy)
+            policy.coordinates, width, height, resize
         ),
         previous=previous_of(policy),
     )

@@ -9,8 +9,7 @@ import hashlib
 from pathlib import Path
 
 from dart_cli.config.adapters import ADAPTER_TENSORS
-from dart_cli.config.model_files import PREPROCESSOR, PROCESSOR, TEMPLATE, TOKENIZER
-from dart_cli.config.models import model_folder
+from dart_cli.config.model_folder import PREPROCESSOR, PROCESSOR, TEMPLATE, TOKENIZER, model_folder
 from dart_cli.train.checkpoints.identity import model_identity
 
 _SMALL = ("config.json", TOKENIZER, PREPROCESSOR, PROCESSOR, TEMPLATE, "chat_template.jinja")

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from dart_cli.config.schema import Config
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from dart_cli.evaluation.results import EpisodeRow, ProtocolCheck
 from dart_cli.runtime.kept_folder import StoredModel
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from bus.errors import RunDirectoryError, StoreError
 from dart_cli.algo.proportion import wilson
 from dart_cli.config.schema import Config, section_types
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.evaluation.results import Evaluation, eval_dir, read_evaluation

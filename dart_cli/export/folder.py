@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bus.errors import UserError
-from dart_cli.config.models import resolve
+from dart_cli.config.model_folder import resolve
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.config.schema import Config
 from dart_cli.export.card import model_card

@@ -2,7 +2,7 @@
 
     CoordinateMap         one screenshot's mapping; pure, exact integer arithmetic
     make_coordinate_map   the mapping of a configured convention (`policy.coordinates`)
-    Resize                how a model's image processor resizes; resize_of, as configured
+    resize_of             how the model's image processor resizes a screen
     smart_resize          the size Qwen's image processors give a screenshot
     pointer_after         where an action leaves the pointer
 
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from bus.errors import ActionError
-from dart_cli.config.schema import PolicyConfig
+from dart_cli.config.model_folder import Screens, screens_of
+from dart_cli.config.schema import Config
 from envs.actions import Action, Drag
 
 CoordinateConvention = Literal["thousandths", "thousand", "resized", "unit"]
@@ -30,20 +31,16 @@ UNIT_DECIMALS = 4  # of a number 0-1: finer than the pixels of any screen up to 
 MAX_ASPECT = 200  # smart_resize refuses longer strips, as Qwen's processors do
 
 
-class Resize(NamedTuple):
-    """A processor's sizes; the defaults are UI-TARS-1.5's, 1920x1080 -> 1932x1092 pixels."""
-
-    factor: int = 28  # pixels; patch size times merge size, of which both sides are multiples
-    min_pixels: int = 100 * 28 * 28  # bounds on the resized area
-    max_pixels: int = 16384 * 28 * 28
+UI_TARS = Screens(28, 100 * 28 * 28, 16384 * 28 * 28)
+"""The preprocessor of UI-TARS-1.5's own code: 1920x1080 -> 1932x1092 pixels."""
 
 
-_UI_TARS = Resize()
+def resize_of(config: Config) -> Screens:
+    """How the model's image processor resizes a screen; read where `resized` coordinates need it alone.
 
-
-def resize_of(policy: PolicyConfig) -> Resize:
-    """The processor's sizes in a configuration."""
-    return Resize(policy.resize_factor, policy.resize_min_pixels, policy.resize_max_pixels)
+    Raises ModelError where the model's folder does not say.
+    """
+    return screens_of(config) if config.policy.coordinates == "resized" else UI_TARS
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def pointer_after(action: Action, before: tuple[int, int] | None) -> tuple[int, 
 
 
 def make_coordinate_map(
-    convention: CoordinateConvention, width: int, height: int, resize: Resize = _UI_TARS
+    convention: CoordinateConvention, width: int, height: int, resize: Screens = UI_TARS
 ) -> CoordinateMap:
     """The map of one screenshot of `width` x `height` pixels.
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bus.messages import Turn
+from dart_cli.config.families import FAMILIES
 from dart_cli.config.schema import PolicyConfig
 
 
@@ -23,9 +24,9 @@ class History:
     are kept, and likewise `texts - 1` texts that were beside one. The paper's setting is images 5,
     turns 35 (arXiv 2509.23866).
 
-    With `images_most` 0 this holds for every prompt (`policy.history = "slide"`). With another number
-    (`"evict"`) it holds after an eviction. Nothing is dropped until a prompt would show more than
-    `images_most` screenshots, so that each prompt until then extends the one before.
+    With `images_most` 0 this holds for every prompt: the window slides. With another number it holds after
+    an eviction. Nothing is dropped until a prompt would show more than `images_most` screenshots, so that
+    each prompt until then extends the one before.
     """
 
     images: int
@@ -76,7 +77,7 @@ class History:
 
 def history_of(policy: PolicyConfig) -> History:
     """The history of a configuration whose [policy] has no mistake (config/rules/policy.py)."""
-    most = policy.history_images_most if policy.history == "evict" else 0
+    most = policy.history_images_most
     return History(policy.history_images, policy.history_turns, policy.history_texts, most)
 
 
@@ -86,10 +87,10 @@ PREVIOUS = "{previous}"
 
 @dataclass(frozen=True)
 class Previous:
-    """Writes them: `line` for each, with {step}, from 1, and {action}; `none` where there is none."""
+    """Writes them, as a family is used to it: `line` for each, with {step}, from 1, and {action}; `none` where there is none."""
 
-    line: str
-    none: str
+    line: str = "Step {step}: {action}\n"
+    none: str = "None"
 
     def text(self, actions: Sequence[str]) -> str:
         """The lines of these steps [N], oldest first; a newline that ends the last is left out."""
@@ -106,4 +107,5 @@ def previous_of(policy: PolicyConfig) -> Previous | None:
     """That of a configuration; None where its template does not show it."""
     if PREVIOUS not in policy.template:
         return None
-    return Previous(policy.previous_line, policy.previous_none)
+    family = FAMILIES.get(policy.family)
+    return Previous(family.previous_line, family.previous_none) if family else Previous()

@@ -28,6 +28,7 @@ from transformers import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from bus.errors import PromptError
+from dart_cli.config.model_folder import Screens
 from envs.base import content_hash
 from envs.screenshots import BROKEN
 
@@ -105,6 +106,11 @@ class ImagePreparer:
         self._cache: OrderedDict[str, PreparedImage] = OrderedDict()  # keeps recent ones alive
         self._cached_bytes = 0
         self._lock = threading.Lock()
+
+    @property
+    def screens(self) -> Screens:
+        """How it resizes a screen."""
+        return Screens(self.factor, *self.bounds)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels the vision tower sees of a `width` x `height` screen."""

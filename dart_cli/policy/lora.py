@@ -28,9 +28,9 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from bus.errors import MissingPartError, ModelError, first_line
-from dart_cli.config.adapters import ADAPTER_TENSORS, adapted_layers, adapter_of, lora_problem
+from dart_cli.config.adapters import ADAPTER_TENSORS, TARGETS, lora_problem
 from dart_cli.config.architecture import canonical
-from dart_cli.config.models import model_folder
+from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import LoraConfig
 
 _NAME = "default"
@@ -38,6 +38,9 @@ _NAME = "default"
 _A, _B = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
 _PEFT = "base_model.model."
 """What the names in peft's own files begin with."""
+_PEFT_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_LAYERS = rf"(.*\.)?language_model\.layers\.\d+\..*\.({'|'.join(TARGETS)})"
+"""What matches the names of the layers that get adapters, and of no others."""
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder: str = "") -> None:
@@ -45,18 +48,14 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder
 
     They begin as those of `folder` (`model.adapters`), else they are drawn by `seed`.
 
-    On the meta device they have shapes alone. Raises MissingPartError without peft, ModelError for a
-    target that the model has not.
+    On the meta device they have shapes alone. Raises MissingPartError without peft.
     """
     if problem := lora_problem():
         raise MissingPartError(f"model.lora: {problem}")
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
-    layers = _layers(model, lora)
-    given = PeftConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=_pattern(layers), lora_dropout=0.0
-    )
+    given = PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=_LAYERS, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):  # it draws A, which is drawn again below
         inject_adapter_in_model(given, model, _NAME)
     for name, parameter in model.named_parameters():
@@ -81,15 +80,29 @@ def first_adapters(model: PreTrainedModel, seed: int, folder: str = "") -> dict[
         read = load_file(model_folder(folder) / ADAPTER_TENSORS)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model.adapters: {folder} cannot be read: {first_line(error)}") from None
-    held = {adapter_of(name): tensor for name, tensor in read.items()}
+    held = {_adapter_of(name): tensor for name, tensor in read.items()}
     found = {}
     for name, each in adapters.items():
-        [wanted] = [adapter_of(own) for own in peft_names({name: each})]
-        tensor = held.get(wanted)
+        [wanted] = [_adapter_of(own) for own in peft_names({name: each})]
+        tensor = held.pop(wanted, None)
         if tensor is None or tensor.shape != each.shape:
-            raise ModelError(f"model.adapters: {folder} has no adapter of {name} in this shape")
+            raise ModelError(
+                f"model.adapters: {folder} lacks the adapter of {name}, or has it in another shape; set "
+                "model.path to the model that it is of"
+            )
         found[name] = tensor
+    if held:
+        raise ModelError(
+            f"model.adapters: {folder} also adapts {next(iter(held))}; dart has adapters on "
+            f"{', '.join(TARGETS)} of the language model alone"
+        )
     return found
+
+
+def _adapter_of(name: str) -> str:
+    """One name for an adapter's tensor, whatever a peft folder calls it."""
+    found = _PEFT_NAME.fullmatch(name)
+    return name if found is None else f"{canonical(f'{found[1]}.weight')} {found[2]}"
 
 
 def initial_adapter(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
@@ -133,15 +146,14 @@ def peft_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{_PEFT}{name.replace(f'.{_NAME}.', '.')}": each for name, each in tensors.items()}
 
 
-def peft_config(names: Iterable[str], lora: LoraConfig, base: str) -> dict[str, Any]:
-    """adapter_config.json of adapters with these parameter names; `base` is the base's folder."""
-    layers = {name.partition(".lora_")[0] for name in names}
+def peft_config(lora: LoraConfig, base: str) -> dict[str, Any]:
+    """adapter_config.json of adapters; `base` is the base's folder."""
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": _pattern(layers),
+        "target_modules": _LAYERS,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -203,19 +215,3 @@ def adapters_by_layer(
         for name, tensor in tensors.items()
         if name.endswith(_A)
     }
-
-
-def _layers(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
-    """The names of the modules that get adapters."""
-    linear = {
-        f"{name}.weight": tuple(module.weight.shape)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
-    return [name.removesuffix(".weight") for name in adapted_layers(linear, lora)]
-
-
-def _pattern(layers: Iterable[str]) -> str:
-    """A pattern that matches these names of modules and no others; layers differ in a number."""
-    kinds = {re.sub(r"\\?\.\d+\\?\.", r"\\.\\d+\\.", re.escape(name)) for name in layers}
-    return "|".join(sorted(kinds))

@@ -1,6 +1,7 @@
 """The one loader of policy folders, for the engine and the trainer, for tiny and real models.
 
     load_policy     Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
+    check_weights   whether one would load, without reading its weights
     LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
     weight_tensors  the tensors that the trainer publishes and the engine loads
 
@@ -27,8 +28,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError, first_line
-from dart_cli.config import model_files as files
-from dart_cli.config.models import check_model, resolve
+from dart_cli.config import model_folder as files
+from dart_cli.config.model_folder import check_folder, resolve
+from dart_cli.config.pointer_head import ID_KEYS, TOKENS
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
@@ -37,6 +39,7 @@ from dart_cli.policy.lora import add_adapters, is_adapter
 from dart_cli.policy.pointer.folder import attach_head, without_head
 from dart_cli.policy.pointer.head import PointerHead, head_of
 from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
+from dart_cli.policy.shard_files import PolicyFiles
 from dart_cli.policy.vocabulary import CUT, END, LiteralText, forbidden_ids
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -159,7 +162,7 @@ def load_policy(
     an unsupported model class; MissingPartError for adapters without peft.
     """
     folder = resolve(name)
-    config = check_model(folder)
+    config = check_folder(folder)
     pointer = pointer_tokens(config)
     if pointer is None and pointing == "pointer":
         raise ModelError(without_head(name))
@@ -217,6 +220,12 @@ def _assemble(
     pad = tokenizer.pad_token_id
     pad = int(pad) if pad is not None else min(ends)
     rows = int(model.get_input_embeddings().weight.shape[0])
+    _check_tokenizer(folder, config, tokenizer, rows, pointer)
+    if preparer.factor != _factor(config):
+        raise ModelError(
+            f"{folder}: the preprocessor cuts patches of {preparer.factor} pixels, the model takes "
+            f"{_factor(config)}; copy both files from the same model"
+        )
     others = {pad, int(config.image_token_id), int(config.video_token_id)}
     if tokenizer.unk_token_id is not None:
         others.add(int(tokenizer.unk_token_id))
@@ -240,6 +249,41 @@ def _assemble(
         pointer=pointer,
         pointing=pointing,
     )
+
+
+def _factor(config: Any) -> int:
+    """Pixels of the model's own patch, of several that it merges to one token."""
+    return int(config.vision_config.patch_size * config.vision_config.spatial_merge_size)
+
+
+def _check_tokenizer(
+    folder: Path,
+    config: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: int,
+    pointer: PointerTokens | None,
+) -> None:
+    """Raise ModelError where the tokenizer is that of another model."""
+    known = tokenizer.get_vocab()
+    problem = ""
+    if (most := max(known.values())) >= rows:
+        problem = f"has a token {most}, the model's embeddings have {rows} rows (vocab_size)"
+    elif config.image_token_id not in tokenizer.added_tokens_decoder:
+        problem = f"has no special token {config.image_token_id}, the image_token_id of config.json"
+    for key, token, wanted in zip(ID_KEYS, TOKENS, pointer.triple if pointer else (), strict=False):
+        if known.get(token) != wanted:
+            problem = f"has {known.get(token, 'nothing')} as {token}, but {key} is {wanted}"
+    if problem:
+        raise ModelError(
+            f"{folder / files.TOKENIZER} {problem}; it belongs to another model: copy both again"
+        )
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError unless the folder loads: the tensors that its config.json asks for, by their headers."""
+    policy = load_policy(folder, weights=False)
+    with PolicyFiles(folder) as held:
+        held.check(policy.model)
 
 
 def _without_weights(folder: Path) -> PreTrainedModel:

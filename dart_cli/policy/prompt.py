@@ -76,16 +76,15 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """The renderer of a configuration's prompts.
 
-    Raises ConfigError where the policy points and its codec does not tell points, ModelError where `policy.history = "evict"` needs each prompt to extend the one before, and
+    Raises ConfigError where the policy points and its codec does not tell points, ModelError where `policy.history_images_most` needs each prompt to extend the one before, and
     the model's chat template does not let it.
     """
     part_order = part_order_of(config)
     points = pointer_text(policy, config.codec)
     renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order, points)
-    if config.history == "evict" and (problem := renderer.extension_problem()):
+    if config.history_images_most and (problem := renderer.extension_problem()):
         raise ModelError(
-            f'{policy.folder}: policy.history = "evict" cannot be used: {problem}; '
-            'set policy.history = "slide"'
+            f"{policy.folder}: policy.history_images_most cannot be used: {problem}; set it to 0"
         )
     return renderer
 

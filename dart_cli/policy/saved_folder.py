@@ -71,7 +71,7 @@ def write_adapters(
     """Write adapters, by their names in a model; `base` is the folder of the model that they are of."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(peft_names(whole), draft / "adapter_model.safetensors", metadata={"format": "pt"})
-    told = json.dumps(peft_config(tensors, lora, base), indent=2)
+    told = json.dumps(peft_config(lora, base), indent=2)
     (draft / "adapter_config.json").write_text(told + "\n", encoding="utf-8")
 
 

@@ -11,8 +11,7 @@ copied, so that neither the host nor the device ever holds the whole model for o
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,9 +22,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from bus.errors import ModelError, first_line
+from dart_cli.config.model_folder import weight_files
 from dart_cli.config.pointer_head import name_of
-
-_INDEX = "model.safetensors.index.json"
 
 
 class PolicyFiles:
@@ -40,7 +38,7 @@ class PolicyFiles:
         self._open = contextlib.ExitStack()
         self._files: dict[str, tuple[Any, str]] = {}  # the model's name -> open file, its own name
         with self._as_model_error():
-            for path in self._paths():
+            for path in weight_files(folder):
                 file = self._open.enter_context(safe_open(path, framework="pt"))
                 self._files |= {_name_in_model(key): (file, key) for key in file.keys()}  # noqa: SIM118
 
@@ -53,6 +51,24 @@ class PolicyFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def names(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._files)
+
+    def check(self, model: nn.Module, given: Collection[str] = ()) -> None:
+        """Raise ModelError unless every parameter of `model` is here in its shape, but those `given`."""
+        wrong = sorted(
+            name
+            for name, parameter in model.named_parameters()
+            if name not in given
+            and (_of_base(name) not in self or self.shape(_of_base(name)) != tuple(parameter.shape))
+        )
+        if wrong:
+            raise ModelError(
+                f"{self.folder}: {len(wrong)} tensors are missing or of another shape, the first is "
+                f"{wrong[0]}; the folder is incomplete or belongs to another model"
+            )
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it."""
         file, key = self._files[name]
@@ -60,26 +76,19 @@ class PolicyFiles:
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
         """Rows [begin, end) of a tensor's first axis, on the CPU, in the file's own type."""
-        file, key = self._files[name]
         with self._as_model_error():
+            file, key = self._files[name]
             part: torch.Tensor = file.get_slice(key)[begin:end]
         self.read_bytes += part.numel() * part.element_size()
         return part
 
     def whole(self, name: str) -> torch.Tensor:
         """A tensor of any shape, on the CPU, in the file's own type."""
-        file, key = self._files[name]
         with self._as_model_error():
+            file, key = self._files[name]
             tensor: torch.Tensor = file.get_tensor(key)
         self.read_bytes += tensor.numel() * tensor.element_size()
         return tensor
-
-    def _paths(self) -> Iterable[Path]:
-        index = self.folder / _INDEX
-        if index.is_file():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            return [self.folder / name for name in sorted(names)]
-        return sorted(self.folder.glob("model*.safetensors"))
 
     @contextlib.contextmanager
     def _as_model_error(self) -> Iterator[None]:
@@ -123,17 +132,9 @@ def fill(
     """
     values = initial or {}
     named = {name: each for name, each in model.named_parameters() if each.is_meta}
-    wrong = sorted(
-        name
-        for name, parameter in named.items()
-        if name not in values
-        and (_of_base(name) not in files or files.shape(_of_base(name)) != tuple(parameter.shape))
+    files.check(
+        model, {*values, *(name for name, each in model.named_parameters() if not each.is_meta)}
     )
-    if wrong:
-        raise ModelError(
-            f"{files.folder}: {len(wrong)} tensors are missing or of another shape, the first is "
-            f"{wrong[0]}; the folder is incomplete or belongs to another model"
-        )
     homes: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.load import Source
-from dart_cli.config.model_files import TOKENIZER
-from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.model_folder import TOKENIZER, model_folder
 from dart_cli.config.rules.rule import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.policy.codec import Codec, PointCodec, make_codec
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from envs.actions import Click
 
 _SIDE = 1000  # pixels of a screen on whose first pixel nothing clicks with longer numbers than elsewhere
@@ -51,7 +50,7 @@ def cut_off(config: Config) -> Finding | None:
 def _shortest(config: Config) -> list[str]:
     """The text of a click, in parts around its points where the policy points; none if it has no clicks."""
     policy = config.policy
-    coordinates = make_coordinate_map(policy.coordinates, _SIDE, _SIDE, resize_of(policy))
+    coordinates = make_coordinate_map(policy.coordinates, _SIDE, _SIDE)
     try:
         codec = make_codec(policy.codec)
         text = _without_thought(codec, codec.format(Click(x=0, y=0), coordinates), coordinates)
@@ -82,7 +81,7 @@ def _tokens(config: Config, parts: list[str]) -> int | None:
     """How many the model's tokenizer makes of them; None where its file cannot be read."""
     from tokenizers import Tokenizer  # late: most configurations need none
 
-    folder = BUILTIN.get(config.model.path) or model_folder(config.model.path)
+    folder = model_folder(config.model.path)
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     except Exception:  # noqa: BLE001 - its errors have no type of their own; `model.path` is checked elsewhere

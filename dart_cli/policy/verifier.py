@@ -22,13 +22,16 @@ from PIL import Image, ImageDraw, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import EngineError, ModelError
-from dart_cli.config.model_files import VERIFIER
+from dart_cli.config.model_folder import VERIFIER
 from dart_cli.policy.forward import logits
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from envs.screenshots import BROKEN
 
 ANSWERS = ("True", "False")
+
+THRESHOLD = 0.8
+"""The first candidate that the verifier is so sure of is clicked, else the best one (arXiv 2506.03143)."""
 
 PROMPT = (
     "A hollow red circle marks a place on this screenshot. Is it the place that the instruction names? "

@@ -46,7 +46,7 @@ from bus.replier import Replier
 from bus.requester import Requester
 from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
-from dart_cli.config.models import model_folder
+from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.weights import PERMIT_S
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
@@ -171,14 +171,12 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
         return BytePromptEncoder()
     from dart_cli.engines.responder import PolicyPromptEncoder
-    from dart_cli.policy.coordinates import resize_of
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import make_renderer
 
     policy = load_policy(config.model.path, weights=False, pointing=config.policy.pointing)
     renderer = make_renderer(policy, config.policy)
-    frame = config.policy.coordinates, resize_of(config.policy)
-    return PolicyPromptEncoder(policy, renderer, *frame)
+    return PolicyPromptEncoder(policy, renderer, config.policy.coordinates)
 
 
 def load_model(config: Config) -> Model:
@@ -196,7 +194,6 @@ def load_model(config: Config) -> Model:
 
     from dart_cli.engines.responder import PolicyResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
-    from dart_cli.policy.coordinates import resize_of
     from dart_cli.policy.device import pick_device
     from dart_cli.policy.model import load_policy
     from dart_cli.policy.prompt import make_renderer
@@ -227,17 +224,14 @@ def load_model(config: Config) -> Model:
         )
     policy.images.cache_bytes = image_cache_bytes(config)
     renderer = make_renderer(policy, config.policy)
-    frame = config.policy.coordinates, resize_of(config.policy)
-    responder = PolicyResponder(policy, engine, renderer, *frame)
+    responder = PolicyResponder(policy, engine, renderer, config.policy.coordinates)
     if config.policy.verifier:
         from dart_cli.engines.verified import VerifiedResponder
-        from dart_cli.policy.verifier import load_verifier
+        from dart_cli.policy.verifier import THRESHOLD, load_verifier
 
         folder = model_folder(config.policy.verifier)
         verifier = load_verifier(folder, config.model.dtype, policy.device)
-        return Model(
-            engine, VerifiedResponder(responder, verifier, config.policy.verifier_threshold)
-        )
+        return Model(engine, VerifiedResponder(responder, verifier, THRESHOLD))
     return Model(engine, responder)
 
 

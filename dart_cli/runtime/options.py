@@ -63,7 +63,7 @@ def command_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
 def read_options(pairs: Sequence[str] | None) -> dict[str, Any]:
     """Keyword options of an environment from KEY=VALUE texts, values as in TOML."""
     from bus.errors import UserError
-    from dart_cli.config.load import read_value
+    from dart_cli.config.values import read_value
 
     options: dict[str, Any] = {}
     for pair in pairs or ():

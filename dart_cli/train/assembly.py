@@ -32,7 +32,7 @@ def identity_of(config: Config) -> str:
     """What tells the model folder from another one; empty without a model. Raises ModelError."""
     if config.train.learner != "torch":
         return ""
-    from dart_cli.config.models import resolve
+    from dart_cli.config.model_folder import resolve
 
     return model_identity(resolve(config.model.path))
 

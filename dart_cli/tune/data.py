@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import UserError
-from dart_cli.config.model_files import VERIFIER
+from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.items import Item
 from dart_cli.evaluation.grounding.reader import read_set

@@ -1,7 +1,6 @@
 """What a training uses where the configuration leaves it open, by its rows and its model.
 
 chosen     learning rates, batch and epochs, and where each came from
-rate_for   a learning rate by the size of the model
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dart_cli.config.rate import rate_for
 from dart_cli.config.schema import TuneConfig
-
-SMALL, LARGE = 0.63e6, 7e9
-"""Parameters of the tiny model, on which the first rate of each pair was measured, and of GUI-Actor's, with
-which the second was published (arXiv 2506.03143)."""
 
 LR = (1e-3, 5e-6)
 LR_HEAD = (3e-3, 1e-4)
+"""Of the tiny model, as measured on it, and of GUI-Actor's 7B, as published (arXiv 2506.03143)."""
 
 LORA_FACTOR, LORA_MOST = 10.0, 2e-3
 """Adapters alone bear higher rates."""
@@ -55,7 +52,7 @@ def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: 
     size = f"{_counted(parameters)} parameters"
     lr, batch, epochs = tune.lr, tune.batch, tune.epochs
     if lr is None:
-        lr = rate_for(parameters, LR)
+        lr = rate_for(parameters, LR, digits=2)
         lr = min(LORA_MOST, _rounded(LORA_FACTOR * lr)) if lora else lr
         reasons["lr"] = f"adapters of a model of {size}" if lora else size
     if batch is None:
@@ -70,13 +67,7 @@ def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: 
         wanted = math.ceil(UPDATES * batch / (max(1, rows) * shortest))
         epochs = float(min(most, max(least, wanted)))
         reasons["epochs"] = f"{math.ceil(epochs * rows / batch)} updates"
-    return Chosen(lr, rate_for(parameters, LR_HEAD), batch, epochs, reasons)
-
-
-def rate_for(parameters: int, pair: tuple[float, float]) -> float:
-    """The learning rate on the line through `pair` at SMALL and LARGE in logarithms; never above the first."""
-    slope = math.log(pair[1] / pair[0]) / math.log(LARGE / SMALL)
-    return _rounded(min(pair[0], pair[0] * (max(1, parameters) / SMALL) ** slope))
+    return Chosen(lr, rate_for(parameters, LR_HEAD, digits=2), batch, epochs, reasons)
 
 
 def _rounded(value: float) -> float:

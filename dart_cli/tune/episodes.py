@@ -26,7 +26,7 @@ from bus.errors import ActionError, EngineError, ModelError, UserError
 from bus.messages import Turn
 from dart_cli.config.schema import Config
 from dart_cli.policy.codec import make_codec, summary_of
-from dart_cli.policy.coordinates import make_coordinate_map, pointer_after, resize_of
+from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
 from dart_cli.policy.history import history_of, previous_of
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import RenderedPrompt, make_renderer
@@ -189,7 +189,9 @@ class ActionExamples:
         config, step, pointer = self._config, steps[number], None
         for before in steps[:number]:
             pointer = pointer_after(before.action, pointer)
-        coordinates = make_coordinate_map(config.coordinates, *step.size, resize_of(config))
+        coordinates = make_coordinate_map(
+            config.coordinates, *step.size, self._policy.images.screens
+        )
         return self._codec.format(step.action, replace(coordinates, pointer=pointer), step.thought)
 
     def _prompt(self, place: _Place) -> RenderedPrompt:

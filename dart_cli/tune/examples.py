@@ -21,13 +21,12 @@ from typing import Literal, Protocol
 from bus.errors import ActionError, ConfigError, EngineError, ModelError, UserError
 from dart_cli.algo.pointing import Shares
 from dart_cli.config.families import FAMILIES
-from dart_cli.config.model_files import screens
 from dart_cli.config.schema import Config
-from dart_cli.config.template import to_toml
-from dart_cli.evaluation.grounding.formats import AnswerFormat, folder_of, grounding_config
+from dart_cli.config.values import to_toml
+from dart_cli.evaluation.grounding.formats import AnswerFormat, grounding_config
 from dart_cli.evaluation.grounding.items import Box, Item, bounds_of
 from dart_cli.evaluation.grounding.verify import verifier_config
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt, make_renderer
 from dart_cli.policy.verifier import ANSWERS, VerifierSpec, answer_tokens
@@ -67,7 +66,7 @@ class TextAnswers:
     def map_of(self, item: Item) -> CoordinateMap:
         """The item's coordinates."""
         config = self._config
-        return make_coordinate_map(config.coordinates, *item.size, resize_of(config))
+        return make_coordinate_map(config.coordinates, *item.size, self._policy.images.screens)
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """See Answers."""
@@ -213,7 +212,6 @@ def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
     """
     tune, policy = config.tune, config.policy
     own = policy.model_fields_set - {"codec", "pointing"}
-    own = {name for name in own if not name.startswith("resize_")}  # the folder has them
     changes = [f"policy.{name}={to_toml(getattr(policy, name))}" for name in sorted(own)]
     changes.append(f'rollout.device="{config.train.device}"')
     points = policy.pointing == "pointer"
@@ -244,13 +242,7 @@ def acting(config: Config) -> Config:
             'policy.pointing = "pointer" with demonstrations, which have no boxes: learn numbers, with '
             '"text", or places, from a grounding set'
         )
-    cut = screens(folder_of(config.model.path))
-    own = {
-        "resize_factor": cut.factor,
-        "resize_min_pixels": cut.min_pixels,
-        "resize_max_pixels": cut.max_pixels,
-    }
-    return config.model_copy(update={"policy": config.policy.model_copy(update=own)})
+    return config
 
 
 def answers_of(asked: Asked, policy: LoadedPolicy) -> Answers:

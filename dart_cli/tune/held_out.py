@@ -27,7 +27,6 @@ from dart_cli.evaluation.grounding.formats import AnswerFormat
 from dart_cli.evaluation.grounding.items import Answer, Item
 from dart_cli.evaluation.grounding.scorers import answer_all, make_scorer
 from dart_cli.evaluation.grounding.scores import is_hit
-from dart_cli.policy.coordinates import resize_of
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
 from dart_cli.runtime.kept_folder import StoredModel
@@ -244,7 +243,6 @@ class Meter:
             engine,
             make_renderer(self._policy, policy),
             policy.coordinates,
-            resize_of(policy),
         )
         config = self._config.model_copy(update={"rollout": rollout})
         scorer = make_scorer(Model(engine, responder), config, pointed.answers, 1)

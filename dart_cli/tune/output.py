@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from dart_cli.config.model_files import VERIFIER
+from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import Config
 from dart_cli.policy.lora import is_adapter, merge_into
 from dart_cli.policy.model import LoadedPolicy, load_policy
@@ -138,8 +138,7 @@ def _trained(config: Config, learned: Learned) -> str:
     lora = config.model.lora
     if lora is None:
         return "all weights" + (" but the vision tower" if config.model.freeze_vision else "")
-    what = f"adapters of rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}"
-    what += " and the vision tower" if lora.vision else ""
+    what = f"adapters of rank {lora.rank}, alpha {lora.alpha:g}"
     what += f", begun with {config.model.adapters}" if config.model.adapters else ""
     what += ", the pointer head and its tokens" if learned == "pointer" else ""
     merged = (

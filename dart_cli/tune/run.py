@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
-from dart_cli.config.model_tensors import parameter_count
+from dart_cli.config.architecture import shape_of
+from dart_cli.config.model_folder import read_json, screens_of
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.folder_digest import folder_digest
 from dart_cli.evaluation.grounding.formats import folder_of
@@ -90,7 +91,7 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
     use = chosen(
         config.tune,
         rows=len(split.learned),
-        parameters=parameter_count(folder_of(config.model.path)),
+        parameters=shape_of(read_json(folder_of(config.model.path), "config.json")).parameters,
         lora=config.model.lora is not None,
         points=plan.learned == "pointer",
     )
@@ -166,7 +167,7 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
         if asked
         else by_policy,
         coordinates=policy.coordinates if is_prompted else "",
-        max_pixels=policy.resize_max_pixels if is_prompted else 0,
+        max_pixels=screens_of(config).max_pixels if is_prompted else 0,
         head_share=tune.head_share if is_pointer else 0.0,
         epochs=use.epochs,
         seconds=tune.seconds,

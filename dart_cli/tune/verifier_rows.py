@@ -25,7 +25,7 @@ from random import Random
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bus.errors import EngineError, UserError
-from dart_cli.config.model_files import VERIFIER
+from dart_cli.config.model_folder import VERIFIER
 from dart_cli.evaluation.grounding.items import Box, Item, Point
 from dart_cli.evaluation.grounding.pictures import Picture
 from dart_cli.evaluation.grounding.reader import read_set

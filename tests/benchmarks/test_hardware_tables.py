@@ -11,9 +11,9 @@ import pytest
 from benchmarks.gpu.hardware_tables import BEGIN, CUT, MODELS, tables, with_tables
 from benchmarks.gpu.speeds import H100 as SPEED
 from benchmarks.gpu.speeds import H200, Seconds, gpu_speed, seconds_of, vision_flops
+from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
 from dart_cli.doctor.plan import H100, make_plan
-from dart_cli.doctor.shape import shape_of
 from tests.doctor.seven_b import CONFIG, PREPROCESSOR, config_of, plan_of
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def test_more_of_everything_takes_longer() -> None:
     assert "rollout GPUs will wait" in plain.waits
     again = seconds(train={"reuse": 1})
     assert again.training == 2 * again.update == pytest.approx(2 * plain.update)
-    evict = {"history": "evict", "history_images": 3, "history_images_most": 7}
+    evict = {"history_images": 3, "history_images_most": 7}
     chained = seconds(policy=evict)
     assert plain.update / chained.update > 3
 
@@ -107,7 +107,7 @@ def test_a_gpu_is_known_by_its_name() -> None:
 @pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
 @pytest.mark.parametrize("history", ["slide", "evict"])
 def test_a_shipped_configuration_keeps_both_sides_busy(name: str, history: str) -> None:
-    evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
+    evict = ["policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(ROOT / "configs" / f"{name}.toml", evict if history == "evict" else [])
     found = seconds_of(config, make_plan(config, CONFIG, CUT, H100), SPEED)
     assert abs(1 - found.update / found.rollouts) < 0.05

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.gpu.parts import TINY, trajectories, write_shards
 from benchmarks.speed import packing
-from dart_cli.config.model_files import read_json
+from dart_cli.config.architecture import shape_of
+from dart_cli.config.model_folder import read_json
 from dart_cli.config.schema import Config
-from dart_cli.doctor.shape import shape_of
 from dart_cli.train.model import TrainModel
 
 

@@ -13,7 +13,7 @@ from bus.errors import ConfigError, RunDirectoryError
 from dart_cli.cli.main import main
 from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config.load import load_config
-from dart_cli.config.models import BUILTIN
+from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
 from dart_cli.runtime.run_dir import claim, read_run, save_config

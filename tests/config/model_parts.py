@@ -1,15 +1,16 @@
-"""Small model folders, written without torch: everything that a check reads is in them."""
+"""Small model folders: everything that a check reads is in them, their weights are all 0."""
 
 from __future__ import annotations
 
 import json
 import struct
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from dart_cli.config.architecture import expected_tensors
 from scripts.small_models import EMBEDDING_ROWS, FAMILIES
 
 IMAGE = EMBEDDING_ROWS - 1
@@ -42,23 +43,31 @@ def change_json(folder: Path, name: str, **changes: Any) -> None:
 
 def zeros(config: Mapping[str, Any], dtype: str = "F32") -> dict[str, Entry]:
     """The tensors that a config.json asks for."""
-    width = {"F32": 4, "BF16": 2, "I8": 1}[dtype]
+    width = {"F32": 4, "BF16": 2}[dtype]
     return {
         name: (dtype, shape, bytes(width * prod(shape)))
-        for name, shape in expected_tensors(config).items()
+        for name, shape in _shapes(json.dumps(config)).items()
     }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Entry], **wrong: Mapping[str, Any]) -> None:
-    """A safetensors file; `wrong` are entries of its header that are not what they should be."""
+@cache
+def _shapes(config: str) -> dict[str, tuple[int, ...]]:
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
+        write_json(Path(folder), "config.json", json.loads(config))
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    return {name: tuple(each.shape) for name, each in model.named_parameters()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Entry]) -> None:
+    """A safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, (dtype, shape, data) in tensors.items():
-        place = [at, at + len(data)]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": place}
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
         at += len(data)
-    for name, changes in wrong.items():
-        header[name] = {**header[name], **changes}
     text = json.dumps(header).encode()
     data = b"".join(data for _, _, data in tensors.values())
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

@@ -10,10 +10,17 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config.dry_run import describe
-from dart_cli.config.families import FAMILIES, LOADED, PROMPTS, VALUES, recognise, values_of
-from dart_cli.config.family_values import origins, told
+from dart_cli.config.families import (
+    FAMILIES,
+    PROMPTS,
+    VALUES,
+    origins,
+    recognise,
+    told,
+    values_of,
+)
 from dart_cli.config.load import config_of_model, load_config
-from dart_cli.config.models import MODEL_TYPES
+from dart_cli.config.model_folder import screens_of
 from dart_cli.config.rules.policy import POLICY
 from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import CODECS, Config, PolicyConfig
@@ -130,14 +137,13 @@ def test_a_key_that_the_user_sets_wins_and_all_others_are_the_familys(tmp_path: 
         1,
         "Do {instruction}",
     )
-    assert (policy.resize_factor, policy.resize_max_pixels) == (32, 2_000_000)
+    assert screens_of(config) == (32, 65_536, 2_000_000)
     assert policy.system_prompt == (PROMPTS / "qwen3-vl.system.txt").read_text(encoding="utf-8")
     assert list(found_in(POLICY, config)) == []
     shown = {each.key: told(each) for each in origins(config)}
     assert list(shown) == list(VALUES)
     assert shown["history_images"] == "2 (set by you)"
     assert shown["codec"] == "'toolcall' (family qwen3-vl)"
-    assert shown["resize_max_pixels"] == "2000000 (the folder's preprocessor)"
     assert shown["system_prompt"].startswith("4051 characters, '# Tools You may")
     assert shown["system_prompt"].endswith("(family qwen3-vl: prompts/qwen3-vl.system.txt)")
     assert dict(describe(config, "rollout"))["policy.codec"] == shown["codec"]
@@ -175,7 +181,7 @@ def test_auto_without_the_folder_asks_for_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_is_whole(name: str, tmp_path: Path) -> None:
     its = FAMILIES[name]
-    values = {key: value for key, (value, _) in values_of(name, None).items()}
+    values = {key: value for key, (value, _) in values_of(name).items()}
     assert set(values) == set(VALUES)
     assert its.codec in CODECS
     assert values["template"].count("{instruction}") == 1
@@ -197,7 +203,6 @@ def test_every_prompt_is_of_a_family() -> None:
         )
     }
     assert {path.name for path in PROMPTS.glob("*.txt")} <= used
-    assert LOADED == MODEL_TYPES
 
 
 def test_the_doctor_tells_the_family_of_a_folder_and_what_follows(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dart_cli.config.dry_run import describe
 from dart_cli.config.load import config_of_model, load_config
-from dart_cli.config.rate import LARGE, SMALL, rate_of, rate_origin
+from dart_cli.config.rate import LARGE, RUN, SMALL, rate_for, rate_origin
 from dart_cli.doctor.examine import examine
 from dart_cli.runtime.run_dir import read_run, save_config
 from dart_cli.train.checkpoints.identity import recipe_of
@@ -47,10 +47,10 @@ def test_a_rate_that_is_set_stays(tmp_path: Path, rate: float) -> None:
 
 def test_a_larger_model_has_no_larger_rate_between_the_two_ends() -> None:
     sizes = [SMALL / 9, SMALL, 1e7, 1e8, 1e9, 3e9, LARGE, 9 * LARGE]
-    rates = [rate_of(size) for size in sizes]
+    rates = [rate_for(size, RUN) for size in sizes]
     assert rates == sorted(rates, reverse=True)
     assert (rates[0], rates[-1]) == (4e-4, 1e-6)
-    assert 1e-6 < rate_of(1e8) < 1e-4
+    assert 1e-6 < rate_for(1e8, RUN) < 1e-4
 
 
 def test_the_dry_run_and_doctor_tell_that_the_rate_is_the_models(tmp_path: Path) -> None:

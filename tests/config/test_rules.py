@@ -54,36 +54,17 @@ CASES = [
         '"instruction_first", or policy.history_turns = 1',
     ),
     Case(
-        "evictions without a number",
-        '[policy]\nhistory = "evict"\nhistory_images = 3\nhistory_turns = 2\n',
-        "policy.history_images_most",
-        'must be > policy.history_images (3) with policy.history = "evict", got 0; set e.g. 7',
-    ),
-    Case(
         "evictions that drop nothing",
-        '[policy]\nhistory = "evict"\nhistory_images = 3\nhistory_images_most = 3\n'
-        "history_turns = 2\n",
+        "[policy]\nhistory_images = 3\nhistory_images_most = 3\nhistory_turns = 2\n",
         "policy.history_images_most",
         "got 3; set e.g. 7",
     ),
     Case(
-        "a most that slides",
-        "[policy]\nhistory_images_most = 7\n",
-        "policy.history_images_most",
-        '= 7 needs policy.history = "evict"; set it, or remove',
-    ),
-    Case(
         "image first where an eviction drops images",
-        '[policy]\npart_order = "image_first"\nhistory = "evict"\nhistory_images = 2\n'
+        '[policy]\npart_order = "image_first"\nhistory_images = 2\n'
         "history_images_most = 4\nhistory_turns = 5\n",
         "policy.part_order",
         '"instruction_first", or policy.history_turns = 1',
-    ),
-    Case(
-        "texts without turns",
-        "[policy]\nhistory_texts = 3\n",
-        "policy.history_texts",
-        "set policy.history_turns >= 2",
     ),
     Case(
         "text of a suite that has none",
@@ -91,39 +72,15 @@ CASES = [
         "env.observe",
         "suite mini gives no 'accessibility'; it gives screenshots alone",
     ),
+    Case(
+        "texts without turns",
+        "[policy]\nhistory_texts = 3\n",
+        "policy.history_texts",
+        "set policy.history_turns >= 2",
+    ),
     Case("misspelt codec", '[policy]\ncodec = "uitar"\n', "policy.codec", "did you mean 'uitars'?"),
     Case("codec of no file", '[policy]\ncodec = "no.py:C"\n', "policy.codec", "no file no.py"),
     Case("codec that is none", '[policy]\ncodec = "json:loads"\n', "policy.codec", "lacks limits"),
-    Case(
-        "adapters of no such layer",
-        '[model.lora]\ntargets = ["q_proj", "query"]\n',
-        "model.lora.targets",
-        "names 'query', which the layers of this model have not; there are q_proj, k_proj",
-    ),
-    Case(
-        "adapters of nothing",
-        "[model.lora]\ntargets = []\n",
-        "model.lora.targets",
-        "is empty, so nothing would be trained",
-    ),
-    Case(
-        "adapters of a layer twice",
-        '[model.lora]\ntargets = ["q_proj", "q_proj"]\n',
-        "model.lora.targets",
-        "lists 'q_proj' twice; remove one",
-    ),
-    Case(
-        "adapters of a frozen tower",
-        "[model]\nfreeze_vision = true\n[model.lora]\nvision = true\n",
-        "model.lora.vision",
-        "remove one of them",
-    ),
-    Case(
-        "adapters that vLLM does not serve",
-        '[rollout]\nengine = "vllm"\n[model.lora]\nvision = true\n',
-        "model.lora.vision",
-        'set vllm.lora = "merged"',
-    ),
     Case("no screenshot", "[env]\nobserve = []\n", "env.observe", 'must have "screenshot"'),
     Case(
         "a screenshot twice",
@@ -335,12 +292,12 @@ def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_e
         "    def as_history(self, text): return text.rsplit(' ')[-1]\n"
     )
     (tmp_path / "own.py").write_text(codec)
-    policy = {"codec": f"{tmp_path}/own.py:Own", "history": "evict", "history_images_most": 5}
+    policy = {"codec": f"{tmp_path}/own.py:Own", "history_images_most": 5}
     told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
     assert told[0].key == "policy.codec"
     assert "its as_history turns 'Now this. click' into 'click'" in told[0].text
-    assert 'set policy.history = "slide", or let as_history return its text' in told[0].text
-    slide = policy | {"history": "slide", "history_images_most": 0}
+    assert "set policy.history_images_most = 0, or let as_history return its text" in told[0].text
+    slide = policy | {"history_images_most": 0}
     others = find_mistakes(Config.model_validate({"policy": slide}), "env")
     assert not [each for each in others if "as_history" in each.text]
 

@@ -13,7 +13,7 @@ from bus.errors import ConfigError
 from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import inner_section, section_types
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from tests.config.mistakes import Case, assert_one_line, write
 
 
@@ -116,7 +116,6 @@ SLIPS = [
     *("rollout.max_tokens = 100000000", "data.lease_s = 0.0001", "env.memory_mb = 1"),
     *('run.dir = "/proc/x"', 'run.dir = "/dev/null/x"', 'run.dir = "a\\nb"'),
     'weights.directory = "/proc/w"',
-    "policy.resize_min_pixels = 100000000",
 ]
 
 

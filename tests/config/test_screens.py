@@ -27,7 +27,7 @@ def config(**sections: Any) -> Config:
     [
         ({}, 32 * 2),
         ({"policy": {"history_images": 5}}, 32 * 6),
-        ({"policy": {"history": "evict", "history_images": 3, "history_images_most": 7}}, 32 * 8),
+        ({"policy": {"history_images": 3, "history_images_most": 7}}, 32 * 8),
         ({"up": {"envs": 4, "rollouts": 2}}, 4 * 32 * 2),
         ({"up": {"envs": 4, "rollouts": 4}}, 2 * 32 * 2),
         ({"up": {"envs": 0, "rollouts": 0}}, 32 * 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dart_cli.config.model_files import Screens
+from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import H100, Plan, make_plan
 from tests.config.model_parts import write_json

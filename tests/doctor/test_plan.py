@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.rules.rule import found_in
 from dart_cli.doctor.fit import Room, misfits
 from dart_cli.doctor.plan import H100, EpisodeForm, episode_tokens, make_plan
 from dart_cli.doctor.planned import plan_lines
-from dart_cli.doctor.shape import shape_of
-from dart_cli.doctor.trainer_memory import adapters_of
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +127,7 @@ def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
     whole, adapters = plan_of(), plan_of(model={"lora": {"rank": 32}})
     assert whole.host.shared > 40 * adapters.host.shared
     assert whole.host.checkpoints > 40 * adapters.host.checkpoints
-    assert adapters.setup.adapters == adapters_of(adapters.shape, 32)
+    assert adapters.setup.adapters == adapters.shape.adapters(32)
     assert adapters.trainer is not None
     assert adapters.trainer.held["reference"] == 0
 
@@ -141,7 +140,7 @@ def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
 def test_a_shipped_configuration_fits_eight_gpus(name: str, history: str) -> None:
     """In both forms of history; test_planned.py has the figures of its comments."""
     path = ROOT / "configs" / f"{name}.toml"
-    evict = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
+    evict = ["policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(path, evict if history == "evict" else [])
     assert sorted([*config.up.train_gpus, *config.up.rollout_gpus]) == list(range(8))
     assert not list(found_in(GPUS, config))

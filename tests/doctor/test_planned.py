@@ -21,7 +21,7 @@ from tests.doctor.parts import doctor, worst
 from tests.doctor.seven_b import config_of, write_seven_b
 
 ROOT = Path(__file__).parents[2]
-EVICT = ["policy.history=evict", "policy.history_images=3", "policy.history_images_most=7"]
+EVICT = ["policy.history_images=3", "policy.history_images_most=7"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dart_cli.data.store.open import open_store
 from dart_cli.doctor import run
 from dart_cli.doctor.findings import Finding
 from dart_cli.doctor.machine import GIB
-from tests.config.model_parts import write_model
+from scripts.small_models import build
 from tests.data.parts import make_ledger, play, small_config
 from tests.doctor.parts import config_in, worst
 
@@ -80,11 +80,11 @@ def _gigabytes(found: Finding) -> float:
 
 
 def test_a_model_folder_has_a_size(tmp_path: Path) -> None:
-    write_model(tmp_path)
+    build("qwen2_5_vl", tmp_path)
     found, weights = run.model(config_in(tmp_path, model={"path": str(tmp_path)}))
     assert "0.00 billion parameters" in found.text
     assert "3 sets take 0.0 GB" in weights.text
-    lora = {"path": str(tmp_path), "lora": {"rank": 1, "targets": ["q_proj"]}}
+    lora = {"path": str(tmp_path), "lora": {"rank": 1}}
     _, adapters = run.model(config_in(tmp_path, model=lora, weights={"keep": 9999}))
     _, whole = run.model(config_in(tmp_path, model={"path": str(tmp_path)}, weights={"keep": 9999}))
     assert _gigabytes(adapters) < _gigabytes(whole) / 10

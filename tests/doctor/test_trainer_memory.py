@@ -10,11 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from benchmarks.exactness.memory import SEVEN_B, SMALL, counted, predicted, tree_of
-from dart_cli.doctor.shape import shape_of
+from dart_cli.config.architecture import shape_of
 from dart_cli.doctor.trainer_memory import (
     CONTEXT,
     TrainerSetup,
-    adapters_of,
     kept_by_block,
     kept_by_layer,
     trainer_memory,
@@ -146,7 +145,7 @@ def test_offload_moves_what_is_held_to_main_memory() -> None:
 
 def test_adapters_train_little_and_keep_the_base_whole() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
-    adapters = adapters_of(shape, 32)
+    adapters = shape.adapters(32)
     assert 0.005 < adapters / shape.text < 0.02
     found = trainer_memory(shape, replace(SETUP, adapters=adapters, reference=True))
     assert found.held["frozen"] == 2 * shape.parameters

@@ -41,8 +41,7 @@ VERSIONS = 3  # at once
 LONG = 3000  # tokens: far more than are drawn during the updates
 LORA = {
     "adapters": LoraConfig(rank=5, alpha=9.0),
-    # Not all parts of what vLLM joins: queries without keys and values, gates without `up`.
-    "merged": LoraConfig(rank=5, alpha=9.0, targets=["q_proj", "o_proj", "gate_proj"], vision=True),
+    "merged": LoraConfig(rank=5, alpha=9.0),
 }
 
 

@@ -1,4 +1,4 @@
-"""With `policy.history = "evict"`, each prompt of an episode extends the one before until an eviction.
+"""With `policy.history_images_most`, each prompt of an episode extends the one before until an eviction.
 
 Whole episodes: the environment is scripted, the completions are drawn, all between is as in a run.
 """
@@ -127,7 +127,6 @@ _said = st.builds(
 def policy_config(codec: str, images: int, more: int, turns: int, **keys: Any) -> PolicyConfig:
     return PolicyConfig(
         codec=codec,
-        history="evict",
         history_images=images,
         history_images_most=images + more,
         history_turns=images - 1 + turns,
@@ -346,6 +345,6 @@ def test_a_chat_template_whose_prompts_do_not_extend_is_refused(
 ) -> None:
     policy = policies["qwen3_vl"]
     monkeypatch.setattr(policy.tokenizer, "chat_template", TEMPLATES[problem])
-    with pytest.raises(ModelError, match=f'{problem}.*set policy.history = "slide"'):
+    with pytest.raises(ModelError, match=f"{problem}.*set it to 0"):
         make_renderer(policy, policy_config("compact", 1, 2, 0))
     make_renderer(policy, PolicyConfig())

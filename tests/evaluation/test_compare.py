@@ -35,7 +35,7 @@ def evaluation(name: str, rows: list[EpisodeRow], attempts: int = 1) -> Evaluati
             weights_digest=name,
             values={
                 "policy.codec": "compact",
-                "policy.history": "slide",
+                "policy.history_images": 1,
                 "rollout.temperature": 1.0,
             },
         ),
@@ -108,7 +108,7 @@ def test_a_row_has_what_makes_a_score_repeatable() -> None:
     assert row["pass@k"] == {"1": row["pass@1"], "2": 1.0}
     assert (row["episodes"], row["invalid"], row["instances"], row["attempts"]) == (5, 1, 3, 2)
     assert row["versions that answered"] == [3]
-    assert row["history"] == {"history": "slide"}
+    assert row["history"] == {"history_images": 1}
     text = as_markdown(row)
     assert text.startswith("| benchmark | model | steps | pass@1 |")
     assert "5 and 1 invalid" in text

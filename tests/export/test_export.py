@@ -335,7 +335,7 @@ def test_adapters_have_the_settings_that_are_stored_with_them(
 ) -> None:
     """The run was since started with others."""
     pytest.importorskip("peft")
-    lora = LoraConfig(rank=3, alpha=7.0, targets=["q_proj"])
+    lora = LoraConfig(rank=3, alpha=7.0)
     config = with_lora(run_of(tmp_path, tiny), lora)
     adapters = drawn(tiny, lora)
     publish(adapters, config.run.dir / "weights", 2, lora=lora)

@@ -11,12 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2VLImageProcessorPil
 
 from bus.errors import ModelError
-from dart_cli.config.architecture import canonical, expected_tensors
-from dart_cli.config.model_files import screens
-from dart_cli.config.model_tensors import read_tensors
-from dart_cli.config.models import BUILTIN, check_model
+from dart_cli.config.architecture import canonical, shape_of
+from dart_cli.config.model_folder import BUILTIN, screens, weight_files
 from dart_cli.policy.images import ImagePreparer
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.model import check_weights, load_policy
 from scripts.small_models import FAMILIES, build
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -33,27 +31,37 @@ SMALL: dict[str, dict[str, Any]] = {
 """All other sizes at the defaults of the model type."""
 
 
-def of_transformers(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, ...]]:
+def assert_counted(config: dict[str, Any], folder: Path) -> None:
+    """The counts of `shape_of` are those of transformers' model."""
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
-    return {canonical(name): tuple(each.shape) for name, each in model.named_parameters()}
+    counts = {canonical(name): each.numel() for name, each in model.named_parameters()}
+
+    def of(prefix: str) -> int:
+        return sum(count for name, count in counts.items() if name.startswith(prefix))
+
+    shape = shape_of(config)
+    assert shape.layer == of("language_model.layers.0.")
+    assert shape.vision_block == of("visual.blocks.0.")
+    assert shape.vision == of("visual.")
+    assert shape.parameters == sum(counts.values())
+    linear = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    inner = [each for each in model.model.language_model.layers.modules() if each in linear]
+    assert shape.adapters(3) == 3 * sum(sum(each.weight.shape) for each in inner)
 
 
 @pytest.mark.parametrize("kind", list(FAMILIES))
-def test_the_expected_tensors_are_the_model_s_parameters(kind: str, tmp_path: Path) -> None:
+def test_the_counts_are_those_of_the_models_parameters(kind: str, tmp_path: Path) -> None:
     for more in ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
-        given = {**FAMILIES[kind].config, "model_type": kind, **more}
-        assert expected_tensors(given) == of_transformers(given, tmp_path)
-    by_default = {"model_type": kind, **SMALL[kind]}
-    assert expected_tensors(by_default) == of_transformers(by_default, tmp_path)
+        assert_counted({**FAMILIES[kind].config, "model_type": kind, **more}, tmp_path)
+    assert_counted({"model_type": kind, **SMALL[kind]}, tmp_path)
 
 
-def test_biases_of_attention_are_expected_where_the_config_says_so(tmp_path: Path) -> None:
+def test_biases_of_attention_are_counted_where_the_config_says_so(tmp_path: Path) -> None:
     family = FAMILIES["qwen3_vl"]
     text = {**family.config["text_config"], "attention_bias": True, "num_key_value_heads": None}
-    given = {**family.config, "model_type": "qwen3_vl", "text_config": text}
-    assert expected_tensors(given) == of_transformers(given, tmp_path)
+    assert_counted({**family.config, "model_type": "qwen3_vl", "text_config": text}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", list(FAMILIES))
@@ -65,20 +73,18 @@ def test_a_screen_is_resized_as_the_preparer_does(
     tree = {key: value for key, value in tree.items() if value is not None}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(tree))
     preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(tree))
-    assert screens(tmp_path) == (preparer.factor, *preparer.bounds)
+    assert screens(tmp_path) == preparer.screens
 
 
 @pytest.mark.parametrize("kind", list(FAMILIES))
-def test_a_saved_folder_is_whole_by_every_name_that_its_files_use(
-    kind: str, tmp_path: Path
-) -> None:
-    check_model(build(kind, tmp_path, max_shard_size="50KB"))
-    assert len({tensor.file for tensor in read_tensors(tmp_path).values()}) > 1
+def test_a_folder_in_shards_is_whole(kind: str, tmp_path: Path) -> None:
+    check_weights(build(kind, tmp_path, max_shard_size="50KB"))
+    assert len(weight_files(tmp_path)) > 1
 
 
 @pytest.mark.parametrize("kind", list(FAMILIES))
 @pytest.mark.parametrize("whole", [None, False, True])
-def test_a_head_that_the_loader_misses_is_missed_before(
+def test_a_head_that_the_loader_misses_is_missed_by_the_check_and_the_counts(
     kind: str, whole: bool | None, tmp_path: Path
 ) -> None:
     build(kind, tmp_path, tied=True)
@@ -90,22 +96,16 @@ def test_a_head_that_the_loader_misses_is_missed_before(
         del tree["tie_word_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(tree))
     if whole or kind != "qwen3_vl":
-        check_model(tmp_path)
-        load_policy(str(tmp_path))
+        assert shape_of(tree).tied
+        check_weights(tmp_path)
+        load_policy(tmp_path)
     else:
-        with pytest.raises(ModelError, match=r"asks for are missing, the first is lm_head\.weight"):
-            check_model(tmp_path)
+        assert not shape_of(tree).tied
+        for load in (check_weights, load_policy):
+            with pytest.raises(ModelError, match=r"of another shape, the first is lm_head\.weight"):
+                load(tmp_path)
 
 
 @pytest.mark.parametrize("name", list(BUILTIN))
 def test_the_shipped_models_are_whole(name: str) -> None:
-    check_model(BUILTIN[name])
-
-
-def test_the_loader_refuses_another_shape_in_words_of_its_own(tmp_path: Path) -> None:
-    build("qwen2_5_vl", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
-    with pytest.raises(ModelError, match=r"has the shape \[96, 64\], config\.json asks for") as no:
-        load_policy(tmp_path)
-    assert "ignore_mismatched_sizes" not in str(no.value)
+    check_weights(BUILTIN[name])

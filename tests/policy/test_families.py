@@ -17,12 +17,11 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from bus.errors import ActionError, EngineError, ModelError
-from bus.messages import ActRequest, Sampling, Turn
-from dart_cli.config.models import MODEL_TYPES
-from dart_cli.engines.responder import PolicyResponder
-from dart_cli.engines.scripted import Script, ScriptedEngine
-from dart_cli.policy.coordinates import Resize, make_coordinate_map
+from bus.errors import ActionError, ModelError
+from bus.messages import Turn
+from dart_cli.config.model_folder import MODEL_TYPES
+from dart_cli.config.schema import Config
+from dart_cli.policy.coordinates import make_coordinate_map, resize_of
 from dart_cli.policy.forward import image_features, logits, rope_positions
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
@@ -319,26 +318,17 @@ def test_another_class_is_refused_in_one_line_that_names_ours(
 
 
 @every_family
-async def test_pixels_of_a_classs_resized_screen_are_a_matter_of_configuration(
+def test_resized_numbers_are_pixels_of_what_the_folders_preprocessor_makes(
     model_type: str, family: Family
 ) -> None:
     policy = load_policy(family(model_type))
-    ask = ActRequest(
-        trajectory_id="t",
-        step=0,
-        instruction="click",
-        turns=[],
-        screenshot=screenshot(1, 100, 60),
-        width=100,
-        height=60,
-        sampling=Sampling(temperature=1.0, max_tokens=1, seed=0),
+    screens = resize_of(
+        Config.model_validate(
+            {"model": {"path": str(family(model_type))}, "policy": {"coordinates": "resized"}}
+        )
     )
-    engine = ScriptedEngine(lambda _: Script([policy.end_token_ids[0]]))
-    with pytest.raises(EngineError, match=f"{FACTOR[model_type]}, {BOUNDS[model_type][0]} and"):
-        await PolicyResponder(policy, engine, coordinates="resized").answer(ask)
-    resize = Resize(FACTOR[model_type], *BOUNDS[model_type])
-    await PolicyResponder(policy, engine, coordinates="resized", resize=resize).answer(ask)
-    coordinates = make_coordinate_map("resized", 100, 60, resize)
+    assert screens == policy.images.screens == (FACTOR[model_type], *BOUNDS[model_type])
+    coordinates = make_coordinate_map("resized", 100, 60, screens)
     assert (coordinates.grid_width, coordinates.grid_height) == policy.images.resized(100, 60)
     assert coordinates.to_screen(coordinates.grid_width - 1, 0) == (99, 0)
 

@@ -177,7 +177,7 @@ def screen() -> bytes:
 
 def ours(policy: LoadedPolicy, name: str, responses: list[str]) -> str:
     """As an episode plays: what history keeps of each turn, and the steps before them."""
-    values = {key: value for key, (value, _) in values_of(name, None).items()}
+    values = {key: value for key, (value, _) in values_of(name).items()}
     config = PolicyConfig(family=name, **values)
     codec, history, told = make_codec(config.codec), history_of(config), previous_of(config)
     turns: list[Turn] = []

@@ -12,8 +12,9 @@ import pytest
 
 from bus.errors import ActionError
 from dart_cli.config.families import FAMILIES
+from dart_cli.config.model_folder import Screens
 from dart_cli.policy.codec import make_codec, point_codec, summary_of
-from dart_cli.policy.coordinates import CoordinateMap, Resize, make_coordinate_map
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from envs.actions import action_from_dict
 
 STRINGS: list[dict[str, Any]] = tomllib.loads(
@@ -23,7 +24,8 @@ STRINGS: list[dict[str, Any]] = tomllib.loads(
 
 def coordinates_of(family: str) -> CoordinateMap:
     its = FAMILIES[family]
-    return make_coordinate_map(its.coordinates, 1920, 1080, Resize(*its.screens))  # type: ignore[arg-type]
+    screens = its.bounds or Screens(28, 3136, 12_845_056)
+    return make_coordinate_map(its.coordinates, 1920, 1080, screens)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -135,7 +135,7 @@ def test_an_eviction_that_drops_nothing_is_refused(images_most: int) -> None:
     [
         ({"history_images": 5, "history_turns": 35}, History(5, 35)),
         (
-            {"history": "evict", "history_images": 3, "history_turns": 9, "history_images_most": 7},
+            {"history_images": 3, "history_turns": 9, "history_images_most": 7},
             History(3, 9, images_most=7),
         ),
     ],

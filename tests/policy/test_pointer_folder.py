@@ -13,8 +13,7 @@ import torch
 
 from bus.errors import ModelError
 from dart_cli.cli.main import main
-from dart_cli.config.model_tensors import read_tensors
-from dart_cli.config.models import resolve
+from dart_cli.config.model_folder import resolve
 from dart_cli.config.rules.policy import SERVED
 from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config, PolicyConfig
@@ -23,6 +22,7 @@ from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
+from dart_cli.policy.shard_files import PolicyFiles
 from scripts.small_models import FAMILIES, build
 
 Folder = Callable[[str], Path]
@@ -157,7 +157,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], str]] = [
     ("no weights", lambda f: (f / "model.safetensors").unlink(), "has no *.safetensors"),
     ("a token", _of_a_token, "has the token <|pointer_pad|> already"),
     ("broken", lambda f: (f / "config.json").write_text("{"), "is not JSON"),
-    ("a tokenizer that is none", lambda f: _change(f, model=[]), "is no tokenizer"),
+    ("a tokenizer that is none", lambda f: _change(f, model=[]), "tokenizer.json cannot be read"),
     (
         "a tokenizer that is not read",
         lambda f: _change(f, normalizer={"type": "of the future"}),
@@ -208,10 +208,9 @@ def test_shards_stay_shards(tmp_path: Path, pointer_folder: Folder) -> None:
     assert after - before == {"model-pointer-head.safetensors"}
     assert before <= after
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    tensors = read_tensors(tmp_path / "out")
-    assert index["metadata"]["total_size"] == sum(
-        each.end - each.begin for each in tensors.values()
-    )
+    with PolicyFiles(tmp_path / "out") as files:
+        sizes = [files.whole(name).nbytes for name in files.names()]
+    assert index["metadata"]["total_size"] == sum(sizes)
     loaded = load_policy(tmp_path / "out", "bfloat16", pointing="pointer").model
     whole = load_policy(pointer_folder("qwen2_5_vl"), "bfloat16", pointing="pointer").model
     for (name, mine), (_, other) in zip(

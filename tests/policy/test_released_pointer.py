@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import nn
 
-from dart_cli.config.models import check_model, model_problem
+from dart_cli.config.model_folder import check_folder, model_problem
 from dart_cli.policy.model import load_policy
 from dart_cli.policy.shard_files import PolicyFiles
 from scripts.small_models import HIDDEN
@@ -110,7 +110,7 @@ def test_a_folder_of_the_release_loads_and_points_as_its_own_layers_do(
 ) -> None:
     head = released(family(model_type), model_type, tmp_path / "released")
     assert model_problem(str(tmp_path / "released")) == ""
-    config = check_model(tmp_path / "released")
+    config = check_folder(tmp_path / "released")
     policy = load_policy(tmp_path / "released", pointing="pointer")
     assert policy.pointer is not None
     assert policy.pointer.triple == (

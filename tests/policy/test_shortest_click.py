@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dart_cli.cli.main import main
-from dart_cli.config.models import BUILTIN
+from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.doctor.run import configuration
 from dart_cli.policy.shortest_click import cut_off

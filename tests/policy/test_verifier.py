@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from bus.errors import EngineError, ModelError
-from dart_cli.config.model_files import VERIFIER
+from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import PolicyConfig
 from dart_cli.policy.forward import logits
 from dart_cli.policy.model import load_policy

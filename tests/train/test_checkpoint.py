@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bus.errors import CheckpointError, ModelError, RunDirectoryError
 from bus.messages import Batch
-from dart_cli.config.models import resolve
+from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints import saver as saving
 from dart_cli.train.checkpoints.checkpoint import load, load_newest, newest_weights

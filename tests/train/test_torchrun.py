@@ -15,7 +15,7 @@ import pytest
 
 from bus.messages import Batch, BatchTrained, TrainerHello
 from dart_cli.config.schema import Config
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from tests.train.parts import Data, final_weights
 from tests.train.trainers import ROOT, run_trainer
 from tests.waiting import PATIENCE_S, until

@@ -11,7 +11,7 @@ import pytest
 from dart_cli.config.load import DEFAULTS, Source, default_config
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.rules.learning import read_by_tune
-from dart_cli.config.template import to_toml
+from dart_cli.config.values import to_toml
 from dart_cli.evaluation.grounding.made import make_set
 
 

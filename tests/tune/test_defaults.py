@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dart_cli.config.rate import SMALL
 from dart_cli.config.schema import TuneConfig
-from dart_cli.tune.defaults import LORA_MOST, SMALL, Chosen, chosen
+from dart_cli.tune.defaults import LORA_MOST, Chosen, chosen
 
 
 def choose(rows: int = 126, parameters: float = SMALL, **keys: object) -> Chosen:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from bus.errors import UserError
-from dart_cli.config.models import BUILTIN
+from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.lora import is_adapter, peft_names
 from dart_cli.policy.model import load_policy, weight_tensors
@@ -75,8 +75,6 @@ def test_adapters_of_a_folder_are_swapped_and_trained_further(
 REFUSED: list[tuple[Keys, str]] = [
     ({"model.lora.rank": 4}, "set model.lora.rank = 3"),
     ({"model.lora.alpha": 5.0}, "set model.lora.alpha = 6"),
-    ({"model.lora.vision": True}, "lacks the adapter of visual"),
-    ({"model.lora.targets": ["q_proj"]}, "also adapts"),
     ({"model.adapters": "nowhere"}, "is no folder of adapters"),
 ]
 
@@ -121,7 +119,6 @@ def test_a_pointer_trains_its_head_and_tokens_beside_the_adapters_and_goes_on(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.lora.targets": ["w_proj"]}, "model.lora.targets"),
         ({"tune.write": "adapters", "policy.pointing": "pointer"}, "tune.write .* pointer head"),
     ],
 )

@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLImageProcessorPil
 
 from dart_cli.config.load import default_config
-from dart_cli.config.models import BUILTIN
+from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.formats import grounding_config
 from dart_cli.evaluation.grounding.reader import read_set

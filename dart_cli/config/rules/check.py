@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from bus.errors import ConfigError
 from dart_cli.config.load import Source
 from dart_cli.config.rules import learning, machine, policy, tasks
-from dart_cli.config.rules.rule import Finding, Reader, Table, found_in, value_of
+from dart_cli.config.rules.rule import Finding, Table, found_in, value_of
 from dart_cli.config.schema import Config
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ TABLES: tuple[Table, ...] = (
     tasks.PLAYED,
     policy.MODEL,
     policy.SERVED,
+    policy.SCREENS,
     machine.WORKERS,
     machine.TRAINER,
     machine.NCCL,
@@ -42,7 +43,6 @@ TABLES: tuple[Table, ...] = (
     policy.OWN_LEARNER,
     policy.VLLM,
 )
-READERS: tuple[Reader, ...] = (*learning.READERS, *policy.READERS)
 
 
 def check_config(
@@ -73,7 +73,7 @@ def _of_up(config: Config) -> frozenset[str]:
 def unread(config: Config) -> Iterator[tuple[str, str]]:
     """(key, what alone reads it) of settings that differ from their defaults and have no effect."""
     default = Config()
-    for words, holds, keys in READERS:
+    for words, holds, keys in learning.READERS:
         if not holds(config):
             for key in keys:
                 if value_of(config, key) != value_of(default, key):
@@ -82,4 +82,4 @@ def unread(config: Config) -> Iterator[tuple[str, str]]:
 
 def reader_of(key: str) -> str:
     """What alone reads a key, in words; empty where it is always read."""
-    return next((words for words, _, keys in READERS if key in keys), "")
+    return next((words for words, _, keys in learning.READERS if key in keys), "")

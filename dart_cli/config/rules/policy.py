@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from bus.errors import ConfigError, ModelError, TaskError
-from dart_cli.config.adapters import adapted_layers, folder_problem, lora_problem
-from dart_cli.config.architecture import expected_tensors
+from dart_cli.config.adapters import folder_problem, lora_problem
 from dart_cli.config.engines import VLLM_OWN, OwnKey, own_maker, vllm_problem
-from dart_cli.config.load import shown
-from dart_cli.config.model_files import VERIFIER, read_json
-from dart_cli.config.models import BUILTIN, model_folder, model_problem, resize_problem
+from dart_cli.config.model_folder import (
+    BUILTIN,
+    VERIFIER,
+    model_folder,
+    model_problem,
+    read_json,
+    screens_of,
+)
 from dart_cli.config.pointer_head import pointer_ids
 from dart_cli.config.rules.machine import unreadable
-from dart_cli.config.rules.rule import Reader, Rule, Table, twice
+from dart_cli.config.rules.rule import Rule, Table
 from dart_cli.config.schema import (
     CODEC_PARTS,
     MODEL_ENGINES,
@@ -26,6 +29,7 @@ from dart_cli.config.schema import (
     JudgeConfig,
     PolicyConfig,
 )
+from dart_cli.config.values import shown
 from envs.actions import Click, Done, Type
 from envs.own_code import load_own
 
@@ -33,10 +37,6 @@ from envs.own_code import load_own
 def needs_model(config: Config) -> bool:
     """Whether any part of the run loads the model; scripted parts do not."""
     return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
-
-
-def _folder(config: Config) -> Path:
-    return BUILTIN.get(config.model.path) or model_folder(config.model.path)
 
 
 # --- [policy]
@@ -63,11 +63,11 @@ def _codec_problem(config: Config) -> str:
             f'= {shown(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
             'them (docs/policy.md), or set policy.pointing = "text"'
         )
-    if policy.history == "evict" and (change := _changed_in_history(codec)):
+    if policy.history_images_most and (change := _changed_in_history(codec)):
         return (
-            f'= {shown(name)} cannot be used with policy.history = "evict", which shows past '
+            f"= {shown(name)} cannot be used with policy.history_images_most, which shows past "
             f"completions as they were sampled: its as_history turns {change}; "
-            'set policy.history = "slide", or let as_history return its text'
+            "set policy.history_images_most = 0, or let as_history return its text"
         )
     return ""
 
@@ -101,18 +101,11 @@ POLICY = Table(
     (
         Rule(
             "policy.history_images_most",
-            lambda c: c.policy.history == "slide" and c.policy.history_images_most,
-            '= {value} needs policy.history = "evict"; set it, or remove policy.history_images_most',
-        ),
-        Rule(
-            "policy.history_images_most",
             lambda c: (
-                c.policy.history == "evict"
-                and c.policy.history_images_most <= c.policy.history_images
+                0 < c.policy.history_images_most <= c.policy.history_images
                 and 2 * c.policy.history_images + 1
             ),
-            'must be > policy.history_images ({policy.history_images}) with policy.history = "evict", '
-            "got {value}; set e.g. {found}",
+            "must be 0 or > policy.history_images ({policy.history_images}), got {value}; set e.g. {found}",
         ),
         Rule(
             "policy.history_images",
@@ -166,11 +159,6 @@ POLICY = Table(
             'must be "compact", the only action language of model.path = "{model.path}", got {value}',
         ),
         Rule(
-            "policy.resize_min_pixels",
-            lambda c: c.policy.resize_min_pixels > c.policy.resize_max_pixels,
-            "must be <= policy.resize_max_pixels ({policy.resize_max_pixels}), got {value}",
-        ),
-        Rule(
             "policy.verifier",
             lambda c: c.policy.verifier and c.policy.pointing != "pointer",
             'chooses among the candidates of a policy that points; set policy.pointing = "pointer", or '
@@ -183,20 +171,9 @@ POLICY = Table(
 # --- [model], with the parts of [policy] that read its folder
 
 
-def _unknown_target(config: Config) -> str:
-    lora = config.model.lora
-    if lora is None:
-        return ""
-    try:
-        adapted_layers(expected_tensors(read_json(_folder(config), "config.json")), lora)
-    except ModelError as error:
-        return str(error).removeprefix("model.lora.targets ")
-    return ""
-
-
 def _no_head(config: Config) -> bool:
     points = config.policy.pointing == "pointer"
-    return points and pointer_ids(read_json(_folder(config), "config.json")) is None
+    return points and pointer_ids(read_json(model_folder(config.model.path), "config.json")) is None
 
 
 def _no_verifier(config: Config) -> str:
@@ -213,6 +190,26 @@ def _no_verifier(config: Config) -> str:
     )
 
 
+def _no_screens(config: Config) -> str:
+    if config.policy.coordinates != "resized":
+        return ""
+    try:
+        screens_of(config)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+SCREENS = Table(
+    (
+        Rule(
+            "policy.coordinates",
+            _no_screens,
+            '= "resized" needs the preprocessor of model.path on every host that plays: {found}',
+        ),
+    ),
+    ("env", "serve"),
+)
 MODEL = Table(
     (
         Rule(
@@ -222,34 +219,6 @@ MODEL = Table(
             ends=True,
         ),
         Rule("model.path", lambda c: model_problem(c.model.path), "{found}", ends=True),
-        Rule(
-            "policy.resize_factor",
-            lambda c: c.model.path not in BUILTIN and resize_problem(c.model.path, c.policy),
-            "= {value} {found}",
-        ),
-        Rule(
-            "model.lora.targets",
-            lambda c: (lora := c.model.lora) and not lora.targets and not lora.vision,
-            "is empty, so nothing would be trained; name a layer",
-        ),
-        twice("model.lora.targets"),
-        Rule("model.lora.targets", _unknown_target, "{found}"),
-        Rule(
-            "model.lora.vision",
-            lambda c: (lora := c.model.lora) and lora.vision and c.model.freeze_vision,
-            "= true trains adapters of the vision tower, which model.freeze_vision = true keeps as it "
-            "is; remove one of them",
-        ),
-        Rule(
-            "model.lora.vision",
-            lambda c: (
-                (lora := c.model.lora)
-                and lora.vision
-                and (c.rollout.engine, c.vllm.lora) == ("vllm", "adapters")
-            ),
-            '= true has adapters in the vision tower, which vllm.lora = "adapters" does not serve; set '
-            'vllm.lora = "merged"',
-        ),
         Rule("model.lora", lambda c: c.model.lora and lora_problem(), "cannot be used: {found}"),
         Rule(
             "model.adapters",
@@ -259,9 +228,7 @@ MODEL = Table(
         Rule(
             "model.adapters",
             lambda c: (
-                c.model.adapters
-                and c.model.lora
-                and folder_problem(c.model.adapters, _folder(c), c.model.lora)
+                c.model.adapters and c.model.lora and folder_problem(c.model.adapters, c.model.lora)
             ),
             "{found}",
         ),
@@ -397,12 +364,4 @@ JUDGE = Table(
         ),
     ),
     ("env", "eval"),
-)
-
-READERS = (
-    Reader(
-        'policy.history = "evict"',
-        lambda c: c.policy.history == "evict",
-        ("policy.history_images_most",),
-    ),
 )

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dart_cli.config.load import shown
 from dart_cli.config.schema import Config
+from dart_cli.config.values import shown
 
 Condition = Callable[[Config], Any]
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from bus.errors import ActionError, ModelError
 from bus.messages import SampledTokens
-from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.model_folder import model_folder
 from dart_cli.config.pointer_head import pointer_ids
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
 from dart_cli.policy.coordinates import smart_resize
@@ -127,7 +127,7 @@ def model_facts(config: Config) -> ModelFacts | None:
     Raises ModelError for a folder whose files cannot be read.
     """
     name = config.model.path
-    folder = BUILTIN.get(name) or model_folder(name)
+    folder = model_folder(name)
     if config.rollout.engine not in MODEL_ENGINES or not folder.is_dir():
         return None
     return _facts(folder, config.policy.pointing)

@@ -115,6 +115,6 @@ class AdapterVersions:
 
     def _write(self, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
         folder.mkdir(exist_ok=True)  # an attempt may have failed
-        config = peft_config(tensors, self._lora, str(self._base))
+        config = peft_config(self._lora, str(self._base))
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(peft_names(tensors), folder / "adapter_model.safetensors")

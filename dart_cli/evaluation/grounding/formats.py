@@ -25,8 +25,7 @@ from typing import Any
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.families import values_of
 from dart_cli.config.load import Source, config_of_model
-from dart_cli.config.model_files import TOKENIZER, read_json, screens
-from dart_cli.config.models import BUILTIN, model_folder, model_problem
+from dart_cli.config.model_folder import BUILTIN, TOKENIZER, model_folder, model_problem, read_json
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.items import Point
@@ -198,7 +197,7 @@ def _in_language(codec_name: str, **others: Any) -> AnswerFormat:
 def _of_family(codec_name: str) -> AnswerFormat:
     """Answers in the language of a family, asked with its prompt."""
     codec, name = make_codec(codec_name), _FAMILY_OF[codec_name]
-    values = {key: value for key, (value, _) in values_of(name, None).items()}
+    values = {key: value for key, (value, _) in values_of(name).items()}
     asked = values["template"] if not values["system_prompt"] else "{instruction}"
     reads_loosely = codec_name.startswith("toolcall") and codec_name != "toolcall-xml"
     return AnswerFormat(
@@ -293,7 +292,7 @@ def _writes_compact(model: str) -> bool:
 
 def folder_of(model: str) -> Path:
     """The folder of a model's name."""
-    return BUILTIN.get(model) or model_folder(model)
+    return model_folder(model)
 
 
 def grounding_config(
@@ -305,11 +304,6 @@ def grounding_config(
     """
     if problem := model_problem(model):
         raise ConfigError(f"--model {problem}")
-    for override in overrides:
-        if override.strip().startswith("policy.resize_"):
-            raise ConfigError(
-                f"--set {override}: how the model sees a screenshot is in its folder; --max-pixels sets its bound"
-            )
     answers = format_of(codec, model)
     if model in BUILTIN and answers.name != "compact":
         raise ConfigError(
@@ -329,7 +323,6 @@ def prompt_config(
 ) -> Config:
     """The configuration of a model folder for prompts of a format. Raises ConfigError."""
     folder = folder_of(model)
-    cut = screens(folder)
     kind = str(read_json(folder, "config.json").get("model_type"))
     template = answers.template.replace("{refusal}", answers.refusal if refusals else "")
     own = {
@@ -340,9 +333,6 @@ def prompt_config(
         "policy.coordinates": "thousandths"
         if answers.codec == "compact"
         else _coordinates_of(answers, kind),
-        "policy.resize_factor": cut.factor,
-        "policy.resize_min_pixels": cut.min_pixels,
-        "policy.resize_max_pixels": cut.max_pixels,
         "rollout.max_tokens": answers.max_tokens,
     }
     changes = [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *overrides]

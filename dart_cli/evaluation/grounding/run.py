@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 
 from bus.errors import ConfigError, EngineError, UserError
-from dart_cli.config.models import model_problem
+from dart_cli.config.model_folder import model_problem, screens_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.evaluation.folder_digest import folder_digest
 from dart_cli.evaluation.grounding.formats import (
@@ -213,11 +213,10 @@ def _configured(options: GroundingOptions, *, refusals: bool) -> tuple[Config, A
         raise ConfigError(
             "--max-pixels is not passed to vLLM; set it in the model's preprocessor_config.json"
         )
-    least = config.policy.resize_min_pixels
+    least = screens_of(config).min_pixels
     if options.max_pixels < least:
         raise ConfigError(f"--max-pixels must be >= {least}, the model's fewest pixels")
-    policy = config.policy.model_copy(update={"resize_max_pixels": options.max_pixels})
-    return config.model_copy(update={"policy": policy}), answers
+    return config, answers
 
 
 def _settings(
@@ -228,7 +227,7 @@ def _settings(
     answers: AnswerFormat,
     weights: _Weights,
 ) -> Settings:
-    policy = config.policy
+    policy, cut = config.policy, screens_of(config)
     directory, version = weights
     published = ""
     if directory is not None:
@@ -247,9 +246,9 @@ def _settings(
         system_prompt=policy.system_prompt,
         template=policy.template,
         part_order=policy.part_order,
-        min_pixels=policy.resize_min_pixels,
-        max_pixels=policy.resize_max_pixels,
-        resize_factor=policy.resize_factor,
+        min_pixels=cut.min_pixels,
+        max_pixels=options.max_pixels or cut.max_pixels,
+        resize_factor=cut.factor,
         max_tokens=config.rollout.max_tokens,
         candidates=options.candidates,
         temperature=config.rollout.temperature if options.candidates > 1 else 0.0,
@@ -318,7 +317,7 @@ def _answer(
         async def ask() -> dict[str, str]:
             async with loaded_model(config, *weights) as model:
                 if options.max_pixels:
-                    _bound_pixels(model, config)
+                    _bound_pixels(model, options.max_pixels)
                 scorer = make_scorer(model, config, answers, options.candidates)
                 if options.verifier:
                     verifier = await asyncio.to_thread(_verifier, options.verifier, config)
@@ -341,13 +340,13 @@ def _verifier(folder: str, config: Config) -> Verifier:
     return load_verifier(folder_of(folder), config.model.dtype, pick_device(config.rollout.device))
 
 
-def _bound_pixels(model: Model, config: Config) -> None:
-    """Let the model see screenshots of the configured size."""
+def _bound_pixels(model: Model, most: int) -> None:
+    """Let the model see screenshots of at most so many pixels."""
     from dart_cli.engines.responder import PolicyResponder
 
     assert isinstance(model.responder, PolicyResponder)
-    policy = config.policy
-    model.responder.policy.images.bounds = (policy.resize_min_pixels, policy.resize_max_pixels)
+    images = model.responder.policy.images
+    images.bounds = images.bounds[0], most
 
 
 def _example(missed: Sequence[tuple[Item, Answer | None]]) -> str:

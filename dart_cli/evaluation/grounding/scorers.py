@@ -23,7 +23,7 @@ from dart_cli.algo.regions import ranked_places
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.grounding.formats import AnswerFormat, Pointed, opening_of
 from dart_cli.evaluation.grounding.items import Answer, Item, Point
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, resize_of
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from envs.base import content_hash
 
 if TYPE_CHECKING:
@@ -168,8 +168,10 @@ def make_scorer(model: Model, config: Config, answers: AnswerFormat, candidates:
         responder = cast("PolicyResponder", model.responder)
         return PointerScorer(responder, opening_of(answers), candidates)
 
+    resize = cast("PolicyResponder", model.responder).policy.images.screens
+
     def coordinate_map_of(width: int, height: int) -> CoordinateMap:
-        return make_coordinate_map(policy.coordinates, width, height, resize_of(policy))
+        return make_coordinate_map(policy.coordinates, width, height, resize)
 
     return TextScorer(model.responder, answers, coordinate_map_of, config, candidates)
 

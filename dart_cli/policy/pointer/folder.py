@@ -26,10 +26,8 @@ from transformers import PreTrainedModel
 
 from bus.errors import ModelError, UserError, first_line
 from dart_cli.config.architecture import canonical, text_sizes
-from dart_cli.config.model_files import TOKENIZER, read_json
-from dart_cli.config.model_tensors import INDEX, read_tensors
-from dart_cli.config.models import check_model
-from dart_cli.config.pointer_head import ID_KEYS, PREFIX, TOKENS, head_tensors
+from dart_cli.config.model_folder import INDEX, TOKENIZER, check_folder, read_json, weight_files
+from dart_cli.config.pointer_head import ID_KEYS, PREFIX, TOKENS, head_parameters
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.policy.pointer.head import PointerHead, initial_head
 from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
@@ -75,12 +73,14 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
     tokens already, or where `out` cannot be made.
     """
     refuse_out(out)
-    config = check_model(folder)
+    config = check_folder(folder)
+    with PolicyFiles(folder):
+        pass  # they can be read
     if pointer_tokens(config) is not None:
         raise UserError(f"{folder} has a pointer head already; use it as it is")
     width, rows = (text_sizes(config)[key] for key in ("hidden_size", "vocab_size"))
     try:
-        head_tensors(width)
+        head_parameters(width)
     except ModelError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from None
     with new_folder(out) as draft:
@@ -92,7 +92,7 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
             is_ours = not file.name.startswith(".") and file.suffix not in _NOT_COPIED
             if file.is_file() and is_ours and not (draft / file.name).exists():
                 shutil.copyfile(file, draft / file.name)
-        check_model(draft)
+        check_folder(draft)
     return tokens
 
 
@@ -174,15 +174,16 @@ def _write_tensors(
 
     At most one file is in memory: those without embeddings are copied by the caller.
     """
-    placed = {name: tensor.file for name, tensor in read_tensors(folder).items()}
-    embeddings = [name for name in placed if canonical(name) in _EMBEDDINGS]
     dtype, added = torch.float32, 0  # bytes
-    for file in sorted({placed[name] for name in embeddings}):
+    for file in weight_files(folder):
         with safe_open(file, framework="pt") as opened:
+            names = list(opened.keys())
+            if not any(canonical(name) in _EMBEDDINGS for name in names):
+                continue
             metadata = opened.metadata() or {"format": "pt"}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        for name in embeddings:
-            if name in tensors:
+            tensors = {name: opened.get_tensor(name) for name in names}
+        for name in names:
+            if canonical(name) in _EMBEDDINGS:
                 before = tensors[name]
                 tensors[name] = _extended(before, tokens, rows, count)
                 dtype, added = before.dtype, added + tensors[name].nbytes - before.nbytes

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dart_cli.config.pointer_head import HEADS, PREFIX, head_tensors
+from dart_cli.config.pointer_head import HEADS, PREFIX, head_parameters
 
 DROPOUT = 0.1
 """In training mode alone, of the attention's weights and of what it adds."""
@@ -33,7 +33,7 @@ class PointerHead(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        head_tensors(width)  # refuses other widths
+        head_parameters(width)  # refuses other widths
         self.width = width
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -86,7 +86,9 @@ def initial_head(width: int, seed: int) -> dict[str, torch.Tensor]:
     """
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}
-    for name, shape in sorted(head_tensors(width).items()):
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in PointerHead(width).named_parameters()}
+    for name, shape in sorted(shapes.items()):
         if name == "norm.weight":
             found[name] = torch.ones(shape)
         elif len(shape) == 1:

@@ -28,7 +28,7 @@ import torch
 from pydantic import ValidationError
 
 from bus.errors import CheckpointError, RunDirectoryError
-from dart_cli.config.models import resolve
+from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints.identity import (
     STATE,

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import ConfigError, ModelError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
-from dart_cli.config.models import BUILTIN, model_folder
+from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.runtime.run_dir import read_run
 from dart_cli.weights.manifest import tree_digests
@@ -179,4 +179,4 @@ def _names_another_folder(config: Config) -> bool:
 
 
 def _folder(config: Config) -> Path:
-    return BUILTIN.get(config.model.path) or model_folder(config.model.path)
+    return model_folder(config.model.path)

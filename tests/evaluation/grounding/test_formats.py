@@ -172,7 +172,6 @@ def test_mistakes_are_one_line(tmp_path: Path, folders: dict[str, str]) -> None:
         (str(tmp_path / "none"), "point", [], "--model is no folder"),
         (folder, "uitar", [], "no such format; did you mean 'uitars'"),
         ("builtin:tiny", "point", [], "--codec must be compact, the only language of builtin:tiny"),
-        (folder, "point", ["policy.resize_max_pixels=4000"], "--max-pixels sets its bound"),
         (folder, "point", ["policy.template=go"], "policy.template needs {instruction}"),
     ):
         with pytest.raises(ConfigError) as raised:

@@ -1,0 +1,276 @@
+"""The folders of models: where they are, and what their small files say; no torch, no weights.
+
+BUILTIN          names of the shipped models, and their folders
+model_folder     the folder that a `model.path` names; resolve, the same, which must exist
+folder_of        that of a configuration; None for a model that ships with dart
+check_folder     the files are there, and the class is known; its config.json
+model_problem    why a `model.path` cannot be loaded, and the cure
+is_model_folder  whether a folder is a model's and not a run's
+weight_files     its safetensors files
+preprocessor     how screens are resized and cut; Screens, screens, screens_of: its sizes in pixels
+chat_template    from chat_template.json, where the tokenizer's own files have none
+read_json        one of its files
+
+This is what every verb asks before it starts anything. Whether the tensors are those of config.json, and the
+tokenizer that of the model, shows when it is loaded (dart_cli/policy/model.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus.errors import ModelError
+from dart_cli.config.architecture import MODEL_TYPES
+from dart_cli.config.schema import Config
+from dart_cli.config.values import shown
+
+BUILTIN = {
+    f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "miniwob")
+}
+"""Models that ship with dart, and their folders; both are of the same tiny kind."""
+
+TOKENIZER = "tokenizer.json"
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
+"""Where transformers 5 saves a processor, with the image processor's settings."""
+TEMPLATE = "chat_template.json"
+"""Where processors kept their template before transformers 5; tokenizers do not read it."""
+VERIFIER = "verifier.json"
+"""What makes a folder a verifier's; see dart_cli/policy/verifier.py."""
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+ADAPTERS = "adapter_config.json"
+"""What a folder of LoRA adapters has in place of a config.json."""
+
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
+_MADE_BY = {
+    "miniwob-base": "scripts/build_miniwob_base.py",
+    "recall-base": "scripts/build_recall_base.py",
+}
+"""Folders that configurations and pages name, and what makes them."""
+_FOR_A_PLAN = "; for a plan alone, `dart doctor CONFIG`, its config.json and preprocessor_config.json are enough"
+
+
+class Screens(NamedTuple):
+    """How a preprocessor resizes a screen."""
+
+    factor: int  # pixels; patch size times merge size, of which both sides become multiples
+    min_pixels: int  # bounds on the resized area
+    max_pixels: int
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder that a `model.path` names; that of a name that ships with dart, too.
+
+    `~name` is kept as it is where this host has no such user; no folder is found there.
+    """
+    if str(path) in BUILTIN:
+        return BUILTIN[str(path)]
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def folder_of(config: Config) -> Path | None:
+    """The model folder of a configuration; None for a model that ships with dart."""
+    return None if config.model.path in BUILTIN else model_folder(config.model.path)
+
+
+def resolve(name: str | Path) -> Path:
+    """The folder of a configuration's `model`. Raises ModelError if it does not exist."""
+    folder = model_folder(name)
+    if str(name).startswith("builtin:") and str(name) not in BUILTIN:
+        raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
+    if not folder.is_dir():
+        raise ModelError(
+            f"model folder {folder} does not exist; give a local Hugging Face folder or builtin:tiny"
+        )
+    return folder
+
+
+def model_problem(path: str) -> str:
+    """Why the model at `path` (`model.path`) cannot be loaded, and the cure; empty if it can.
+
+    Continues a sentence that begins with the key.
+    """
+    folder = model_folder(path)
+    if path in BUILTIN:
+        return ""
+    if path.startswith("builtin:"):
+        return (
+            f"= {shown(path)} does not ship with dart; there is {' and '.join(map(repr, BUILTIN))}"
+        )
+    if not folder.is_dir():
+        script = _MADE_BY.get(folder.name)
+        cure = f"python {script} --out {path}" if script else f"hf download REPO --local-dir {path}"
+        return (
+            f"is no folder: {path}; {'make it' if script else 'fetch one'} with `{cure}`, "
+            f"or set {next(iter(BUILTIN))!r}{_FOR_A_PLAN}"
+        )
+    try:
+        check_folder(folder)
+    except ModelError as error:
+        return f"= {shown(path)} cannot be loaded: {error}"
+    return ""
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Raise ModelError unless every file is there and the policy can load the class; the config.json.
+
+    No code of the folder is run, whatever its `auto_map` names.
+    """
+    _refuse_adapters(folder)
+    config = read_json(folder, "config.json")
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type is {str(kind or 'missing')[:60]}, want one of "
+            f"{', '.join(MODEL_TYPES)}"
+        )
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise ModelError(
+            f"{folder / 'config.json'} has a quantization_config ({method or 'unnamed'}): quantised "
+            "weights cannot be trained; fetch the model's float32, float16 or bfloat16 weights"
+        )
+    weight_files(folder)
+    if not (folder / TOKENIZER).is_file():
+        raise _missing(folder / TOKENIZER)
+    screens(folder)
+    if not _has_template(folder):
+        raise ModelError(
+            f"{folder}: no chat template in chat_template.jinja, tokenizer_config.json or {TEMPLATE}; "
+            "copy the file that the model's source has"
+        )
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder. Raises ModelError where there are none, or one is missing."""
+    if (folder / INDEX).is_file():
+        placed = read_json(folder, INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not all(isinstance(at, str) for at in placed.values()):
+            raise ModelError(f"{folder / INDEX} has no weight_map; copy it again")
+        files = [folder / name for name in sorted(set(placed.values()))]
+    else:
+        files = [folder / SINGLE] if (folder / SINGLE).is_file() else []
+    if missing := [file for file in files if not file.is_file()]:
+        raise ModelError(
+            f"{missing[0]} is missing; only safetensors weights can be loaded, copy every file of them"
+        )
+    if not files:
+        pickled = any(any(folder.glob(pattern)) for pattern in _PICKLED)
+        cure = (
+            "other formats are never unpickled, convert the weights first"
+            if pickled
+            else f"fetch the weights with `hf download REPO --local-dir {folder}`"
+        )
+        raise ModelError(f"{folder} has no *.safetensors; {cure}{_FOR_A_PLAN}")
+    return files
+
+
+def _refuse_adapters(folder: Path) -> None:
+    """Raise ModelError for the folder of adapters that `dart export` and peft write."""
+    if (folder / "config.json").exists() or not (folder / ADAPTERS).is_file():
+        return
+    base = read_json(folder, ADAPTERS).get("base_model_name_or_path") or "of unknown name"
+    raise ModelError(
+        f"{folder} has LoRA adapters ({ADAPTERS}) of the model {str(base)[:200]}, no model of its own; "
+        "name that model's folder, or `dart export RUN OUT --merged` writes both as one model"
+    )
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether it is meant to be a model's; a run directory has a config.json, too."""
+    if not folder.is_dir():
+        return False
+    if any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        return True
+    try:
+        return "model_type" in read_json(folder, "config.json")
+    except ModelError:
+        return False
+
+
+def preprocessor(folder: Path) -> dict[str, Any]:
+    """The image processor's settings. Raises ModelError where the folder has none."""
+    if (folder / PREPROCESSOR).is_file():
+        return read_json(folder, PREPROCESSOR)
+    if (folder / PROCESSOR).is_file():
+        part = read_json(folder, PROCESSOR).get("image_processor")
+        if isinstance(part, dict):
+            return part
+    raise _missing(folder / PREPROCESSOR)
+
+
+def screens(folder: Path) -> Screens:
+    """The sizes of the folder's preprocessor, read as transformers reads them.
+
+    Raises ModelError where it has none, or no numbers.
+    """
+    cut = preprocessor(folder)
+    size = cut.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+    if not isinstance(size, dict):
+        raise ModelError(
+            f"{folder}: the preprocessor's size must have shortest_edge and longest_edge, got "
+            f"{str(size)[:40]!r}; copy it again from the model's source"
+        )
+    least = cut.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels")
+    most = cut.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels")
+    side, merge = cut.get("patch_size", 14), cut.get("merge_size", 2)
+    numbers = (least, most, side, merge)
+    if not all(type(each) is int and each > 0 for each in numbers):
+        raise ModelError(
+            f"{folder}: the preprocessor has no whole numbers for patch_size, merge_size and the "
+            "least and most pixels of a screen; copy it again from the model's source"
+        )
+    return Screens(int(side) * int(merge), int(least or 0), int(most or 0))
+
+
+def screens_of(config: Config) -> Screens:
+    """Those of a configuration's model. Raises ModelError; only `resized` coordinates need them."""
+    return screens(model_folder(config.model.path))
+
+
+def chat_template(folder: Path) -> str | None:
+    """The processor's chat template; None where the folder has none apart from the tokenizer's."""
+    if not (folder / TEMPLATE).is_file():
+        return None
+    held = read_json(folder, TEMPLATE).get("chat_template")
+    return held if isinstance(held, str) else None
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object. Raises ModelError where the file is missing or holds none."""
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing; copy it from the model's source, or is this another folder?"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; copy it again") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not JSON ({error}); copy it again") from None
+    except RecursionError:
+        raise ModelError(f"{path} is not a model's: nested too deeply; copy it again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object; copy it again")
+    return value
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").stat().st_size > 0
+    own = "tokenizer_config.json"
+    held = read_json(folder, own) if (folder / own).is_file() else {}
+    return bool(held.get("chat_template") or chat_template(folder))
+
+
+def _missing(path: Path) -> ModelError:
+    return ModelError(f"{path} is missing; copy it from the model's source beside config.json")
