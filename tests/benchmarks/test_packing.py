@@ -47,5 +47,5 @@ def test_the_history_evicts_as_the_issue_asks(folder: Path) -> None:
         for name in ("evict", "slide")
     )
     assert (evict.history_images_most, evict.history_images) == (7, 3)
-    assert (slide.history, slide.history_images) == ("slide", 5)
+    assert (slide.history_images_most, slide.history_images) == (0, 5)
     assert isinstance(Config(policy=evict), Config)

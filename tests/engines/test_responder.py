@@ -7,7 +7,6 @@ import io
 import pytest
 from PIL import Image
 
-from bus.errors import EngineError
 from bus.messages import ActRequest, Sampling
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
@@ -42,17 +41,6 @@ async def test_the_text_of_a_screen_is_in_the_prompt(policy: LoadedPolicy) -> No
     asked = screen(168, 168).model_copy(update={"observed_text": "Terminal:\n$ ls"})
     prompt = policy.tokenizer.decode((await responder.answer(asked)).prompt_token_ids)
     assert "<|vision_end|>\nTerminal:\n$ ls\nclick the red button<|im_end|>" in prompt
-
-
-async def test_pixels_are_read_in_the_size_that_the_model_sees_or_not_at_all(
-    policy: LoadedPolicy,
-) -> None:
-    """The tiny model sees 168 x 168 as it is; UI-TARS' processor, which is meant, enlarges it."""
-    engine = ScriptedEngine(lambda _: Script([policy.end_token_ids[0]]))
-    responder = PolicyResponder(policy, engine, coordinates="resized")
-    assert (await responder.answer(screen(560, 336))).text == ""
-    with pytest.raises(EngineError, match=r"168x168 screen in 280x280 pixels.*sees it in 168x168"):
-        await responder.answer(screen(168, 168))
 
 
 async def test_screens_that_were_looked_at_are_not_read_again(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError
+from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import CODECS
 from dart_cli.evaluation.grounding.formats import format_of, grounding_config
-from dart_cli.policy.coordinates import CoordinateMap, Resize, make_coordinate_map
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from scripts.small_models import FAMILIES, build
 
 
@@ -22,7 +23,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 THOUSAND = make_coordinate_map("thousand", 200, 100)
-RESIZED = make_coordinate_map("resized", 200, 100, Resize(28, 3136, 4000))
+RESIZED = make_coordinate_map("resized", 200, 100, Screens(28, 3136, 4000))
 COMPACT = make_coordinate_map("thousandths", 200, 100)
 
 

@@ -22,7 +22,7 @@ from dart_cli.evaluation.grounding.formats import format_of, grounding_config, o
 from dart_cli.evaluation.grounding.items import Box, Item
 from dart_cli.evaluation.grounding.pictures import Picture
 from dart_cli.evaluation.grounding.scorers import PointerScorer, TextScorer
-from dart_cli.policy.coordinates import CoordinateMap, Resize, make_coordinate_map
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.forward import image_features, last_hidden
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer, pointer_text
@@ -105,7 +105,7 @@ async def test_a_screen_that_the_model_cannot_see_has_no_answer(item: Item) -> N
     """A strip longer than 200 : 1 has no size in the pixels of a resized screenshot."""
 
     def resized(width: int, height: int) -> CoordinateMap:
-        return make_coordinate_map("resized", 300 * width, height, Resize())
+        return make_coordinate_map("resized", 300 * width, height)
 
     with pytest.raises(EngineError, match="too long a strip"):
         await scorer(Told(), 1, resized).answer(item)
