@@ -21,7 +21,7 @@ from dart_cli.algo.trackers import Tracker
 from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, ReplayCounts
-from dart_cli.inspection.trajectories import CANCELLED, STATES
+from dart_cli.inspection.trajectories import STATES
 from dart_cli.status.page import judge_json
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -62,11 +62,6 @@ class Counts:
     def dropped(self) -> list[StateCount]:
         """Why trajectories were dropped, the most frequent reason first."""
         return [each for each in self.states if each.state == "dropped"]
-
-    @property
-    def cancelled(self) -> int:
-        """Those that the end of the run or a lease cut off."""
-        return sum(each.number for each in self.states if each.reason == CANCELLED)
 
 
 @dataclass(frozen=True)

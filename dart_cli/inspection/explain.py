@@ -24,8 +24,7 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.find import has_ended
-from dart_cli.inspection.trajectories import Shown, Step, why_left_out
-from dart_cli.policy.pointer.patches import DrawnPatch
+from dart_cli.inspection.trajectories import Shown, Step, patch_words, why_left_out
 from dart_cli.runtime.tables import verdict_words
 
 _ALIKE = "all {valid} valid members {did}: equal rewards teach nothing"
@@ -311,7 +310,7 @@ def _used(step: Step, use: SampleRow, batch: BatchRow, others: Sequence[SampleRo
             f", log-probabilities off by {use.gap_mean:+.4f} (trainer minus engine, mean over "
             f"tokens; {use.gap_largest:.4f} at most)"
         )
-    numbers += "".join(map(_pointed, step.patches))
+    numbers += "".join(f", {patch_words(each)}" for each in step.patches)
     if use.weight == 0:
         why = why_left_out(use)
         group = group_of(use.trajectory_id)
@@ -332,9 +331,3 @@ def _used(step: Step, use: SampleRow, batch: BatchRow, others: Sequence[SampleRo
         f"step {step.step} is trained on ({use.reason or 'mixed'}): advantage {use.advantage:+.3f}"
         f"{expected}, weight {use.weight:.3g}{numbers}, {weights}"
     )
-
-
-def _pointed(each: DrawnPatch) -> str:
-    known = each.logprob is not None and each.entropy is not None
-    told = f" (log-prob {each.logprob:.4f}, entropy {each.entropy:.4f})" if known else ""
-    return f", patch {each.patch} at token {each.token}{told}"

@@ -15,7 +15,7 @@ success_averages   the moving average of its task's success when each group was 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
@@ -162,16 +162,13 @@ def draw_curve(
         errors = [[rate - whole.interval[0]], [whole.interval[1] - rate]]
         label = f"held out {evaluation.name}: {rate:.2f}, n {whole.episodes}"
         axes.errorbar([at], [rate], errors, fmt="o", capsize=4, label=label)
-    axes.set_xlabel("policy version")
-    axes.set_ylabel("success")
-    axes.set_ylim(0, 1.02)
+    axes.set(xlabel="policy version", ylabel="success", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     over = over_tasks(points)
     marks = over[:: max(1, len(over) // 6)]
-    clock = axes.secondary_xaxis("top")
-    clock.set_xticks([point.version for point in marks])
-    clock.set_xticklabels([f"{(point.ended_at - began_at) / 60:.1f}" for point in marks])
+    clock, minutes = axes.secondary_xaxis("top"), [(e.ended_at - began_at) / 60 for e in marks]
+    clock.set_xticks([point.version for point in marks], [f"{each:.1f}" for each in minutes])
     clock.set_xlabel("minutes")
     figure.savefig(path, dpi=120)
     return path
@@ -181,7 +178,8 @@ def draw_curve(
 
 
 def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
-    tasks = _most_played(groups, MOST_TASKS)
+    most = Counter(group.task_id for group in groups).most_common(MOST_TASKS)
+    tasks = {task: row for row, task in enumerate(sorted(task for task, _ in most))}
     figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
     axes = figure.subplots()
     _plain(axes)
@@ -202,12 +200,10 @@ def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
             )
     axes.set_yticks(list(tasks.values()), list(tasks), fontsize=8)
     axes.invert_yaxis()
-    played = len({group.task_id for group in groups})
-    some = f"; {len(tasks)} of {played} tasks, those with the most groups"
-    axes.set_xlabel(
-        "groups, in the order they were opened; above: trained on, below: dropped"
-        + (some if played > len(tasks) else "")
-    )
+    label = "groups, in the order they were opened; above: trained on, below: dropped"
+    if (played := len({group.task_id for group in groups})) > len(tasks):
+        label += f"; {len(tasks)} of {played} tasks, those with the most groups"
+    axes.set_xlabel(label)
     legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
         if handle is not None:
@@ -222,16 +218,14 @@ def _sizes(
     averages = success_averages(groups, trajectories)
     known = [(average, group) for group in groups if (average := averages[group.id]) is not None]
     _dots(left, ((round(average, 2), group.size) for average, group in known), BLUE)
-    left.set_xlabel("success of the task when the group was opened")
-    left.set_ylabel("trajectories of the group")
+    left.set(xlabel="success of the task when the group was opened", ylabel="its trajectories")
     width = max(1, len(groups) // 40)
     parts = [groups[start : start + width] for start in range(0, len(groups), width)]
     trained = [[group for group in part if group_outcome(group) in _TRAINED] for part in parts]
     for label, colour, chosen in (("all groups", GREY, parts), ("trained on", BLUE, trained)):
         points = [(part[0].number, mean(group.size for group in part)) for part in chosen if part]
         right.plot([x for x, _ in points], [y for _, y in points], color=colour, label=label)
-    right.set_xlabel("groups, in the order they were opened")
-    right.set_ylabel("mean size")
+    right.set(xlabel="groups, in the order they were opened", ylabel="mean size")
     right.legend(fontsize=8, frameon=False, loc="lower left")
     for axes in (left, right):
         axes.set_ylim(0, max(group.size for group in groups) + 1)
@@ -266,10 +260,8 @@ def draw_lengths(
         panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in played)]) + 1)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
-    for panel in panels[::columns]:
-        panel.set_ylabel("steps")
-    for panel in panels[max(0, len(shown) - columns) :]:
-        panel.set_xlabel("groups")
+    figure.supxlabel("groups", fontsize=8)
+    figure.supylabel("steps", fontsize=8)
     if len(longest) > len(shown):
         told = f"{len(shown)} of {len(longest)} tasks, those with the highest step limit"
         figure.suptitle(told, fontsize=8)
@@ -281,23 +273,17 @@ def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
     figure.set_size_inches(11, 3.6)
     left, right = figure.subplots(1, 2)
     known = [row for row in samples if row.entropy is not None]
-    trained, left_out = ([row for row in known if bool(row.weight) == is_in] for is_in in (1, 0))
-    parts = (("trained on", BLUE, trained), ("left out", "#d1d5db", left_out))
-    names, colours = [f"{name} ({len(rows)})" for name, _, rows in parts], [BLUE, "#d1d5db"]
-    entropies = [[row.entropy for row in rows] for _, _, rows in parts]
+    parts = [[row for row in known if row.weight], [row for row in known if not row.weight]]
+    names = [f"trained on ({len(parts[0])})", f"left out ({len(parts[1])})"]
+    colours = [BLUE, "#d1d5db"]
+    entropies = [[row.entropy for row in rows] for rows in parts]
     left.hist(entropies, bins=40, stacked=True, color=colours, label=names)
-    left.set_xlabel("mean token entropy of the step, nats")
-    left.set_ylabel("steps")
+    left.set(xlabel="mean token entropy of the step, nats", ylabel="steps")
     left.legend(fontsize=8, frameon=False)
-    steps = sorted({row.step for row in known})
-    bottom = [0.0] * len(steps)
-    for name, colour, rows in parts:
-        counts = Counter(row.step for row in rows)
-        heights = [counts[step] for step in steps]
-        right.bar(steps, heights, bottom=bottom, color=colour, label=name)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    steps = [[row.step for row in rows] for rows in parts]
+    last = max((row.step for row in known), default=0)
+    right.hist(steps, bins=range(last + 2), align="left", stacked=True, color=colours, label=names)
     right.set_xlabel("step of its trajectory")
-    right.legend(fontsize=8, frameon=False)
     _plain(left, right)
 
 
@@ -310,12 +296,6 @@ def _dots(
         xs, ys = zip(*counts, strict=True)
         sizes = [5 + 4 * number for number in counts.values()]
         axes.scatter(xs, ys, s=sizes, alpha=0.4, linewidths=0, color=colour, label=label)
-
-
-def _most_played(groups: Sequence[GroupRow], most: int) -> Mapping[str, int]:
-    """Task id -> row of the picture, by name."""
-    kept = [task for task, _ in Counter(group.task_id for group in groups).most_common(most)]
-    return {task: row for row, task in enumerate(sorted(kept))}
 
 
 def _plain(*axes: Axes) -> None:

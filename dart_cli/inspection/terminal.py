@@ -19,8 +19,7 @@ from dart_cli.data.store.rows import SizesRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
 from dart_cli.inspection.explain import Event
-from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject
-from dart_cli.policy.pointer.patches import DrawnPatch
+from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject, patch_words
 from dart_cli.runtime.tables import (
     fraction,
     moment,
@@ -129,7 +128,7 @@ def print_trajectory(console: Console, place: str, shown: Shown, events: Sequenc
     console.print(table_of("steps", steps, columns))
     for step in steps:
         for patch in step.patches:
-            console.print(f"step {step.step}, token {patch.token}: {_patch(patch)}")
+            console.print(f"step {step.step}, {patch_words(patch)}")
     for step in steps:
         if text := step.observed_text:
             console.print(f"step {step.step}, beside the screenshot ({len(text)} characters):")
@@ -146,12 +145,6 @@ def _use(step: Step) -> str:
     expected = "" if use.baseline is None else f" (expected {use.baseline:.2f})"
     weight = "" if use.weight == 1 else f", weight {use.weight:.3g}"
     return f"advantage {use.advantage:+.2f}{expected}{weight}"
-
-
-def _patch(each: DrawnPatch) -> str:
-    where = "" if each.row is None else f" (row {each.row}, column {each.column})"
-    logprob, entropy = or_dash(each.logprob, ".3f"), or_dash(each.entropy, ".3f")
-    return f"patch {each.patch}{where}, log-prob {logprob}, entropy {entropy}"
 
 
 def _first_lines(text: str) -> str:

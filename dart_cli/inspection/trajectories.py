@@ -31,6 +31,7 @@ from dart_cli.data.store.rows import (
     TrajectoryState,
 )
 from dart_cli.policy.pointer.patches import DrawnPatch, drawn, drawn_patches
+from dart_cli.runtime.tables import or_dash
 
 Json = dict[str, Any]
 
@@ -166,6 +167,13 @@ def read_trajectory(reader: Reader, subject: Subject) -> Shown:
 def why_left_out(use: SampleRow) -> str:
     """Why a step of a batch is not trained on, in words; empty where the reason says it."""
     return _LEFT_OUT.get(use.reason, "")
+
+
+def patch_words(each: DrawnPatch) -> str:
+    """A patch with its place and its numbers."""
+    where = "" if each.row is None else f" (row {each.row}, column {each.column})"
+    logprob, entropy = or_dash(each.logprob, ".3f"), or_dash(each.entropy, ".3f")
+    return f"token {each.token}: patch {each.patch}{where}, log-prob {logprob}, entropy {entropy}"
 
 
 def subject_json(subject: Subject) -> Json:

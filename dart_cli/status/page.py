@@ -22,17 +22,17 @@ from rich.text import Text
 
 from bus.snapshot import JudgeView, ProcessView, Snapshot, TaskView, UsageView
 from dart_cli.algo.agreement import Agreement
-from dart_cli.runtime.tables import fraction, minutes, table_of
+from dart_cli.runtime.tables import fraction, minutes, page_table, table_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
 _ROLE_ORDER = ("data", "train", "rollout", "env", "serve", "eval", "status")
 _STATE_STYLES = {"ready": "green", "training": "green", "waiting": "yellow", "syncing": "cyan"}
-_METRICS = (  # shown first and in this order, as far as the trainer sends them
-    *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess"),
-    *("replay_ess", "grad_norm", "lr"),
-    *("samples", "step_s", "waiting_s"),
+METRICS = (
+    *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess", "replay_ess"),
+    *("grad_norm", "lr", "staleness_mean", "samples", "tokens", "step_s", "waiting_s"),
 )
+"""Of the trainer; shown first and in this order, as far as it sends them."""
 _MAX_METRICS = 10
 _TROUBLE = frozenset({"restarts", "hung"})  # gauges that are shown only if they are not 0
 _GAUGES = {  # the most telling gauges of a role's load; the others are in --json
@@ -72,7 +72,8 @@ def status_page(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
         parts += [Text("\nutilisation, last minute", "bold"), _utilisation(snapshot)]
     if snapshot.syncs:
         parts.append(_syncs(snapshot))
-    parts.append(Columns([_pipeline(snapshot), _throughput(snapshot), _training(snapshot)]))
+    columns = [_pipeline(snapshot), _throughput(snapshot), _training(snapshot)]
+    parts.append(Columns(columns, padding=(0, 3)))
     parts += [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]
     if snapshot.tasks:
         parts.append(_tasks(snapshot))
@@ -301,16 +302,8 @@ def _short(seconds: float) -> str:
 
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        show_header=False,
-        pad_edge=False,
-    )
-    table.add_column(style="bright_black")
-    table.add_column(justify="right")
+    table = page_table(title, "name", "value", right=("value",))
+    table.show_header, table.box, table.columns[0].style = False, None, "bright_black"
     for row in rows:
         table.add_row(*row)
     return table
@@ -353,7 +346,7 @@ def _throughput(snapshot: Snapshot) -> Table:
 
 
 def _training(snapshot: Snapshot) -> Table:
-    names = [name for name in _METRICS if name in snapshot.metrics]
+    names = [name for name in METRICS if name in snapshot.metrics]
     names += sorted(set(snapshot.metrics) - set(names))
     rows = []
     for name in names[:_MAX_METRICS]:

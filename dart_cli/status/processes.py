@@ -82,12 +82,7 @@ def last_error(log_file: Path) -> str:
 
 def _found_last(log_file: Path, wanted: re.Pattern[str]) -> str:
     """The match in the newest matching line since the process last started; empty without one."""
-    try:
-        with log_file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
+    lines = _read(log_file, max(0, _size(log_file) - _TAIL_BYTES)).splitlines()
     for line in reversed(lines):
         if _STARTS in line:
             return ""

@@ -157,14 +157,6 @@ class GraphView:
         """The screens that it led to."""
         return list(dict.fromkeys(str(edge.after) for edge in same if edge.outcome == "moved"))
 
-    def anchor(self, edge: Edge) -> str:
-        """The name of its element's part of its screen's page."""
-        return anchor_of(edge.before, edge.element.place)
-
-    def words(self, edge: Edge) -> str:
-        """What it does."""
-        return spoken(edge)
-
     def whole_picture(self, screen: Screen) -> Markup:
         """The screen with its elements."""
         edges = [edge for same in self.tried_on(screen) for edge in same]
@@ -191,7 +183,7 @@ def _page(known: GraphView, query: Query, *, reload: bool = True) -> Values:
     silent_s = time.time() - written_at(known.folder / DATABASE)
     heard = silent_s if silent_s < LIVE_S else None
     page = page_values(known.site, query, known.folder, silent_s=heard, reload=reload)
-    return page | {"known": known}
+    return page | {"known": known, "spoken": spoken, "anchor_of": anchor_of}
 
 
 def _growth(screens: dict[str, list[Screen]], last: int) -> Markup:

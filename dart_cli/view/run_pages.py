@@ -26,16 +26,8 @@ from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, GroupState, RunRow, TrajectoryRow
 from dart_cli.evaluation.results import read_evaluation
+from dart_cli.inspection import curves
 from dart_cli.inspection.counts import OUTCOMES, RunCounts, count, counts_of
-from dart_cli.inspection.curves import (
-    Series,
-    by_task,
-    over_tasks,
-    read_curve,
-    recent,
-    success_lines,
-    task_line,
-)
 from dart_cli.inspection.explain import explain_trajectory
 from dart_cli.inspection.find import find_subject
 from dart_cli.inspection.report import BEFORE
@@ -48,14 +40,8 @@ from dart_cli.inspection.trajectories import (
     read_trajectory,
     why_left_out,
 )
-from dart_cli.view.charts import (
-    TASK_COLOURS,
-    VERSION_COLOURS,
-    legend,
-    line_chart,
-    sparkline,
-    token_bars,
-)
+from dart_cli.status.page import METRICS
+from dart_cli.view import charts
 from dart_cli.view.screens import action_marks, heat_marks, image_size, screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
 from envs.own_code import did_you_mean
@@ -63,11 +49,6 @@ from envs.own_code import did_you_mean
 NEWEST = 12
 LOOKED_AT = 500
 """The newest trajectories, among which those with a verdict are searched; the others are in play."""
-FIRST_METRICS = (  # shown first, as far as the trainer sends them
-    *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess"),
-    *("replay_ess", "grad_norm", "lr"),
-    *("staleness_mean", "tokens", "step_s", "waiting_s"),
-)
 GROUP_STATES: tuple[GroupState, ...] = get_args(GroupState)
 _MOST_POINTS = 240  # of a metric; more cannot be distinguished on a screen
 _ACTION_WORD = "Action:"
@@ -102,7 +83,7 @@ def _started(reader: Reader) -> RunRow | None:
 
 def run(reader: Reader, site: Site, query: Query) -> Values:
     """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
-    counts, curve, now = count(reader), read_curve(reader), time.time()
+    counts, curve, now = count(reader), curves.read_curve(reader), time.time()
     played = reader.trajectories(limit=LOOKED_AT, but_reason=CANCELLED)
     newest = [row for row in played if row.outcome is not None]
     started = _started(reader)
@@ -124,14 +105,15 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
 
 def run_row(reader: Reader) -> Values:
     """A run in a few numbers, for the list of several."""
-    curve, started, version = read_curve(reader), _started(reader), reader.newest_version()
-    mean = [(each.version, each.success) for each in over_tasks(curve)]
+    curve, started, version = curves.read_curve(reader), _started(reader), reader.newest_version()
+    mean = [(each.version, each.success) for each in curves.over_tasks(curve)]
     lately = [
-        recent([e for e in curve if e.task_id == name]) for name in {e.task_id for e in curve}
+        curves.recent([e for e in curve if e.task_id == name])
+        for name in {e.task_id for e in curve}
     ]
     known = [value for value in lately if value is not None]
     return {
-        "curve": sparkline(mean, "mean over tasks"),
+        "curve": charts.sparkline(mean, "mean over tasks"),
         "lately": fmean(known) if known else None,
         "version": None if version is None else version.policy_version,
         "batches": reader.total("batches"),
@@ -142,34 +124,34 @@ def run_row(reader: Reader) -> Values:
 
 
 def _metric_cards(reader: Reader) -> list[Values]:
-    """A curve for each metric, `FIRST_METRICS` in front."""
-    curves: dict[str, list[tuple[float, float]]] = {}
+    """A curve for each metric, those of METRICS in front."""
+    series: dict[str, list[tuple[float, float]]] = {}
     for point in reader.metric_curves(_MOST_POINTS):
-        curves.setdefault(point.name, []).append((float(point.step), point.value))
-    first = [name for name in FIRST_METRICS if name in curves]
+        series.setdefault(point.name, []).append((float(point.step), point.value))
+    first = [name for name in METRICS if name in series]
     cards = []
-    for name in [*first, *sorted(curves.keys() - set(first))]:
-        lines, label = [Series(name, curves[name])], f"{name} by batch"
-        chart = line_chart(lines, width=300, height=120, label=label)
-        newest = curves[name][-1][1]
+    for name in [*first, *sorted(series.keys() - set(first))]:
+        line = curves.Series(name, series[name])
+        chart = charts.line_chart([line], width=300, height=120, label=f"{name} by batch")
+        newest = series[name][-1][1]
         cards.append({"name": name, "newest": newest, "first": name in first, "chart": chart})
     return cards
 
 
 def _success_chart(reader: Reader, curve: Sequence[CurvePoint]) -> Markup:
     """Success of all tasks, with a legend; the twelve that were played most have colours."""
-    lines = success_lines(curve, read_evaluation(reader.path.parent, BEFORE))
+    lines = curves.success_lines(curve, read_evaluation(reader.path.parent, BEFORE))
     tasks = [line for line in lines if line.kind == "task"]
-    named = [replace(each, kind=f"t{at}") for at, each in enumerate(tasks[:TASK_COLOURS])]
-    others = [replace(each, kind="thin") for each in tasks[TASK_COLOURS:]]
+    named = [replace(each, kind=f"t{at}") for at, each in enumerate(tasks[: charts.TASK_COLOURS])]
+    others = [replace(each, kind="thin") for each in tasks[charts.TASK_COLOURS :]]
     whole = [line for line in lines if line.kind != "task"]
     chart = _chart([*others, *named, *whole], 260, "success by policy version")
-    rest = [Series(f"{len(others)} other tasks", [], "thin")] if others else []
-    return chart and chart + legend([*whole, *named, *rest])
+    rest = [curves.Series(f"{len(others)} other tasks", [], "thin")] if others else []
+    return chart and chart + charts.legend([*whole, *named, *rest])
 
 
-def _chart(lines: Sequence[Series], height: int, label: str) -> Markup:
-    return line_chart(lines, width=900, height=height, low=0.0, high=1.0, label=label)
+def _chart(lines: Sequence[curves.Series], height: int, label: str) -> Markup:
+    return charts.line_chart(lines, width=900, height=height, low=0.0, high=1.0, label=label)
 
 
 # --- tasks ----------------------------------------------------------------------------------
@@ -177,7 +159,9 @@ def _chart(lines: Sequence[Series], height: int, label: str) -> Markup:
 
 def tasks(reader: Reader, site: Site, query: Query) -> Values:
     """Success, verdicts and mean steps of each task."""
-    return _page(reader, site, query) | {"tasks": _task_rows(count(reader), read_curve(reader))}
+    return _page(reader, site, query) | {
+        "tasks": _task_rows(count(reader), curves.read_curve(reader))
+    }
 
 
 def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
@@ -188,14 +172,14 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
         near = did_you_mean(name, instructions)
         raise UserError(f"no task {name} in this run{near}; the page of tasks lists them")
     counts = counts or counts_of([])
-    curve = [point for point in read_curve(reader) if point.task_id == name]
-    lines = [task_line(name, points, "mean") for points in by_task(curve).values()]
+    curve = [point for point in curves.read_curve(reader) if point.task_id == name]
+    lines = [curves.task_line(name, points, "mean") for points in curves.by_task(curve).values()]
     return _page(reader, site, query) | {
         "task_id": name,
         "instruction": instructions.get(name, ""),
         "chart": _chart(lines, 220, f"success of {name} by policy version"),
         "counts": counts,
-        "recent": recent(curve),
+        "recent": curves.recent(curve),
         "groups": _with_members(reader, reader.newest_groups(task_id=name, limit=NEWEST)),
         "pool": len(reader.pool(name)),
     }
@@ -205,9 +189,9 @@ def _task_rows(counts: RunCounts, curve: Sequence[CurvePoint]) -> list[Values]:
     rows = []
     for name, fared in counts.tasks.items():
         own = [point for point in curve if point.task_id == name]
-        points = [(each.version, each.success) for each in by_task(own).get(name, ())]
-        spark = sparkline(points, f"success of {name}")
-        rows.append({"id": name, "counts": fared, "recent": recent(own), "curve": spark})
+        points = [(each.version, each.success) for each in curves.by_task(own).get(name, ())]
+        spark = charts.sparkline(points, f"success of {name}")
+        rows.append({"id": name, "counts": fared, "recent": curves.recent(own), "curve": spark})
     return rows
 
 
@@ -262,28 +246,22 @@ def _with_members(
 def trajectories(reader: Reader, site: Site, query: Query) -> Values:
     """Trajectories, the newest first; by task, verdict, state, reason and version."""
     counts = count(reader)
-    reasons = sorted({each.reason for each in counts.all.states if each.reason})
-    choices = {
+    choices: dict[str, Sequence[str]] = {
         "task": list(counts.tasks),
         "outcome": OUTCOMES,
         "state": STATES,
-        "reason": reasons,
+        "reason": sorted({each.reason for each in counts.all.states if each.reason}),
     }
-    choice = Choice(
-        query.one_of("task", list(counts.tasks)),
-        query.one_of("outcome", OUTCOMES),
-        query.one_of("state", STATES),
-        query.one_of("reason", reasons),
-        query.whole("version"),
-    )
+    asked: Values = {key: query.one_of(key, words) for key, words in choices.items()}
+    asked["version"] = query.whole("version")
+    choice = Choice(*asked.values())
     page = page_of(query, reader.count_trajectories(**choice.conditions))
     rows = reader.trajectories(**choice.conditions, limit=ROWS, offset=page.offset)
-    asked = vars(choice)
     return _page(reader, site, query, reload=False) | {
         "rows": listed(reader, rows[::-1]),
         "page": page,
         "left_out": choice.left_out(reader),
-        "asked": {key.removesuffix("_id"): value for key, value in asked.items()},
+        "asked": asked,
         "choices": choices,
     }
 
@@ -298,7 +276,7 @@ def trajectory(reader: Reader, site: Site, query: Query, name: str) -> Values:
     members = [] if group is None else [m.id for m in reader.trajectories(group_ids=[group.id])]
     place = members.index(subject.id) if subject.id in members else -1
     known = sorted({version for step in shown.steps for version in step.versions})
-    colours = {version: f"v{index % VERSION_COLOURS}" for index, version in enumerate(known)}
+    colours = {version: f"v{index % charts.VERSION_COLOURS}" for index, version in enumerate(known)}
     screens = _screens(
         reader,
         [*(step.screenshot for step in shown.steps), row.final_screenshot if row else None],
@@ -353,7 +331,6 @@ def _frame(site: Site, step: Step, screens: _Sizes, colours: Mapping[int, str]) 
             for map_ in step.pointed
             for nth, each in enumerate(map_.candidates, 1)
         ]
-    logprobs, entropies = step.sampled.behaviour_logprobs, step.sampled.entropies
     return {
         "step": step,
         "picture": picture,
@@ -361,8 +338,10 @@ def _frame(site: Site, step: Step, screens: _Sizes, colours: Mapping[int, str]) 
         "thought": thought.strip() if action else "",
         "said": f"{action} {said.strip()}".strip(),
         "kinds": [colours.get(span.version, "v0") for span in step.spans],
-        "bars": token_bars(
-            logprobs, kinds[: len(logprobs)], label="log-probability of each token, nats"
-        )
-        + token_bars(entropies, kinds[: len(entropies)], label="entropy of each token, nats"),
+        "bars": _bars(step.sampled.behaviour_logprobs, kinds, "log-probability of each token, nats")
+        + _bars(step.sampled.entropies, kinds, "entropy of each token, nats"),
     }
+
+
+def _bars(values: Sequence[float], kinds: Sequence[str], label: str) -> Markup:
+    return charts.token_bars(values, kinds[: len(values)], label=label)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import lru_cache
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -306,7 +305,7 @@ class Guard(HttpGuard):
 
     methods = ("GET", "HEAD")
     headers = {  # noqa: RUF012 - a constant
-        "content-security-policy": "; ".join(f"{key} {value}" for key, value in POLICY.items()),
+        "content-security-policy": POLICY,
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
         "referrer-policy": "no-referrer",
@@ -330,7 +329,7 @@ class Guard(HttpGuard):
         """See HttpGuard."""
         offered = request.query_params.get("token")
         if offered is None:
-            if self.is_right(_cookie(request.headers.get("cookie", ""), self._cookie)):
+            if self.is_right(request.cookies.get(self._cookie, "")):
                 return None
         elif self.is_right(offered):
             rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
@@ -343,14 +342,6 @@ class Guard(HttpGuard):
             "This page needs the token: open the address that `dart view` printed.",
             HTTPStatus.FORBIDDEN,
         )
-
-
-def _cookie(header: str, name: str) -> str:
-    try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return ""
-    return found.value if found else ""
 
 
 # --- one file -------------------------------------------------------------------------------

@@ -35,14 +35,10 @@ from envs.own_code import did_you_mean
 Values = dict[str, Any]
 _Word = TypeVar("_Word", bound=str)
 
-POLICY = {
-    "default-src": "'none'",
-    "img-src": "'self'",
-    "style-src": "'self'",
-    "form-action": "'self'",
-    "base-uri": "'none'",
-    "frame-ancestors": "'none'",
-}
+POLICY = (
+    "default-src 'none'; img-src 'self'; style-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
 """What a browser may load and do: our style and images, nothing else, no script at all."""
 
 LIVE_S = 20.0
@@ -204,10 +200,6 @@ class Query:
 
     def __init__(self, words: Mapping[str, str] | None = None) -> None:
         self._words = {key: value for key, value in (words or {}).items() if value}
-
-    def word(self, name: str) -> str | None:
-        """The parameter's value, or None."""
-        return self._words.get(name)
 
     def one_of(self, name: str, known: Sequence[_Word]) -> _Word | None:
         """The parameter's value, which must be in `known`, or None. Raises QueryError."""

@@ -90,9 +90,8 @@ def test_a_patch_stands_beside_its_token_with_its_numbers(
     assert run("why", name, "--run", config.run.dir, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     [event] = [each for each in told["story"] if each["text"].startswith("step 0 is trained on")]
-    assert (
-        "patch 5 at token 3 (log-prob -3.5000, entropy 4.0000), patch 0 at token 7" in event["text"]
-    )
+    assert "token 3: patch 5 (row 1, column 2), log-prob -3.500, entropy 4.000" in event["text"]
+    assert "token 7: patch 0 (" in event["text"]
     with open_store(config.run.dir) as store:
         [read] = read_trajectory(store, find_subject(store, name)).steps
     assert [span.entropy for span in read.spans] == pytest.approx([sum(DRAG.entropies) / 7])
