@@ -5,13 +5,11 @@ load          reading a TOML file and `--set` overrides; errors with suggestions
 values        values as text: of the command line, of TOML, of a message
 old_keys      keys of older releases, and what is in their place
 rules         what no single key shows: combinations, places, tasks, model, devices
-devices       which GPUs each process uses
-engines       which engines can be had here
+devices       which GPUs each process uses, and which engines can be had here
 model_folder  the folders of models, shipped or the user's own, and their small files
-architecture  the sizes of a model, as its config.json has them
-pointer_head  the tokens and names of a folder that can point
+architecture  the sizes of a model and of its pointer head, as its config.json has them
 adapters      what `model.lora` needs
-families      families of models: recognised by a folder; their values of [policy]
+families      families of models (families.toml): recognised by a folder; their values of [policy]
 rate          the learning rate that follows from the model, where a file sets none
 screens       how large a run's screens are, and the caches of engines that follow from it
 task_split    which tasks are trained on, which are held out

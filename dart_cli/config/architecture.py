@@ -3,6 +3,9 @@
 Shape       counts of parameters, and the widths that memory and work follow from
 shape_of    that of a config.json of one of MODEL_TYPES
 canonical   one name for a tensor that files name in several ways
+TOKENS, ID_KEYS, PREFIX   the tokens of a pointer head, where config.json has their ids, its tensors' names
+pointer_ids, head_parameters   the ids of a config.json; None for one without a head; its numbers
+name_of     our name of a tensor that the release of GUI-Actor (arXiv 2506.03143) has otherwise
 
 A test compares the counts with transformers' own models.
 """
@@ -15,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import ModelError
-from dart_cli.config.pointer_head import head_parameters, name_of, pointer_ids
 
 MOST = 10_000  # layers of a model, blocks of its vision tower
 _LARGEST = 10**9  # any other size
@@ -259,3 +261,71 @@ def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
         "patch_values": patch,
         "deepstack": deep,
     }
+
+
+# --- the pointer head: a folder has one where its config.json has ID_KEYS, the release's own keys
+
+TOKENS = ("<|pointer_start|>", "<|pointer_pad|>", "<|pointer_end|>")
+"""Start is sampled; pad and end follow it. The state of pad is what points."""
+
+ID_KEYS = ("pointer_start_token_id", "pointer_pad_token_id", "pointer_end_token_id")
+"""Keys of config.json, in the order of TOKENS."""
+
+PREFIX = "pointer_head."
+"""What the names of the head's tensors begin with, in the model and in its files."""
+
+HEADS = 8
+"""Attention heads; the width of the model is a multiple of it."""
+
+_RELEASED_PREFIX = "multi_patch_pointer_head."
+PREFIXES = (PREFIX, _RELEASED_PREFIX)
+"""Of a head's tensors in any file."""
+_RELEASED = {
+    "self_attention.in_proj_weight": "qkv.weight",
+    "self_attention.in_proj_bias": "qkv.bias",
+    "self_attention.out_proj.weight": "out.weight",
+    "self_attention.out_proj.bias": "out.bias",
+    "layer_norm.weight": "norm.weight",
+    "layer_norm.bias": "norm.bias",
+    "projection_enc.0.weight": "key_in.weight",
+    "projection_enc.0.bias": "key_in.bias",
+    "projection_enc.2.weight": "key_out.weight",
+    "projection_enc.2.bias": "key_out.bias",
+    "projection_dec.0.weight": "query_in.weight",
+    "projection_dec.0.bias": "query_in.bias",
+    "projection_dec.2.weight": "query_out.weight",
+    "projection_dec.2.bias": "query_out.bias",
+}
+"""A head's tensors in the release's files, and here."""
+
+
+def name_of(name: str) -> str:
+    """Our name of the tensor that a file calls `name`; any other tensor's name as it is."""
+    inner = _RELEASED.get(name.removeprefix(_RELEASED_PREFIX))
+    return f"{PREFIX}{inner}" if inner and name.startswith(_RELEASED_PREFIX) else name
+
+
+def head_parameters(width: int) -> int:
+    """Numbers of a head for a model of `width`. Raises ModelError for a width that no head has."""
+    if width % HEADS:
+        raise ModelError(
+            f"a pointer head needs a hidden_size that is a multiple of {HEADS}, not {width}"
+        )
+    return 8 * width**2 + 10 * width
+
+
+def pointer_ids(config: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """The ids of TOKENS in a config.json; None where it has no head. Raises ModelError for a part of them."""
+    given = [config.get(key) for key in ID_KEYS]
+    if all(value is None for value in given):
+        return None
+    for key, value in zip(ID_KEYS, given, strict=True):
+        if type(value) is not int or value < 0:
+            raise ModelError(
+                f"{key} must be a token id, got {str(value)[:40]}; a pointer head needs all of "
+                f"{', '.join(ID_KEYS)}"
+            )
+    start, pad, end = given
+    if len({start, pad, end}) < len(given):
+        raise ModelError(f"{', '.join(ID_KEYS)} must be three tokens, got {start}, {pad}, {end}")
+    return start, pad, end  # type: ignore[return-value]  # checked above

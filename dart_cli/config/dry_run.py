@@ -16,8 +16,8 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.families import FAMILIES, origins, told
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rate import rate_origin
+from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
-from dart_cli.config.rules.rule import value_of
 from dart_cli.config.schema import Config, inner_section, section_types
 from dart_cli.config.task_split import composed_tasks, training_tasks
 from dart_cli.config.values import shown

@@ -9,12 +9,13 @@
     recognise      the family of a model folder, and why
 
 Prompts stand verbatim in dart_cli/policy/prompts, as the models were trained on them: NAME.system.txt,
-NAME.template.txt. docs/families.md has the table with what was checked.
+NAME.template.txt; all else is in families.toml. docs/families.md has the table with what was checked.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,211 +69,17 @@ class Family:
         return any(each in MODEL_TYPES for each in self.model_types)
 
 
-_OSWORLD = "github.com/xlang-ai/OSWorld, mm_agents"
-_QWEN = "image_first"
+def _families() -> Mapping[str, Family]:
+    tree = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
+    for its in tree.values():
+        its["model_types"] = tuple(its["model_types"])
+        if "bounds" in its:
+            its["bounds"] = Screens(*its["bounds"])
+    return {name: Family(**its) for name, its in tree.items()}
 
-FAMILIES: Mapping[str, Family] = {
-    "ui-tars": Family(
-        "UI-TARS 2B, 7B, 72B (SFT, DPO)",
-        ("qwen2_vl",),
-        r"ui-?tars(?!-?(?:1\.5|2))",
-        "uitars",
-        "thousand",
-        5,
-        1000,
-        "separate",
-        f"{_OSWORLD}/uitars15_v1.py; github.com/bytedance/UI-TARS",
-        "Apache-2.0",
-        system="ui-tars",
-    ),
-    "ui-tars-1.5": Family(
-        "UI-TARS-1.5-7B",
-        ("qwen2_5_vl",),
-        r"ui-?tars-?1\.5",
-        "uitars",
-        "resized",
-        5,
-        1000,
-        "separate",
-        f"{_OSWORLD}/uitars15_v1.py; github.com/bytedance/UI-TARS",
-        "Apache-2.0",
-        system="ui-tars",
-        bounds=Screens(28, 3136, 2_116_800),
-    ),
-    "qwen2.5-vl": Family(
-        "Qwen2.5-VL 3B, 7B, 32B, 72B (Instruct)",
-        ("qwen2_5_vl",),
-        r"qwen2\.?5-?vl",
-        "toolcall",
-        "resized",
-        5,
-        4,
-        _QWEN,
-        f"{_OSWORLD}/qwen25vl_agent.py",
-        "Apache-2.0",
-    ),
-    "qwen3-vl": Family(
-        "Qwen3-VL (Instruct, Thinking; dense)",
-        ("qwen3_vl",),
-        r"qwen3-?vl",
-        "toolcall",
-        "thousand",
-        5,
-        4,
-        _QWEN,
-        f"{_OSWORLD}/qwen3vl_agent.py",
-        "Apache-2.0",
-    ),
-    "qwen3-vl-mobile": Family(
-        "Qwen3-VL on a telephone",
-        ("qwen3_vl",),
-        "",
-        "toolcall-mobile",
-        "thousand",
-        1,
-        0,
-        "instruction_first",
-        "github.com/QwenLM/Qwen3-VL, cookbooks/mobile_agent.ipynb",
-        "Apache-2.0",
-        previous_line="Step {step}: {action}; ",
-        previous_none="",
-        thought="dropped",
-    ),
-    "qwen3.5": Family(
-        "Qwen3.5",
-        ("qwen3_5", "qwen3_5_moe"),
-        r"qwen3\.5",
-        "toolcall-xml",
-        "thousand",
-        20,
-        19,
-        _QWEN,
-        f"{_OSWORLD}/qwen35vl_agent.py",
-        "Apache-2.0",
-        note="its agent keeps 100 turns, puts later screens into <tool_response> tags and tells the date",
-    ),
-    "gui-owl-1.5": Family(
-        "GUI-Owl-1.5 (Mobile-Agent-v3.5)",
-        ("qwen3_vl",),
-        r"gui-?owl-?1\.5",
-        "toolcall",
-        "thousand",
-        5,
-        4,
-        "instruction_first",
-        "github.com/X-PLUG/MobileAgent, Mobile-Agent-v3.5/computer_use/utils.py",
-        "MIT",
-    ),
-    "gui-owl-1.5-mobile": Family(
-        "GUI-Owl-1.5 on a telephone",
-        ("qwen3_vl",),
-        "",
-        "toolcall-mobile",
-        "thousand",
-        5,
-        4,
-        "instruction_first",
-        "github.com/X-PLUG/MobileAgent, Mobile-Agent-v3.5/mobile_use/utils.py",
-        "MIT",
-        note="its agent tells the date before the instruction, which prompts here do not",
-    ),
-    "mai-ui": Family(
-        "MAI-UI 2B, 8B, 32B (telephone)",
-        ("qwen3_vl",),
-        r"mai-?ui",
-        "toolcall-mai",
-        "thousandths",
-        3,
-        1000,
-        "separate",
-        "github.com/Tongyi-MAI/MAI-UI, src/prompt.py, src/mai_naivigation_agent.py",
-        "Apache-2.0",
-    ),
-    "evocua": Family(
-        "EvoCUA 8B, 32B",
-        ("qwen3_vl",),
-        r"evocua(?!-?s1)",
-        "toolcall",
-        "thousand",
-        5,
-        4,
-        _QWEN,
-        "github.com/meituan/EvoCUA, mm_agents/evocua (style S2)",
-        "Apache-2.0",
-    ),
-    "evocua-s1": Family(
-        "EvoCUA on OpenCUA (style S1)",
-        ("opencua",),
-        r"evocua",
-        "pyautogui",
-        "resized",
-        4,
-        1000,
-        "instruction_first",
-        "github.com/meituan/EvoCUA, mm_agents/evocua (style S1)",
-        "Apache-2.0",
-        thought="dropped",
-        note="its agent shows the instruction with the newest screen, not the first",
-    ),
-    "opencua": Family(
-        "OpenCUA 7B, 32B",
-        ("opencua",),
-        r"opencua(?!-?qwen2(?!\.?5))",
-        "pyautogui",
-        "resized",
-        3,
-        1000,
-        "instruction_first",
-        "github.com/xlang-ai/OpenCUA, evaluation/agentnetbench/agent/opencua.py",
-        "MIT",
-        thought="dropped",
-        note="its agent shows the instruction with the newest screen, not the first",
-    ),
-    "opencua-qwen2": Family(
-        "OpenCUA-Qwen2-7B",
-        ("opencua",),
-        r"opencua-?qwen2(?!\.?5)",
-        "pyautogui",
-        "unit",
-        3,
-        1000,
-        "instruction_first",
-        "github.com/xlang-ai/OpenCUA, model/README.md",
-        "MIT",
-        prompt="opencua",
-        thought="dropped",
-        note="its agent shows the instruction with the newest screen, not the first",
-    ),
-    "scalecua": Family(
-        "ScaleCUA 3B, 7B, 32B (native agent)",
-        ("qwen2_5_vl",),
-        r"scale-?cua",
-        "scalecua",
-        "resized",
-        1,
-        0,
-        _QWEN,
-        "github.com/OpenGVLab/ScaleCUA, evaluation/OSWorld/mm_agents",
-        "Apache-2.0",
-        thought="dropped",
-        bounds=Screens(28, 3136, 2_109_744),
-    ),
-    "glm-4.5v": Family(
-        "GLM-4.5V (desktop)",
-        ("glm4v_moe",),
-        r"glm-?4\.[56]v",
-        "glm",
-        "thousandths",
-        1,
-        0,
-        "instruction_first",
-        "github.com/zai-org/GLM-V, examples/gui-agent/glm-45v",
-        "Apache-2.0",
-        previous_line="step {step}: Screenshot:(Omitted in context.) {action}\n",
-        previous_none="",
-        note="its agent shows the newest four past screens at half their size within one message, and a memory",
-    ),
-}
+
+FAMILIES: Mapping[str, Family] = _families()
+"""As families.toml has them."""
 
 VALUES = (
     *("codec", "coordinates", "history_images", "history_turns"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bus.messages import Heartbeat
 from bus.weights import SyncDone
-from dart_cli.config.schema.weights import PERMIT_S
+from dart_cli.config.schema.served import PERMIT_S
 
 IsAhead = Callable[[int, int], bool]
 """Whether a worker that serves the second version should take the first, a later one."""

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from bus.messages import Waiting
 from bus.snapshot import OwnView, ProcessView, Snapshot, StallView
-from dart_cli.config.schema.weights import PERMIT_S
+from dart_cli.config.schema.served import PERMIT_S
 
 KINDS = (
     *("gone", "stopped", "silent", "environment", "engine", "permit"),

@@ -27,7 +27,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from bus.errors import ConfigError
-from dart_cli.config.engines import vllm_installed
+from dart_cli.config.devices import vllm_installed
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import Finding, error, ok, warning
 from dart_cli.doctor.plan import GpuKind

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
-from dart_cli.config.engines import made_by_own
+from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
 

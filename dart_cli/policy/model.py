@@ -29,8 +29,8 @@ from transformers.utils import logging as transformers_logging
 
 from bus.errors import ModelError, first_line
 from dart_cli.config import model_folder as files
+from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
-from dart_cli.config.pointer_head import ID_KEYS, TOKENS
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from bus.errors import ModelError, first_line
+from dart_cli.config.architecture import name_of
 from dart_cli.config.model_folder import weight_files
-from dart_cli.config.pointer_head import name_of
 
 
 class PolicyFiles:

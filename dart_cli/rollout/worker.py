@@ -48,7 +48,7 @@ from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.config.schema.weights import PERMIT_S
+from dart_cli.config.schema.served import PERMIT_S
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
 from dart_cli.rollout.sync import WeightSync

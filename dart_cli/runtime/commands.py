@@ -16,8 +16,8 @@ from pathlib import Path
 from bus.errors import ConfigError, DartError
 from dart_cli.config.devices import gpus_of, gpus_per_worker
 from dart_cli.config.load import Source, load_config
+from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
-from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config
 
 

@@ -7,8 +7,8 @@ identity_of    what tells its model folder from another one
 
 from __future__ import annotations
 
+from dart_cli.config.devices import made_by_own
 from dart_cli.config.endpoints import own_address, weights_dir
-from dart_cli.config.engines import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.train.base import Learner
 from dart_cli.train.checkpoints.identity import model_identity

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dart_cli.config.pointer_head import PREFIX
+from dart_cli.config.architecture import PREFIX
 from dart_cli.policy.lora import is_adapter
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.recompute import use_recompute

@@ -9,8 +9,8 @@ import pytest
 from bus.errors import ConfigError
 from dart_cli.config import devices
 from dart_cli.config.devices import gpus_of
+from dart_cli.config.rules import Finding, found_in
 from dart_cli.config.rules.machine import GPUS, NCCL, TRAINER, WORKERS
-from dart_cli.config.rules.rule import Finding, found_in
 from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
 

@@ -9,9 +9,9 @@ import pytest
 
 from dart_cli.config.dry_run import describe
 from dart_cli.config.load import load_config
+from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import TABLES, unread
 from dart_cli.config.rules.learning import READERS
-from dart_cli.config.rules.rule import value_of
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.groups import GroupTable

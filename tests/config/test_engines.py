@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import OWN_ENGINE, VLLM
-from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config
 from tests.config.mistakes import Case, assert_one_line, write
 
@@ -48,7 +48,7 @@ def test_an_engine_that_cannot_start_is_one_line_with_file_key_and_cure(
 def test_a_vllm_of_another_minor_version_is_refused_with_the_cure(
     found: tuple[str, str] | None, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart_cli.config.engines.vllm_installed", lambda: found)
+    monkeypatch.setattr("dart_cli.config.devices.vllm_installed", lambda: found)
     told = [each.text for each in found_in(VLLM, config("vllm"))]
     assert len(told) == bool(cause)
     assert all(cause in each and "pip install 'vllm>=0.32,<0.33'" in each for each in told)

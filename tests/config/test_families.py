@@ -21,8 +21,8 @@ from dart_cli.config.families import (
 )
 from dart_cli.config.load import config_of_model, load_config
 from dart_cli.config.model_folder import screens_of
+from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import POLICY
-from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import CODECS, Config, PolicyConfig
 from dart_cli.doctor.run import family
 

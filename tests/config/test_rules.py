@@ -11,9 +11,9 @@ from bus.errors import ConfigError
 from bus.messages import Role
 from dart_cli.config.devices import visible_gpus
 from dart_cli.config.load import load_config
+from dart_cli.config.rules import found_in
 from dart_cli.config.rules.check import check_config, find_mistakes
 from dart_cli.config.rules.policy import MODEL
-from dart_cli.config.rules.rule import found_in
 from dart_cli.config.rules.tasks import unjudged_problem
 from dart_cli.config.schema import Config, JudgeConfig, PolicyConfig
 from envs.base import Task

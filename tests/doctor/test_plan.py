@@ -9,8 +9,8 @@ import pytest
 
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
+from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
-from dart_cli.config.rules.rule import found_in
 from dart_cli.doctor.fit import Room, misfits
 from dart_cli.doctor.plan import H100, EpisodeForm, episode_tokens, make_plan
 from dart_cli.doctor.planned import plan_lines

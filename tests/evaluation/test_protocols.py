@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from dart_cli.config.load import default_config
-from dart_cli.config.schema.evaluation import Protocol
+from dart_cli.config.schema.played import Protocol
 from dart_cli.evaluation.protocols import check, overrides, protocols
 from dart_cli.evaluation.results import EpisodeRow
 from tests.evaluation.parts import episode

@@ -14,8 +14,8 @@ import torch
 from bus.errors import ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.model_folder import resolve
+from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import SERVED
-from dart_cli.config.rules.rule import found_in
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.policy.model import LoadedPolicy, load_policy

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bus.errors import ModelError
-from dart_cli.config.pointer_head import HEADS, head_parameters, name_of
+from dart_cli.config.architecture import HEADS, head_parameters, name_of
 from dart_cli.policy.pointer.head import PointerHead, head_of, initial_head
 
 D, P, N = 16, 7, 3

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Literal
 
 from bus.errors import ConfigError
 from dart_cli.config.load import Source
-from dart_cli.config.rules import learning, machine, policy, tasks
-from dart_cli.config.rules.rule import Finding, Table, found_in, value_of
+from dart_cli.config.rules import (
+    Finding,
+    Table,
+    found_in,
+    learning,
+    machine,
+    policy,
+    tasks,
+    value_of,
+)
 from dart_cli.config.schema import Config
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dart_cli.config.rules import Reader, Rule, Table, twice
 from dart_cli.config.rules.machine import cannot_be_made, unreadable
-from dart_cli.config.rules.rule import Reader, Rule, Table, twice
 from dart_cli.config.schema import (
     BY_TRACKER,
     TRAIN_SEEDS,

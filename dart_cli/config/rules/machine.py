@@ -16,7 +16,7 @@ from bus.loopback import is_loopback
 from dart_cli.config import devices
 from dart_cli.config.devices import VISIBLE, gpus_per_worker
 from dart_cli.config.endpoints import KEY_FILE
-from dart_cli.config.rules.rule import Condition, Rule, Table, twice, value_of
+from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 
 MOST_CPU_RANKS = 8

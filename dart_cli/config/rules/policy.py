@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from bus.errors import ConfigError, ModelError, TaskError
 from dart_cli.config.adapters import folder_problem, lora_problem
-from dart_cli.config.engines import VLLM_OWN, OwnKey, own_maker, vllm_problem
+from dart_cli.config.architecture import pointer_ids
+from dart_cli.config.devices import VLLM_OWN, OwnKey, own_maker, vllm_problem
 from dart_cli.config.model_folder import (
     BUILTIN,
     VERIFIER,
@@ -18,9 +19,8 @@ from dart_cli.config.model_folder import (
     read_json,
     screens_of,
 )
-from dart_cli.config.pointer_head import pointer_ids
+from dart_cli.config.rules import Rule, Table
 from dart_cli.config.rules.machine import unreadable
-from dart_cli.config.rules.rule import Rule, Table
 from dart_cli.config.schema import (
     CODEC_PARTS,
     MODEL_ENGINES,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from bus.errors import MissingPartError, TaskError
-from dart_cli.config.rules.rule import Condition, Rule, Table, twice, value_of
+from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import TRAIN_SEEDS, Config, JudgeConfig, observed_kinds
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.config.values import shown

@@ -8,17 +8,12 @@ TOML file into a Config; rules/ has what no single field can show.
 
 The sections are in modules by subject, and imported from here:
 
-    base       the base of all sections, types and bounds that fields share
-    process    [run], [bus], [up]
-    model      [model], [model.lora], [policy]
-    env        [env] and [env.judge]
-    evaluation [eval]
-    rollout    [rollout] and [vllm]
-    serve      [serve]
-    data       [data]
-    train      [train]
-    weights    [weights]
-    tune       [tune]
+    base     the base of all sections, types and bounds that fields share
+    process  [run], [bus], [up]
+    model    [model], [model.lora], [policy]
+    played   [env], [env.judge], [eval], [serve]
+    served   [rollout], [vllm], [weights]
+    learned  [data], [train], [tune]
 """
 
 from __future__ import annotations
@@ -26,26 +21,17 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from dart_cli.config.schema.base import (
-    MANY,
-    MOST_PIXELS,
-    MOST_SLOTS,
-    MOST_THREADS,
-    MOST_TOKENS,
     TRAIN_SEEDS,
-    Count,
-    Device,
-    Folder,
-    Fraction,
-    Megabytes,
-    Positive,
-    PositiveSeconds,
-    Seconds,
     Section,
-    Threads,
 )
-from dart_cli.config.schema.data import BY_TRACKER, DataConfig
-from dart_cli.config.schema.env import EnvConfig, JudgeConfig, observed_kinds
-from dart_cli.config.schema.evaluation import EvalConfig
+from dart_cli.config.schema.learned import (
+    BY_TRACKER,
+    KEEP_CHECKPOINTS,
+    LEAST_RATE,
+    DataConfig,
+    TrainConfig,
+    TuneConfig,
+)
 from dart_cli.config.schema.model import (
     CODEC_PARTS,
     CODECS,
@@ -55,12 +41,15 @@ from dart_cli.config.schema.model import (
     Pointing,
     PolicyConfig,
 )
+from dart_cli.config.schema.played import (
+    EnvConfig,
+    EvalConfig,
+    JudgeConfig,
+    ServeConfig,
+    observed_kinds,
+)
 from dart_cli.config.schema.process import BusConfig, RunConfig, UpConfig
-from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig, VllmConfig
-from dart_cli.config.schema.serve import ServeConfig
-from dart_cli.config.schema.train import KEEP_CHECKPOINTS, LEAST_RATE, TrainConfig
-from dart_cli.config.schema.tune import TuneConfig
-from dart_cli.config.schema.weights import WeightsConfig
+from dart_cli.config.schema.served import MODEL_ENGINES, RolloutConfig, VllmConfig, WeightsConfig
 
 __all__ = [
     "BY_TRACKER",
@@ -68,37 +57,20 @@ __all__ = [
     "CODEC_PARTS",
     "KEEP_CHECKPOINTS",
     "LEAST_RATE",
-    "MANY",
     "MODEL_ENGINES",
-    "MOST_PIXELS",
-    "MOST_SLOTS",
-    "MOST_THREADS",
-    "MOST_TOKENS",
     "POINT_PARTS",
     "TRAIN_SEEDS",
-    "BusConfig",
     "Config",
-    "Count",
     "DataConfig",
-    "Device",
     "EnvConfig",
-    "EvalConfig",
-    "Folder",
-    "Fraction",
     "JudgeConfig",
     "LoraConfig",
-    "Megabytes",
     "ModelConfig",
     "Pointing",
     "PolicyConfig",
-    "Positive",
-    "PositiveSeconds",
     "RolloutConfig",
     "RunConfig",
-    "Seconds",
     "Section",
-    "ServeConfig",
-    "Threads",
     "TrainConfig",
     "TuneConfig",
     "UpConfig",

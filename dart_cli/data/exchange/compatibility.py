@@ -23,8 +23,8 @@ from PIL import Image
 
 from bus.errors import ActionError, ModelError
 from bus.messages import SampledTokens
+from dart_cli.config.architecture import pointer_ids
 from dart_cli.config.model_folder import model_folder
-from dart_cli.config.pointer_head import pointer_ids
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
 from dart_cli.policy.coordinates import smart_resize
 from dart_cli.policy.pointer.patches import Triple, patch_mistake

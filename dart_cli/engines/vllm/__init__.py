@@ -14,7 +14,7 @@ transfer   the weight transfer back end `file`
 heads      attention heads of sizes that vLLM's CPU kernels lack
 
 The last six also run in vLLM's processes, the others in the rollout worker alone. They replace and read parts
-that vLLM does not document, so one minor version is pinned (dart_cli/config/engines.py).
+that vLLM does not document, so one minor version is pinned (dart_cli/config/devices.py).
 """
 
 SECTION = "dart"

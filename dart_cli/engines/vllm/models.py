@@ -29,7 +29,7 @@ from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.model_executor.models.utils import WeightsMapper
 
-from dart_cli.config.pointer_head import PREFIXES
+from dart_cli.config.architecture import PREFIXES
 
 MODELS = (
     Qwen2VLForConditionalGeneration,

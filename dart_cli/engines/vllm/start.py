@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import EngineError, MissingPartError
-from dart_cli.config.engines import VLLM_VERSIONS, vllm_problem
+from dart_cli.config.devices import VLLM_VERSIONS, vllm_problem
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.vllm import SECTION
 from dart_cli.policy.model import LoadedPolicy

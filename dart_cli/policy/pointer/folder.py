@@ -25,9 +25,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bus.errors import ModelError, UserError, first_line
-from dart_cli.config.architecture import canonical, text_sizes
+from dart_cli.config.architecture import (
+    ID_KEYS,
+    PREFIX,
+    TOKENS,
+    canonical,
+    head_parameters,
+    text_sizes,
+)
 from dart_cli.config.model_folder import INDEX, TOKENIZER, check_folder, read_json, weight_files
-from dart_cli.config.pointer_head import ID_KEYS, PREFIX, TOKENS, head_parameters
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.policy.pointer.head import PointerHead, initial_head
 from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens

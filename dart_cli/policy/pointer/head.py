@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dart_cli.config.pointer_head import HEADS, PREFIX, head_parameters
+from dart_cli.config.architecture import HEADS, PREFIX, head_parameters
 
 DROPOUT = 0.1
 """In training mode alone, of the attention's weights and of what it adds."""

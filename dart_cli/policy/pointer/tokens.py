@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dart_cli.config.pointer_head import TOKENS, pointer_ids
+from dart_cli.config.architecture import TOKENS, pointer_ids
 
 START, PAD, END = TOKENS
 TRIPLE = START + PAD + END

@@ -26,7 +26,7 @@ from bus.weights import (
     TransferRequest,
 )
 from dart_cli.config.schema import LoraConfig
-from dart_cli.config.schema.weights import WHOLE_EVERY
+from dart_cli.config.schema.served import WHOLE_EVERY
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.broadcast.rendezvous import Rendezvous
 from dart_cli.weights.broadcast.rounds import RoundsThread, Version, refer_to

@@ -1,4 +1,4 @@
-"""What samples: [rollout] and [vllm]."""
+"""What samples, and how new weights reach it: [rollout], [vllm], [weights]."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dart_cli.config.schema.base import (
     MANY,
     MOST_SLOTS,
     MOST_TOKENS,
+    Count,
     Device,
+    Folder,
     Megabytes,
+    Positive,
     PositiveSeconds,
     Section,
     Threads,
@@ -112,3 +115,31 @@ class VllmConfig(Section):
 
     options: dict[str, Any] = {}
     """Further engine arguments by vLLM's own names, e.g. { block_size = 32 }."""
+
+
+PERMIT_S = 120.0
+"""After so long a worker's permit to take weights is given to the next one: it hangs, or its disk does."""
+WHOLE_EVERY = 8
+"""Of `nccl` and `gloo` one version in so many is written whole, and so is the last: no worker reads files while
+there is a trainer, so writing more would only take from the disk."""
+
+
+class WeightsConfig(Section):
+    """How new weights reach the rollout workers, a few at a time while the others serve: docs/weights.md."""
+
+    channel: Literal["file", "nccl", "gloo"] = "file"
+    """`file`: each worker reads the files of a version. `nccl`, `gloo`: the trainer broadcasts what the
+    workers lack to all of them at once, between GPUs or over TCP; on several hosts too."""
+
+    directory: Folder | None = None
+    """Where weight sets are written; unset for `weights/` of the run, with the tensors in shared
+    memory, where it has room, until the trainer ends."""
+
+    publish_every: Positive = 1
+    """Updates between publications."""
+
+    keep: int = Field(default=3, ge=2, le=MOST_SLOTS)
+    """Newest weight sets kept."""
+
+    concurrent: Count = 1
+    """Workers that take weights at once; 0 for all."""

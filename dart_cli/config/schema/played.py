@@ -1,4 +1,4 @@
-"""What is played: [env] with [env.judge]."""
+"""What is played, and for whom: [env] with [env.judge], [eval], [serve]."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field, Strict
 from dart_cli.config.schema.base import (
     MOST_SLOTS,
     TRAIN_SEEDS,
+    Count,
     PositiveSeconds,
     Section,
 )
@@ -103,3 +104,60 @@ class EnvConfig(Section):
 def observed_kinds(env: EnvConfig) -> tuple[str, ...]:
     """The texts of `env.observe`, without the screenshot."""
     return tuple(kind for kind in env.observe if kind != "screenshot")
+
+
+MOST_ATTEMPTS = 1024
+
+Protocol = Literal["none", "osworld-verified", "miniwob", "webarena", "androidworld"]
+"""Published protocols of benchmarks; their values: dart_cli/evaluation/protocols.toml."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, by `dart eval` and around `dart up`."""
+
+    episodes: Count = 400
+    """Instances (task and seed) per evaluation and mode (sampled, greedy), spread over the tasks; 0 for none."""
+
+    per_task: Count = 0
+    """Instances of each task, in place of `episodes`; 0 for `episodes`."""
+
+    attempts: int = Field(default=1, ge=1, le=MOST_ATTEMPTS)
+    """Episodes of each instance in the modes `sampled` and `random`, for pass@k; greedy plays one."""
+
+    random_episodes: int = Field(default=100, ge=0, le=1_000_000)
+    """Episodes of random clicks, the baseline that `dart up` plays with `around`; 0 for none."""
+
+    tasks: list[str] = []
+    """Tasks to evaluate, as in env.tasks; empty for the training tasks (on held-out seeds)."""
+
+    compositions: list[str] = []
+    """Tasks never trained on, as in env.tasks, reported separately; empty for all that are held out."""
+
+    seed: int = Field(default=TRAIN_SEEDS, ge=0, lt=2**63)
+    """First seed of the evaluation's episodes."""
+
+    max_steps: Count = 0
+    """Steps after which an episode is cut off, for all tasks; 0 for each task's own."""
+
+    protocol: Protocol = "none"
+    """A benchmark's published protocol: the result tells where the evaluation deviates from it."""
+
+    around: bool = False
+    """`dart up` evaluates before and after the run and writes a report."""
+
+
+class ServeConfig(Section):
+    """The chat endpoint of `dart serve`, through which agents of other programs play."""
+
+    host: str = "127.0.0.1"
+    """Address to serve on; beyond loopback every request needs a token (docs/serve.md)."""
+
+    port: int = Field(default=8480, ge=0, le=65535)
+    """Its port; 0 for any free one, which is printed."""
+
+    sessions: int = Field(default=64, ge=1, le=MOST_SLOTS)
+    """Episodes that may be open at once; a further one is answered with 429."""
+
+    sampling: Literal["refuse", "ignore"] = "refuse"
+    """What becomes of a request's own temperature, token limit and the like, where they differ from
+    [rollout], by which training samples: an error that says so, or nothing."""

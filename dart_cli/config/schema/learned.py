@@ -1,0 +1,313 @@
+"""What is learned from, and how: [data], [train], [tune]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from dart_cli.config.schema.base import (
+    MANY,
+    Count,
+    Device,
+    Folder,
+    Positive,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    Threads,
+    one_of,
+    without_control,
+)
+
+BY_TRACKER = ("task_tracker", "step_tracker")
+"""Values of data.advantage that compare a trajectory with earlier ones; the others need groups."""
+
+
+class DataConfig(Section):
+    """What is played next and what is trained on."""
+
+    group_size: int = Field(default=8, ge=1, le=1024)
+    """Trajectories of one task and seed that are compared; 1 for none, with an `advantage` by trackers."""
+
+    groups_per_batch: Positive = 8
+    """Groups in one batch: those with a gradient (mixed rewards), or with `group_size` = 1 all."""
+
+    scheduling: Literal["rollout", "task", "batch", "april"] = "rollout"
+    """What a freed slot waits for: nothing (`rollout`), its group (`task`), the batch (`batch`), or
+    the batch's target (`april`)."""
+
+    coupled: bool = False
+    """The synchronous baseline: rollouts stop while the trainer trains and all workers update."""
+
+    over_provision: float = Field(default=2.0, ge=1, le=8)
+    """`april`: groups in play for each group of a batch; what is unfinished is recycled."""
+
+    recycle: bool = True
+    """`april`: false discards what is unfinished when a batch is full (over-sample and discard)."""
+
+    max_open_groups: Count = 0
+    """Most groups leased or waiting to be trained at once; 0 for as many as max_staleness admits."""
+
+    max_staleness: Count = 4
+    """A group whose oldest token is more versions behind than this is dropped, its reason recorded."""
+
+    task_sampling: Literal["uniform", "frontier", "deviation", "progress"] = "frontier"
+    """`frontier` prefers tasks near 50 % success (moving average), or with `reward = "value"` those
+    whose rewards vary most; `deviation` less sharply, by the standard deviation; `progress` those whose
+    success changes now; `uniform` takes all alike."""
+
+    advantage: Literal[
+        "group_std", "group_mean", "leave_one_out", "task_tracker", "step_tracker"
+    ] = "group_std"
+    """Rewards less their group's mean, with `group_std` over its standard deviation too;
+    `leave_one_out` takes the mean of the other members (RLOO). Trackers take what earlier trajectories
+    of the task (and step) lead one to expect, with `group_size` = 1."""
+
+    tracker_decay: float = Field(default=0.95, gt=0, lt=1)
+    """Trackers: weight of an outcome relative to the next one."""
+
+    tracker_half_life: float = Field(default=0.0, ge=0, le=MANY)
+    """Trackers: nats (KL) after which the policy has moved so far that an outcome weighs half, between
+    0.875 and 0.96 from one to the next; 0, or where nothing is measured, for `tracker_decay`."""
+
+    tracker_scale: Literal["none", "batch"] = "none"
+    """Trackers: advantages as they are, or less the batch's mean and over its standard deviation (SPO)."""
+
+    tracker_margin: float = Field(default=0.0, ge=0, le=1)
+    """Trackers: taken off the expected reward, so that passes weigh more than failures (AsymRE)."""
+
+    reward: Literal["outcome", "value"] = "outcome"
+    """What advantages are computed from: the `outcome`, 1 for a pass and 0 for a failure; or the
+    verdict's reward, a `value` between 0 and 1."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """A step's return is the reward times this for each step after it; 1 gives all steps of a
+    trajectory the same advantage."""
+
+    screen_credit: Literal["off", "anchor", "leave_one_out", "temporal_difference"] = "off"
+    """Adds to the advantage what a step did on its screen, compared with the group's other steps there:
+    with all of them (`anchor`, GiGPO), with the other trajectories' (`leave_one_out`), or what the next
+    screen is worth less what this one is (`temporal_difference`)."""
+
+    screen_weight: float = Field(default=1.0, gt=0, le=100)
+    """`screen_credit`: what the screen advantage is multiplied by before it is added."""
+
+    screen_discount: float = Field(default=0.95, gt=0, le=1)
+    """`screen_credit`: `discount` of the returns that are compared on a screen."""
+
+    fork_weight: float = Field(default=0.0, ge=0, le=100)
+    """Where a failing trajectory left the way of a passing one of its group, the passing action is
+    trained on from the failing one's prompt, as a demonstration of this advantage; 0 for no such sample."""
+
+    replacements: float = Field(default=1.0, ge=0, le=8)
+    """Trajectories without a verdict (invalid, lease lost) that a group may replace, for each of its
+    members; beyond that it goes on with those that it has."""
+
+    early_stop: bool = False
+    """Play half of each group first and stop if all pass with one reward: saves trajectories without a
+    gradient. Only the first half counts for the success shown, so that it is the policy's."""
+
+    dynamic_number: bool = False
+    """Smaller groups for tasks whose success, or with `reward = "value"` mean reward, is above 0.6, down
+    to `min_group_size`."""
+
+    min_group_size: int = Field(default=2, ge=2, le=1024)
+    """`dynamic_number`: fewest trajectories of a group."""
+
+    dynamic_length: bool = False
+    """A task's step limit is its longest success so far plus `length_slack`, once it has a success."""
+
+    length_slack: Count = 2
+    """`dynamic_length`: steps above the longest success."""
+
+    high_entropy: float = Field(default=1.0, gt=0, le=1)
+    """Share of a group's steps that is trained on, those of highest mean token entropy; 1 for all."""
+
+    pool_ratio: float = Field(default=0.0, ge=0, le=0.5)
+    """An all-fail group gets one success from the experience pool, if it is then at most this share
+    of the group, e.g. 0.125; 0 uses no pool."""
+
+    pool: list[Folder] = []
+    """Folders of exported or collected trajectories whose successes join the pool at the start."""
+
+    pool_online: bool = True
+    """Successes of this run join the pool, too."""
+
+    pool_per_task: Positive = 32
+    """Trajectories of a task that the pool keeps: the newest of each source."""
+
+    lease_s: float = Field(default=60.0, ge=1, le=MANY)
+    """Seconds without a step or heartbeat after which a lease is taken back."""
+
+    max_gb: float = Field(default=50.0, gt=0, le=MANY)
+    """Size of the database, GB, beyond which the oldest screenshots that no part needs are removed."""
+
+
+LEAST_RATE = 1e-6
+"""Learning rate of a large model, and of one of unknown size."""
+
+KEEP_CHECKPOINTS = 2
+"""Newest checkpoints that are kept: one to go on from, and one where that is damaged."""
+
+
+class TrainConfig(Section):
+    """The optimizer and the objective (arXiv 2509.23866 section 3)."""
+
+    learner: Annotated[str, one_of(("torch",), "my_package.my_module:MyLearner")] = "torch"
+    """What updates. Your own as `my_package.my_module:MyLearner`: called with the configuration, it returns a
+    `Learner` (dart_cli/train/base.py), in one process."""
+
+    updates: int = Field(default=200, ge=0, le=1000 * MANY)
+    """The run ends after this many optimizer updates."""
+
+    max_minutes: float = Field(default=0.0, ge=0, le=MANY)
+    """The run ends after this many minutes of training; 0 for no limit."""
+
+    max_trajectories: int = Field(default=0, ge=0, le=1000 * MANY)
+    """The run ends after this many trajectories were played, trained on or not; 0 for no limit."""
+
+    stop_at: float = Field(default=0.0, ge=0, le=0.99)
+    """The run ends once its tasks' mean success is at least this, by the lower bound of its 95 %
+    confidence interval over the newest 1500 trajectories, as many of each task; 0 for never."""
+
+    lr: float | None = Field(default=None, ge=0, le=1)
+    """AdamW learning rate after warm-up; 0 trains nothing (a control). Unset it follows the size of the
+    model: 4e-4 for one of 0.6 million parameters, as those that ship with dart, 1e-6 from 7 billion on,
+    between them a power of the size."""
+
+    lr_end: float = Field(default=1.0, ge=0, le=1)
+    """Fraction of `lr` to which the rate falls, in a straight line, by the end of the run: the first of
+    `updates`, `max_minutes` and `max_trajectories`."""
+
+    warmup: int = Field(default=0, ge=0, le=1000 * MANY)
+    """Updates over which the learning rate rises from 0."""
+
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    """AdamW's decoupled weight decay."""
+
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm."""
+
+    reuse: int = Field(default=0, ge=0, le=16)
+    """How often each batch is trained on again, an update each, some updates apart; 0 for never."""
+
+    reuse_gap: int = Field(default=2, ge=2, le=1000)
+    """Updates from one use of a batch to its next, at least: never in consecutive ones."""
+
+    reuse_until: float = Field(default=1.0, ge=0, le=1)
+    """No batch is trained on again while the mean of the tasks' success is at least this; 1: always."""
+
+    reuse_fall: float = Field(default=0.05, ge=0, le=1)
+    """Nor while that mean is more than this, and more than chance, below its best; 1: always."""
+
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """PPO's clip: ratios below 1 - clip_low are held there; at 1 none is. An update is one step on its
+    batch, so ratios differ from 1 with `correction = "ratio"` alone."""
+
+    clip_high: float = Field(default=0.28, ge=0)
+    """Ratios above 1 + clip_high are clipped (clip-higher)."""
+
+    correction: Literal["truncated", "none", "ratio"] = "truncated"
+    """Of staleness: `truncated` weighs a token by min(proximal / behaviour, 1); `none` does not;
+    `ratio` clips the ratio to the behaviour policy instead, as PPO and GRPO do."""
+
+    normalise: Literal["tokens", "samples", "trajectories"] = "tokens"
+    """The loss is a mean over all `tokens` of a batch; or over its `samples` (steps) or `trajectories`,
+    of their tokens' mean."""
+
+    kl_beta: float = Field(default=0.0, ge=0)
+    """Weight of the k3 KL to the model the run began with, of each token at most 10 nats; 0 keeps no
+    reference model."""
+
+    ranks: int = Field(default=1, ge=1, le=1024)
+    """Processes that share one model (FSDP2), one per GPU; `dart train` starts them, or `torchrun`
+    does."""
+
+    pack_tokens: int = Field(default=16_384, ge=256, le=MANY)
+    """Most tokens in one forward and backward of a rank; a longer sequence goes alone."""
+
+    recompute: Literal["none", "layer"] = "none"
+    """`layer` keeps only each layer's input for the backward pass and computes the rest again: about a
+    third more work, a thirtieth of the memory."""
+
+    offload: Literal["none", "optimizer"] = "none"
+    """`optimizer` keeps weights' masters and moments in main memory and steps there: slower, for fewer
+    GPUs."""
+
+    rank_deadline_s: PositiveSeconds = 600.0
+    """`ranks` above 1: seconds that a rank waits for the others; then all end, and the run resumes."""
+
+    device: Device = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    threads: Threads = 1
+    """CPU threads of torch."""
+
+    checkpoint_every: Positive = 10
+    """Updates between checkpoints."""
+
+    parity_every: Count = 10
+    """Policy versions after which engine and trainer are compared again on the same weights, the
+    first at the start; 0 never stops a run."""
+
+    wandb: str = ""
+    """Project of Weights & Biases that gets the metrics, too (install its package); empty for none."""
+
+    @property
+    def rate(self) -> float:
+        """`lr`; that of a large model where no file was read, which fills it in."""
+        return LEAST_RATE if self.lr is None else self.lr
+
+
+class TuneConfig(Section):
+    """Supervised training of a model folder, `dart tune`: docs/tune.md."""
+
+    data: list[Annotated[str, AfterValidator(without_control)]] = []
+    """What is learned from, all of one kind: run directories and Parquet files of `dart data export`, whose
+    successes are learned; folders with episodes that others played (`episodes.jsonl`); grounding sets in any layout
+    that `dart eval grounding` reads; or one folder of `dart model verifier-rows`."""
+
+    out: Folder | None = None
+    """The model folder to make. Beside it `OUT.part` holds what a second start goes on from."""
+
+    write: Literal["model", "adapters"] = "model"
+    """With `model.lora`: the whole `model` with the adapters in its weights, which loads everywhere, or
+    the `adapters` alone, as peft's folder."""
+
+    trajectories: Literal["own", "pool", "both"] = "own"
+    """Of a run: its `own` successes, the members of its experience `pool`, or `both`."""
+
+    per_task: Count = 0
+    """Most trajectories of one task, the newest; 0 for all."""
+
+    codec: str = ""
+    """How a grounding item is asked and answered, as `dart eval grounding --codec`; empty for
+    `policy.codec` where the file sets it, else for what the model folder shows."""
+
+    held_out: float = Field(default=0.125, ge=0, le=0.5)
+    """Share of the episodes or screenshots that is not learned: what was learned is measured on it, before and
+    after. Of fewer than 24 none are held out, of large sets at most 256 rows; 0 for none."""
+
+    epochs: float | None = Field(default=None, ge=0, le=MANY)
+    """Passes over the data, over both stages together; unset: as many as make 400 updates, 2 to 40."""
+
+    seconds: Seconds = 0.0
+    """CPU seconds of training in place of `epochs`, on a GPU those of the clock; 0 for `epochs`."""
+
+    batch: int | None = Field(default=None, ge=1, le=65_536)
+    """Examples of an update: items, or steps of trajectories; unset: 8 to 32, by how many there are."""
+
+    micro_batch: int = Field(default=0, ge=0, le=65_536)
+    """Grounding items of one forward pass; 0 for all of an update."""
+
+    lr: float | None = Field(default=None, ge=0, le=1)
+    """Peak learning rate: it rises over 3 % of a stage and falls along half a cosine. Unset: by the model's size,
+    1e-3 for the tiny model, 5e-6 for 7 billion parameters, ten times that for adapters."""
+
+    head_share: float = Field(default=0.5, ge=0, le=1)
+    """Pointer: share of the budget that trains the head and its tokens alone, first; 1 for nothing else."""
+
+    target: Literal["box", "v2p"] = "box"
+    """Pointer: `box`, all cells that the box overlaps, alike; `v2p`, a bell over the box, and the probability
+    outside of it is a loss, too."""
