@@ -7,6 +7,7 @@
     check_observe(name, ...)  whether they give these texts beside the screenshot
     check_parts(name, ...)    whether what it needs beside Python is installed
     find_task, tasks_of  one task by its id, all of a split
+    select_tasks(...)    tasks by pattern: what `env.tasks`, `eval.tasks`, `--task` and the like name
 
 `explored:FOLDER` is a suite, too: the tasks that `dart explore tasks` made of an exploration.
 
@@ -14,6 +15,10 @@ Your own suite needs no entry here: `my_package.my_module:MySuite` and
 `path/to/file.py:MySuite` are names too, on every command line and in every configuration.
 Each suite's module is imported when it is first asked for, so a missing optional part (a browser,
 a container engine) matters only to its users.
+
+A pattern is a task's id, a glob such as `miniwob/click-*`, or either behind a `!`, which leaves
+what it names out. A list of exclusions alone selects everything else. Order is that of the patterns,
+within a glob that of the suite.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import importlib
 import inspect
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,8 +36,8 @@ from envs.base import GuiEnv, Split, Task, task_of
 from envs.own_code import did_you_mean, load_own
 
 SHIPPED: dict[str, str] = {
-    "android": "envs.android.suite:AndroidSuite",
-    "apps": "envs.embedded.apps.suite:AppsSuite",
+    "android": "envs.android.env:AndroidSuite",
+    "apps": "envs.embedded.suites:AppsSuite",
     "browsergym": "envs.browsergym.suite:BrowsergymSuite",
     "composed": "envs.embedded.suites:ComposedSuite",
     "desk": "envs.embedded.suites:DeskSuite",
@@ -47,10 +53,10 @@ EXPLORED = "explored"
 """`explored:FOLDER` is the suite of a folder that `dart explore tasks` made."""
 
 MADE_OF: dict[str, tuple[str, str]] = {
-    EXPLORED: ("envs.explored.suite:ExploredSuite", "FOLDER"),
+    EXPLORED: ("envs.explored.env:ExploredSuite", "FOLDER"),
     "osworld": ("envs.osworld.suite:OsworldFolder", "FOLDER"),
-    "gym": ("envs.gym.suite:GymSuite", "ENV_ID"),
-    "openenv": ("envs.openenv.suite:OpenenvSuite", "PROFILE"),
+    "gym": ("envs.gym.env:GymSuite", "ENV_ID"),
+    "openenv": ("envs.openenv.env:OpenenvSuite", "PROFILE"),
     "served": ("envs.served.suite:ServedSuite", "FILE.toml"),
 }
 """Prefix -> the class that makes a suite of what stands behind `prefix:`, and what that is."""
@@ -228,3 +234,57 @@ def _check_tasks(name: str, tasks: object) -> None:
             raise TaskError(
                 f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {got}"
             )
+
+
+_WILD = frozenset("*?[")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether `text` is a glob or an exclusion; else it is one task's id."""
+    return text.startswith("!") or not _WILD.isdisjoint(text)
+
+
+def select_tasks(
+    suite: str, patterns: Iterable[str], among: Sequence[Task] | None = None
+) -> list[Task]:
+    """The tasks of `suite` that `patterns` name; no pattern names all of `among`.
+
+    Globs choose from `among` (default all of the suite); a full id is taken from the whole
+    suite, so that the caller can report why it may not be used. Raises TaskError for a
+    pattern that names nothing, with the closest id, and if the exclusions leave nothing.
+    """
+    everyone = list(load_suite(suite).tasks.values())
+    known = everyone if among is None else list(among)
+    wanted = list(patterns)
+    chosen: dict[str, Task] = {}
+    for pattern in wanted:
+        if not pattern.startswith("!"):
+            chosen |= {task.id: task for task in _named(suite, pattern, known, everyone)}
+    if all(pattern.startswith("!") for pattern in wanted):
+        chosen = {task.id: task for task in known}
+    for pattern in wanted:
+        if pattern.startswith("!"):
+            for task in _named(suite, pattern[1:], everyone, everyone):
+                chosen.pop(task.id, None)
+    if wanted and not chosen:
+        raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted)}")
+    return list(chosen.values())
+
+
+def _named(suite: str, pattern: str, known: Sequence[Task], everyone: Sequence[Task]) -> list[Task]:
+    if not is_pattern(pattern):
+        return [find_task(suite, pattern)]
+    found = [task for task in known if fnmatchcase(task.id, pattern)]
+    if found:
+        return found
+    others = [task for task in everyone if fnmatchcase(task.id, pattern)]
+    if others:
+        raise TaskError(
+            f"{pattern!r} names only tasks of suite {suite} that do not belong here, "
+            f"e.g. {others[0].id!r}; they are of the other split"
+        )
+    ids = [task.id for task in everyone]
+    rooted = f"{ids[0].partition('/')[0]}/{pattern}" if ids else pattern
+    near = [rooted] if any(fnmatchcase(each, rooted) for each in ids) else []
+    hint = did_you_mean(pattern, near or ids) or (f"; did you mean {rooted!r}?" if near else "")
+    raise TaskError(f"suite {suite} has no task like {pattern!r}{hint}")

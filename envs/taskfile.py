@@ -5,25 +5,28 @@
     load_tasks     a folder of files -> the good ones by id, and an error for each other one
     read_task      one decoded file
     read_ids       a list of ids from a file, such as OSWorld's test_all.json
+    METRICS        functions of checks that need only the standard library, by the name that `func` gives
+    claimed        the verdict that the policy's last action decides by itself
+    joined, graded the score of several checks together, and its verdict
 
 The schema is OSWorld's (desktop_env/desktop_env.py, evaluation_examples/examples). Its `func`,
 `result`, `expected` and `options` are each one value or lists in step; here they are one `Check` for
 each function. The environment defines the types of set-up steps, getters and functions; nothing is
-run here. Unknown fields are kept in `extra`.
+run here. METRICS, joined and graded do as OSWorld (desktop_env.py, evaluators/metrics). Unknown fields are kept in `extra`.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
 from bus.errors import ActionError, TaskError
-from envs.actions import Action, action_from_dict
-from envs.base import Split
+from envs.actions import Action, Fail, action_from_dict
+from envs.base import Split, Verdict
 
 Conjunction = Literal["and", "or"]
 
@@ -328,3 +331,65 @@ def _object(path: Path, where: str, value: object) -> Mapping[str, Any]:
 
 def _refuse(path: Path, where: str, cure: str) -> NoReturn:
     raise TaskError(f"{path}: {where} {cure}")
+
+
+Metric = Callable[[Any, Mapping[str, Any]], float]
+
+
+def exact_match(result: object, rules: Mapping[str, Any]) -> float:
+    """The result is what is expected, to the last blank and line end."""
+    return float(result == rules["expected"])
+
+
+def match_in_list(result: object, rules: Mapping[str, Any]) -> float:
+    """The result is one of those expected."""
+    return float(result in rules["expected"])
+
+
+def check_include_exclude(result: str | None, rules: Mapping[str, Any]) -> float:
+    """The result holds every text of `include` and none of `exclude`."""
+    if result is None:
+        return 0.0
+    included = all(text in result for text in rules.get("include", []))
+    return float(included and not any(text in result for text in rules.get("exclude", [])))
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.__name__: metric for metric in (exact_match, match_in_list, check_include_exclude)
+}
+
+
+def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
+    """The verdict where `last` decides: `fail` passes what cannot be done, and fails all else.
+
+    Also that of a task without an evaluator, which has none.
+    """
+    if evaluator.missing:
+        return Verdict("invalid", "the task has no evaluator; a judge can decide: set [env.judge]")
+    if evaluator.infeasible:
+        if isinstance(last, Fail):
+            return Verdict("pass", "the task cannot be done, and the policy said so")
+        return Verdict("fail", "the task cannot be done, and the policy did not say so")
+    if isinstance(last, Fail):
+        return Verdict("fail", "the policy said that the task cannot be done")
+    return None
+
+
+def joined(scores: Iterable[float], conj: Conjunction) -> float:
+    """The score of checks [C] together, evaluated in turn only as far as needed.
+
+    As OSWorld joins them: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest.
+    """
+    seen = []
+    for score in scores:
+        if conj == "and" and score == 0.0:
+            return 0.0
+        if conj == "or" and score == 1.0:
+            return 1.0
+        seen.append(score)
+    return sum(seen) / len(seen) if conj == "and" else max(seen)
+
+
+def graded(score: float, reason: str) -> Verdict:
+    """The score is the reward, held within [0, 1], and passes where it is 1."""
+    return Verdict.scored(min(max(score, 0.0), 1.0), reason)

@@ -41,7 +41,7 @@ from dart_cli.policy.prompt import PromptRenderer
 from envs.actions import Click
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.suites import RecallSuite
-from envs.embedded.tasks.recall import RecallScene
+from envs.embedded.tasks.mini import RecallScene
 from scripts import tiny_model as tiny
 
 MOST_SCREENS = 7

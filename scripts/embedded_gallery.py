@@ -16,9 +16,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envs.actions import Done
-from envs.embedded.apps.suite import AppsSuite
 from envs.embedded.env import EmbeddedEnv
-from envs.embedded.suites import DeskSuite, MiniSuite
+from envs.embedded.suites import AppsSuite, DeskSuite, MiniSuite
 
 EmbeddedSuite = MiniSuite | DeskSuite | AppsSuite
 SUITES: tuple[EmbeddedSuite, ...] = (MiniSuite(), DeskSuite(), AppsSuite())

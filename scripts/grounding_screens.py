@@ -14,25 +14,24 @@ from PIL import Image
 
 from envs.base import Observation
 from envs.embedded.app import App
-from envs.embedded.draw import Canvas, Rect
+from envs.embedded.draw import Canvas, Rect, encode, to_image
 from envs.embedded.phrases import INSTRUCTIONS, phrases
-from envs.embedded.png import encode, to_image
 from envs.embedded.suites import MiniSuite
-from envs.embedded.tasks import mini, mini_forms, mini_navigation
+from envs.embedded.tasks import mini, mini_scenes
 from envs.embedded.theme import COLOURS, THEMES
 from envs.embedded.widgets import Ui
 from envs.screenshots import MEDIA_TYPES
 
 _SCENES: dict[str, Callable[..., mini.MiniScene]] = {
     "buttons": mini.ClickScene,
-    "menus": mini_navigation.MenuScene,
-    "pages": mini_navigation.PageScene,
-    "tabs": mini_navigation.TabsScene,
-    "rows": mini_navigation.ScrollScene,
-    "folders": mini_navigation.FolderScene,
-    "boxes": mini_forms.FormScene,
-    "choices": mini_forms.DropdownScene,
-    "files": mini_forms.DeleteScene,
+    "menus": mini_scenes.MenuScene,
+    "pages": mini_scenes.PageScene,
+    "tabs": mini_scenes.TabsScene,
+    "rows": mini_scenes.ScrollScene,
+    "folders": mini_scenes.FolderScene,
+    "boxes": mini_scenes.FormScene,
+    "choices": mini_scenes.DropdownScene,
+    "files": mini_scenes.DeleteScene,
 }
 _WEIGHTS = (2, 3, 3, 2, 2, 2, 3, 5, 2)  # so that no instruction is much rarer than the others
 _POPUP_SHARE = 0.12  # of the screens have a pop-up on top
@@ -114,9 +113,9 @@ KINDS: tuple[str, ...] = ("dialog", "menu", "list", *_SCENES)
 
 def _done(scene: mini.MiniScene) -> set[str]:
     """Instructions whose widget is already in the wanted state."""
-    if isinstance(scene, mini_forms.FormScene):
+    if isinstance(scene, mini_scenes.FormScene):
         return {scene.phrase.format(colour=colour) for colour in scene.ticked}
-    if isinstance(scene, mini_forms.DeleteScene) and scene.selected is not None:
+    if isinstance(scene, mini_scenes.DeleteScene) and scene.selected is not None:
         return {scene.phrase.format(colour=scene.selected)}
     return set()
 
@@ -139,5 +138,5 @@ def _on_top(scene: mini.MiniScene, name: str) -> str:
     if scene.popup_open or scene.pending is not None:
         return "dialog"
     if scene.overlay() is not None:
-        return "menu" if isinstance(scene, mini_navigation.MenuScene) else "list"
+        return "menu" if isinstance(scene, mini_scenes.MenuScene) else "list"
     return name

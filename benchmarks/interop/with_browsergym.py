@@ -21,8 +21,7 @@ from PIL import Image
 from benchmarks.interop.parts import Adapter, Asked, Played, Result, compared
 from bus.errors import EnvError
 from envs.actions import Action, Click, Type
-from envs.browsergym.interpreter import need_interpreter
-from envs.browsergym.tasks import benchmark_of
+from envs.browsergym.tasks import benchmark_of, need_interpreter
 from envs.child_program import ChildProgram
 from envs.miniwob.env import find_pages
 from envs.miniwob.process import find_chromium

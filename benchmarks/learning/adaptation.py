@@ -32,7 +32,7 @@ from benchmarks.learning.curation_arms import GRPO, Arm
 from benchmarks.learning.curation_study import Study, play_run
 from benchmarks.learning.study import Cell, Result, call, dart, overrides
 from bus.errors import UserError
-from envs.selection import select_tasks
+from envs.registry import select_tasks
 
 EQUAL = ("q", "random")
 TUNED = (*EQUAL, "all")

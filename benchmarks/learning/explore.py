@@ -62,8 +62,7 @@ from dart_cli.explore.explorer import Exploration, Plan, StartPoint
 from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import open_graph
 from dart_cli.explore.run import with_tree
-from envs.registry import check_parts
-from envs.selection import select_tasks
+from envs.registry import check_parts, select_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = ("q", "random", "count", "recency")

@@ -20,7 +20,7 @@ from random import Random
 
 from PIL import Image, ImageOps
 
-from envs.embedded.png import END, chunk, head
+from envs.embedded.draw import END, chunk, head
 from envs.embedded.suites import DeskSuite
 
 SCENES = 16

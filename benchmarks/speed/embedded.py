@@ -32,8 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from envs.actions import Done
 from envs.embedded.app import App
-from envs.embedded.draw import Canvas, Rect, font
-from envs.embedded.png import encode
+from envs.embedded.draw import Canvas, Rect, encode, font
 from envs.embedded.suites import DeskSuite, MiniSuite
 from envs.embedded.theme import DESK_THEMES, Colour, blend
 from envs.embedded.widgets import Ui

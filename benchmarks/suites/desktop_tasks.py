@@ -36,8 +36,8 @@ from bus.messages import Outcome
 from envs.base import Verdict
 from envs.desktop.env import DesktopEnv
 from envs.desktop.keeper import descendants
+from envs.desktop.screen import children
 from envs.desktop.suite import DesktopSuite
-from envs.desktop.ticks import children
 from envs.registry import load_suite
 
 PROGRESS_S = 60.0

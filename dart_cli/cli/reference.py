@@ -2,7 +2,7 @@
 
 cli_reference  every verb with its arguments and options, as Markdown
 write_pages    writes it, the reference of every key (config/template.py), and the table of actions in
-               docs/environments/index.md (envs/action_table.py)
+               docs/environments/index.md (envs/actions.py)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 
 from dart_cli.cli.main import app
 from dart_cli.config.template import config_reference
-from envs.action_table import with_table
+from envs.actions import with_table
 
 
 def cli_reference() -> str:

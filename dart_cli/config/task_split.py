@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from dart_cli.config.schema import Config
 from envs.base import Task
-from envs.registry import tasks_of
-from envs.selection import select_tasks
+from envs.registry import select_tasks, tasks_of
 
 
 def heldout_tasks(config: Config) -> list[Task]:

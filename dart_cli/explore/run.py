@@ -36,8 +36,7 @@ from dart_cli.runtime.role import end_with_parent
 from dart_cli.runtime.tables import page_table
 from envs.base import Task
 from envs.elements import Explorable
-from envs.registry import check_options, check_parts, load_suite, make_env
-from envs.selection import select_tasks
+from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
 INTERRUPTED = 130
 SHOWN = 6  # words of the deny list, where it is not asked for

@@ -1,4 +1,7 @@
-"""AndroidEnv: plays task files on a device over adb. Experimental.
+"""Suite `android`: task files played on devices over adb. Experimental.
+
+AndroidEnv     plays them on one device
+AndroidSuite   a folder of task files; the one that ships, tasks/, holds a few that any recent Android can play
 
 Set-up steps and evaluators are commands of the device's shell (`settings`, `dumpsys`, `am`). A
 device is not a virtual machine: unless `snapshot` names an emulator's, the changes of an episode
@@ -10,19 +13,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bus.errors import EnvError, TaskError
 from envs.actions import Action, Answer, Done, Fail, Type, Wait
 from envs.android.actions import Finger, finger_after, lift, scripts_of, unwritten
-from envs.android.adb import AdbTransport, find_adb
-from envs.android.view_tree import focus_of, nodes_of, read_views
-from envs.base import Observation, Verdict, task_of
+from envs.android.adb import AdbTransport, find_adb, focus_of, nodes_of, read_views
+from envs.base import Observation, Task, Verdict, task_of
 from envs.elements import Element, Node, ScreenState, elements_of, state_of
-from envs.metrics import METRICS, claimed, graded, joined
-from envs.options import ImageEncoding, ResourcePool
+from envs.options import ImageEncoding, Pause, ResourcePool, Seconds, SharedPools, checked
 from envs.screenshots import observe
-from envs.taskfile import Check, Evaluator, Getter, SetupStep, TaskFile
+from envs.taskfile import (
+    METRICS,
+    Check,
+    Evaluator,
+    Getter,
+    SetupStep,
+    TaskFile,
+    claimed,
+    graded,
+    joined,
+    load_tasks,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -250,3 +263,67 @@ def _score(check: Check, device: AdbTransport) -> float:
 def _seen(getter: Getter, device: AdbTransport) -> str:
     """The command's output, without surrounding white space."""
     return device.shell(getter.parameters["command"]).strip()
+
+
+class AndroidSuite:
+    """Task files of one folder, played on devices."""
+
+    def __init__(self, folder: str | Path = "", *, name: str = "android") -> None:
+        self.name = name
+        loaded = load_tasks(Path(folder) if folder else Path(__file__).parent / "tasks")
+        errors = list(loaded.errors)
+        self._files = {}
+        for file in loaded.tasks.values():
+            try:
+                check_file(file)
+                self._files[f"{name}/{file.id}"] = file
+            except TaskError as error:
+                errors.append(error)
+        for each in errors:
+            logger.error("left out: %s", each)
+        self.tasks: Mapping[str, Task] = {
+            task_id: Task(
+                task_id,
+                name,
+                file.instruction,
+                max_steps=file.max_steps,
+                split=file.split,
+                feasible=not file.evaluator.infeasible,
+                evaluated=not file.evaluator.missing,
+            )
+            for task_id, file in self._files.items()
+        }
+        self._serials = SharedPools[str]("serial", str)
+
+    @checked
+    def make_env(
+        self,
+        *,
+        serial: str | list[str] = "",
+        adb: str = "",
+        snapshot: str = "",
+        pause_s: Pause = 1.0,
+        encoding: ImageEncoding = "png",
+        deadline_s: Seconds = 30.0,
+    ) -> AndroidEnv:
+        """An environment with a device of its own, which the first reset asks for.
+
+        `serial` names the device as `adb devices` does (a list: one for each slot; empty: the only
+        one there is), `adb` the program, `snapshot` the emulator's snapshot that each reset restores.
+        `pause_s` is the time a device gets to react to an action, `deadline_s` the longest time of
+        one command. Raises TaskError.
+        """
+        return AndroidEnv(
+            self.name,
+            self._files,
+            adb,
+            self._serials.of(serial),
+            snapshot=snapshot,
+            pause_s=pause_s,
+            encoding=encoding,
+            deadline_s=deadline_s,
+        )
+
+    def check_parts(self, *, adb: str = "", **_: object) -> None:
+        """Raise MissingPartError where adb is not installed."""
+        find_adb(adb)

@@ -3,10 +3,13 @@
 The reward of a task is BrowserGym's own, told after each step. A page that hangs, a browser that dies and a
 task that cannot be set up raise EnvError: the process is killed with its browser, and the next reset has a
 new one.
+
+An instruction is text, so images of a goal come below the first screenshot (with_images).
 """
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from PIL import Image, UnidentifiedImageError
+
 from bus.errors import EnvError
 from envs.actions import Action, Answer, Done, Fail, Goto, Wait
 from envs.base import Observation, ObservedKind, Task, Verdict
 from envs.browsergym.calls import CallWriter
-from envs.browsergym.goal import with_images
-from envs.browsergym.interpreter import need_interpreter
-from envs.browsergym.tasks import benchmark_of, source
+from envs.browsergym.tasks import benchmark_of, need_interpreter, source
 from envs.child_program import ChildProgram
 from envs.miniwob.process import find_chromium, make_profile, remove_profile, remove_stale_profiles
 from envs.observed import MOST_CHARS, Widget, bounded, outline
@@ -207,3 +210,40 @@ def _meets(box: tuple[int, int, int, int] | None, width: int, height: int) -> bo
         return False
     left, top, wide, high = box
     return left < width and top < height and left + wide > 0 and top + high > 0
+
+
+GAP = 8  # pixels around each image
+MOST_PIXELS = 50_000_000  # of one image of a goal
+_BACKGROUND = "white"
+
+
+def with_images(screenshot: bytes, images: Sequence[bytes]) -> bytes:
+    """A PNG: the screenshot as it is, and below it the images side by side, in half its height.
+
+    A point of the page keeps its numbers; one below it hits nothing. Raises EnvError for an image that
+    cannot be read.
+    """
+    screen = Image.open(io.BytesIO(screenshot)).convert("RGB")
+    strip = screen.height // 2
+    width = (screen.width - GAP) // len(images) - GAP
+    if width < 1 or strip <= 2 * GAP:
+        raise EnvError(f"{len(images)} images of a goal do not fit below {screen.size} pixels")
+    whole = Image.new("RGB", (screen.width, screen.height + strip), _BACKGROUND)
+    whole.paste(screen)
+    for index, encoded in enumerate(images):
+        image = _read(encoded)
+        image.thumbnail((width, strip - 2 * GAP))
+        whole.paste(image, (GAP + index * (width + GAP), screen.height + GAP))
+    png = io.BytesIO()
+    whole.save(png, "PNG")
+    return png.getvalue()
+
+
+def _read(encoded: bytes) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(encoded))
+        if image.width * image.height > MOST_PIXELS:
+            raise EnvError(f"an image of the goal has {image.width}x{image.height} pixels")
+        return image.convert("RGB")
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise EnvError(f"an image of the goal cannot be read: {error}") from None

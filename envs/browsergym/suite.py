@@ -10,8 +10,16 @@ from typing import Any
 from bus.errors import EnvError, MissingPartError
 from envs.base import ObservedKind, Task, task_of
 from envs.browsergym.env import BrowsergymEnv, GoalImages, Settings
-from envs.browsergym.interpreter import CURE, find_interpreter, need_interpreter
-from envs.browsergym.tasks import benchmark_of, known_tasks, lacking, make_tasks, registered_tasks
+from envs.browsergym.tasks import (
+    CURE,
+    benchmark_of,
+    find_interpreter,
+    known_tasks,
+    lacking,
+    make_tasks,
+    need_interpreter,
+    registered_tasks,
+)
 from envs.miniwob.env import find_pages
 from envs.miniwob.process import find_chromium
 from envs.options import Pause, Seconds, Size, checked

@@ -1,5 +1,6 @@
-"""Which tasks BrowserGym has: what an interpreter registers, and what is known of each benchmark.
+"""Which tasks BrowserGym has, and the interpreter that has BrowserGym, whose pins exclude ours.
 
+find_interpreter  the one that an option, a variable or scripts/setup-browsergym names; CURE makes it
 BENCHMARKS        steps, packages and backends by the first word of an id
 known_tasks       ids of BrowserGym 0.14.3, for a host where no interpreter can be asked
 registered_tasks  ids that an interpreter registers; asked once, then from a cache
@@ -19,8 +20,44 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from bus.errors import MissingPartError
 from envs.base import Task
-from envs.child_program import ChildProgram
+from envs.child_program import ChildProgram, find_named
+
+VARIABLE = "DART_BROWSERGYM_PYTHON"
+FOLDER = ".venv-browsergym"
+CURE = (
+    "scripts/setup-browsergym in dart's folder makes it, or name one in the environment variable "
+    f"{VARIABLE} or in env.options.python"
+)
+
+
+def find_interpreter(named: str = "") -> str:
+    """The interpreter called `named`, else that of the variable, else that of scripts/setup-browsergym.
+
+    An empty text where there is none; raises MissingPartError if one is named and is not there.
+    """
+    for name, how in ((named, "env.options.python"), (os.environ.get(VARIABLE, ""), VARIABLE)):
+        if name:
+            found = find_named(name)
+            if found is None:
+                raise MissingPartError(f"{how}: no interpreter at {name}; {CURE}")
+            return found
+    root = Path(__file__).parents[2]
+    for folder in (Path.cwd(), root):
+        python = folder / FOLDER / "bin" / "python"
+        if python.exists():
+            return str(python)
+    return ""
+
+
+def need_interpreter(named: str = "") -> str:
+    """The same; raises MissingPartError where there is none."""
+    python = find_interpreter(named)
+    if not python:
+        raise MissingPartError(f"BrowserGym needs an interpreter of its own: {CURE}")
+    return python
+
 
 logger = logging.getLogger(__name__)
 

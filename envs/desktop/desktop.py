@@ -38,8 +38,7 @@ from envs.desktop.host_resources import (
     remove_stale_folders,
 )
 from envs.desktop.keeper import DISPLAY_FD, SERVER
-from envs.desktop.screen import Framebuffer
-from envs.desktop.ticks import children, ticks
+from envs.desktop.screen import Framebuffer, children, ticks
 from envs.desktop.x11 import Display, write_authority
 
 logger = logging.getLogger(__name__)

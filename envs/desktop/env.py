@@ -20,15 +20,14 @@ from envs.base import Observation, ObservedKind, Verdict, task_of
 from envs.desktop.accessibility import outline_of, read_widgets
 from envs.desktop.desktop import Desktop, Settings
 from envs.desktop.draws import draw, fill
+from envs.desktop.getters import judge
 from envs.desktop.host_resources import DesktopNumber, find_programs
-from envs.desktop.judge import judge
-from envs.desktop.needs import needs_widgets
 from envs.desktop.screen import encode
 from envs.desktop.session import PROGRAMS, DesktopSession, check_step
+from envs.desktop.suite import needs_widgets
 from envs.elements import Element, ScreenState
-from envs.metrics import claimed
 from envs.options import ImageEncoding
-from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile
+from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile, claimed
 
 logger = logging.getLogger(__name__)
 

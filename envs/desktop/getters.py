@@ -1,22 +1,29 @@
-"""Where an evaluator's values come from: files, settings, the clipboard, widgets, an answer.
+"""How a task is judged: where an evaluator's values come from, its functions, and the verdict.
 
-    GETTERS    type of `result` or `expected` -> function that gets the value
-    GetterContext      what getters may look at
+    GETTERS        type of `result` or `expected` -> function that gets the value
+    GetterContext  what getters may look at
+    read_paragraphs, read_cells   OpenDocument files: texts of a document, values or formulas of a sheet
+    METRICS        name -> function(result, expected, **options) -> bool; OSWorld's names where it has such one
+    judge          all checks of a task -> a verdict
 
 A file that does not exist, or that its library cannot read, is None: the policy caused it, and it
-fails. Any other error is raised, and makes the episode invalid.
+fails. Any other error is raised, and makes the episode invalid. OpenDocument is read as in the standard
+(1.3, part 3), with the zip and XML of the standard library.
 """
 
 from __future__ import annotations
 
 import configparser
+import math
+import re
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import docx
 import openpyxl
@@ -27,8 +34,9 @@ from PIL import Image
 from pptx.exc import PackageNotFoundError as NoSlidesError
 
 from bus.errors import TaskError
+from envs.base import Verdict
 from envs.desktop.files import inside
-from envs.desktop.odf import read_cells, read_paragraphs
+from envs.taskfile import Check, Evaluator
 
 MOST_BYTES = 32 << 20  # of a file that is judged
 
@@ -257,3 +265,208 @@ def _small(scene: GetterContext, path: str) -> Path:
     if place.stat().st_size > MOST_BYTES:
         raise OSError(f"{path} is larger than {MOST_BYTES} bytes")
     return place
+
+
+MOST_UNPACKED = 64 << 20  # bytes of a file's content
+MOST_CELLS = 1 << 20  # of a row; LibreOffice has 16,384 columns
+
+CellValue = str | float | bool | None
+
+_SPACE = "urn:oasis:names:tc:opendocument:xmlns"
+_NAME = re.compile(r"([A-Z]{1,3})([1-9]\d{0,6})")
+
+
+def _tag(space: str, name: str) -> str:
+    """A tag or attribute as ElementTree names it."""
+    return f"{{{_SPACE}:{space}:1.0}}{name}"
+
+
+_BLOCKS = (_tag("text", "p"), _tag("text", "h"))
+_CELLS = (_tag("table", "table-cell"), _tag("table", "covered-table-cell"))
+
+
+def read_paragraphs(path: Path) -> list[str]:
+    """Texts of all paragraphs and headings, in order."""
+    body = _body(path, "text")
+    deleted = {each for old in body.iter(_tag("text", "tracked-changes")) for each in old.iter()}
+    return [_text(each) for each in body.iter() if each.tag in _BLOCKS and each not in deleted]
+
+
+def read_cells(
+    path: Path, names: Sequence[str], sheet: str = "", *, formulas: bool
+) -> list[CellValue]:
+    """Values of cells by name (B6), or their formulas; of the first sheet if none is named."""
+    tables = {
+        table.get(_tag("table", "name"), ""): table
+        for table in _body(path, "spreadsheet").findall(_tag("table", "table"))
+    }
+    table = tables[sheet or next(iter(tables), sheet)]
+    wanted = [_place(name) for name in names]
+    found = _find(table, {row for row, _ in wanted})
+    return [_value(found.get(place), formulas) for place in wanted]
+
+
+def _body(path: Path, kind: str) -> ET.Element:
+    """What a file of a kind (text, spreadsheet) holds."""
+    with zipfile.ZipFile(path) as packed:
+        if packed.getinfo("content.xml").file_size > MOST_UNPACKED:
+            raise ValueError(f"{path} holds more than {MOST_UNPACKED} bytes")
+        content = packed.read("content.xml")
+    try:
+        root = ET.fromstring(content)  # noqa: S314 - expat bounds how entities grow
+    except ET.ParseError as error:
+        raise ValueError(f"{path}: {error}") from error
+    body = root.find(f"{_tag('office', 'body')}/{_tag('office', kind)}")
+    if body is None:
+        raise ValueError(f"{path} is not an OpenDocument {kind}")
+    return body
+
+
+def _text(block: ET.Element) -> str:
+    """The text of a paragraph; blanks in a row, tabs and line breaks are elements of their own."""
+
+    def parts(element: ET.Element) -> Iterator[str]:
+        yield element.text or ""
+        for child in element:
+            if child.tag == _tag("text", "s"):
+                yield " " * min(int(child.get(_tag("text", "c"), "1")), MOST_CELLS)
+            elif child.tag == _tag("text", "tab"):
+                yield "\t"
+            elif child.tag == _tag("text", "line-break"):
+                yield "\n"
+            elif child.tag not in _BLOCKS:  # such as those of a note
+                yield from parts(child)
+            yield child.tail or ""
+
+    return "".join(parts(block))
+
+
+def _find(table: ET.Element, rows: set[int]) -> dict[tuple[int, int], ET.Element]:
+    """The cells of some rows by row and column, from 0; equal neighbours are given once."""
+    found = {}
+    top = 0
+    for row in table.iter(_tag("table", "table-row")):
+        below = top + int(row.get(_tag("table", "number-rows-repeated"), "1"))
+        for at in (each for each in rows if top <= each < below):
+            left = 0
+            for cell in (each for each in row if each.tag in _CELLS):
+                count = int(cell.get(_tag("table", "number-columns-repeated"), "1"))
+                for column in range(left, min(left + count, MOST_CELLS)):
+                    found[at, column] = cell
+                left += count
+        top = below
+    return found
+
+
+def _value(cell: ET.Element | None, formulas: bool) -> CellValue:
+    if cell is None:
+        return None
+    formula = cell.get(_tag("table", "formula"))
+    if formulas and formula is not None:
+        return formula.removeprefix("of:")
+    match cell.get(_tag("office", "value-type")):
+        case None:
+            return None
+        case "float" | "percentage" | "currency":
+            return float(cell.get(_tag("office", "value"), "nan"))
+        case "boolean":
+            return cell.get(_tag("office", "boolean-value")) == "true"
+        case _:
+            return "\n".join(_text(each) for each in cell if each.tag in _BLOCKS)
+
+
+def _place(name: str) -> tuple[int, int]:
+    """Row and column of B6, from 0."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is not a cell; write it like B6")
+    column = 0
+    for letter in found[1]:
+        column = 26 * column + ord(letter) - ord("A") + 1
+    return int(found[2]) - 1, column - 1
+
+
+def exact_match(result: Any, expected: Any) -> bool:
+    """Equal; 1 and 1.0 are, "1" and 1 are not."""
+    return bool(result == expected)
+
+
+def same_text(result: Any, expected: Any) -> bool:
+    """Equal texts, ignoring space at line ends and around the whole."""
+    return result is not None and _lines(result) == _lines(expected)
+
+
+def near(result: Any, expected: Any, tolerance: float = 1e-6) -> bool:
+    """Numbers, or lists of them, that differ by no more than `tolerance`."""
+    if isinstance(expected, list):
+        return (
+            isinstance(result, list)
+            and len(result) == len(expected)
+            and all(map(lambda a, b: near(a, b, tolerance), result, expected))
+        )
+    try:
+        number = float(result)
+    except (TypeError, ValueError):
+        return False
+    return math.isclose(number, float(expected), abs_tol=tolerance, rel_tol=0.0)
+
+
+def includes(result: Any, expected: Any) -> bool:
+    """A text, or a list, that holds all of a list."""
+    return result is not None and all(each in result for each in expected)
+
+
+def lacks(result: Any, expected: Any) -> bool:
+    """A text, or a list, that holds nothing of a list."""
+    return result is not None and not any(each in result for each in expected)
+
+
+def has_items(result: Any, expected: Mapping[str, Any]) -> bool:
+    """A list whose items, by their number, have at least these fields: {"0": {"bold": true}}."""
+    return result is not None and all(
+        int(number) < len(result)
+        and all(result[int(number)].get(key) == value for key, value in fields.items())
+        for number, fields in expected.items()
+    )
+
+
+def includes_items(result: Any, expected: Sequence[Mapping[str, Any]]) -> bool:
+    """A list that holds, for each of `expected`, an item with at least these fields."""
+    return result is not None and all(
+        any(fields.items() <= item.items() for item in result) for fields in expected
+    )
+
+
+METRICS: Mapping[str, Callable[..., bool]] = {
+    each.__name__: each
+    for each in (exact_match, same_text, near, includes, lacks, has_items, includes_items)
+}
+
+
+def judge(evaluator: Evaluator, scene: GetterContext) -> Verdict:
+    """Pass or fail by the checks. Raises TaskError for a check that cannot be made."""
+    failed = []
+    for number, check in enumerate(evaluator.checks):
+        holds, seen = _holds(check, scene)
+        if holds and evaluator.conj == "or":
+            return Verdict("pass", f"check {number} ({check.func}) holds")
+        if not holds:
+            failed.append(f"check {number} ({check.func}): got {seen}")
+    if failed:
+        return Verdict("fail", "; ".join(failed)[:500])
+    return Verdict("pass", "all checks hold")
+
+
+def _holds(check: Check, scene: GetterContext) -> tuple[bool, str]:
+    """Whether a check holds, and the value it saw."""
+    if check.func not in METRICS:
+        raise TaskError(f"no function {check.func!r}; there are {', '.join(sorted(METRICS))}")
+    result, expected = (
+        None if getter is None else get(scene, getter.type, getter.parameters)
+        for getter in (check.result, check.expected)
+    )
+    return METRICS[check.func](result, expected, **check.options), repr(result)[:200]
+
+
+def _lines(text: Any) -> list[str]:
+    return [line.rstrip() for line in str(text).strip().splitlines()]

@@ -1,12 +1,14 @@
 """Suite `desktop`: its task files, its options, and what must be installed.
 
-Nothing here needs the packages of the extra `desktop`: tasks can be listed without them.
+Nothing here needs the packages of the extra `desktop`: tasks can be listed without them. Tasks have optional
+requirements of their own: GIMP, or the accessibility tree (missing_packages).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,22 +17,21 @@ from pydantic import Field
 
 from bus.errors import MissingPartError, TaskError
 from envs.base import GuiEnv, ObservedKind, Task
-from envs.desktop.accessibility import PACKAGES as APT_PACKAGES
-from envs.desktop.accessibility import has_accessibility
-from envs.desktop.needs import missing_packages
+from envs.desktop.accessibility import PACKAGES, has_accessibility
+from envs.desktop.host_resources import PATH
 from envs.options import ImageEncoding, Seconds, Size, checked
-from envs.taskfile import load_tasks
+from envs.taskfile import TaskFile, load_tasks
 
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "tasks"
-PACKAGES = ("Xlib", "docx", "openpyxl", "pptx")
+PYTHON_PACKAGES = ("Xlib", "docx", "openpyxl", "pptx")
 
 
 class DesktopSuite:
     """Tasks of a folder of task files; a malformed one is logged and left out.
 
-    Tasks that need an optional part that is not installed are left out (envs/desktop/needs.py).
+    Tasks that need an optional part that is not installed are left out (envs/desktop/suite.py).
     """
 
     name = "desktop"
@@ -110,13 +111,37 @@ class DesktopSuite:
         find_programs(PROGRAMS)
         if observe and not has_accessibility():
             raise MissingPartError(
-                f'env.observe = "accessibility" needs the packages: apt install {APT_PACKAGES}'
+                f'env.observe = "accessibility" needs the packages: apt install {PACKAGES}'
             )
 
 
 def _check_packages() -> None:
     """Raise MissingPartError where a Python package is not installed."""
-    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+    if any(importlib.util.find_spec(package) is None for package in PYTHON_PACKAGES):
         raise MissingPartError(
             "packages of suite desktop are not installed: pip install -e '.[desktop]' in dart's folder"
         )
+
+
+APPLICATIONS = ("gimp",)
+"""Optional ones: `snapshot` of their tasks, program and apt package alike."""
+
+
+def needs_widgets(task: TaskFile) -> bool:
+    """Whether an evaluator reads the accessibility tree."""
+    return any(
+        check.result is not None and check.result.type == "accessibility_tree"
+        for check in task.evaluator.checks
+    )
+
+
+def missing_packages(task: TaskFile) -> list[str]:
+    """The packages to install, [] if none."""
+    missing = [
+        name
+        for name in APPLICATIONS
+        if task.snapshot == name and shutil.which(name, path=PATH) is None
+    ]
+    if needs_widgets(task) and not has_accessibility():
+        missing.append(PACKAGES)
+    return missing

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from envs.embedded.app import Layer
-from envs.embedded.controls import Button
+from envs.embedded.controls import BAR, Button, ScrollView
 from envs.embedded.draw import Canvas, Rect, fit_text, line_height, text_width
-from envs.embedded.scrolling import BAR, ScrollView
 from envs.embedded.widgets import (
     Clickable,
     EventHandler,

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from functools import partial
 
 from envs.base import Split, Task
+from envs.embedded.apps import centre, mail, shop
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.scene import SceneFactory
 from envs.embedded.tasks import (
     files,
     forms,
     mini,
-    mini_forms,
-    mini_navigation,
+    mini_scenes,
     panels,
-    recall,
     settings,
     small,
 )
@@ -29,14 +28,14 @@ from envs.options import Count, ImageEncoding, Size, checked
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),
-    "menu": (mini_navigation.MenuScene, 2),
-    "page": (mini_navigation.PageScene, 3),
-    "tabs": (mini_navigation.TabsScene, 2),
-    "scroll": (mini_navigation.ScrollScene, 3),
-    "folder": (mini_navigation.FolderScene, 2),
-    "form": (mini_forms.FormScene, 2),
-    "dropdown": (mini_forms.DropdownScene, 2),
-    "delete": (mini_forms.DeleteScene, 2),
+    "menu": (mini_scenes.MenuScene, 2),
+    "page": (mini_scenes.PageScene, 3),
+    "tabs": (mini_scenes.TabsScene, 2),
+    "scroll": (mini_scenes.ScrollScene, 3),
+    "folder": (mini_scenes.FolderScene, 2),
+    "form": (mini_scenes.FormScene, 2),
+    "dropdown": (mini_scenes.DropdownScene, 2),
+    "delete": (mini_scenes.DeleteScene, 2),
 }
 """Where the target is -> scene, and the most steps it takes to reach it."""
 
@@ -150,14 +149,14 @@ class RecallSuite(MiniSuite):
 
     def __init__(self) -> None:
         self.scenes: Mapping[str, SceneFactory] = {
-            f"{self.name}/{lag}": partial(recall.RecallScene, lag=lag) for lag in self.lags
+            f"{self.name}/{lag}": partial(mini.RecallScene, lag=lag) for lag in self.lags
         }
         self.tasks: Mapping[str, Task] = {
             f"{self.name}/{lag}": Task(
                 f"{self.name}/{lag}",
                 self.name,
-                recall.RecallScene.phrase,
-                max_steps=recall.MOST_BEFORE + lag + 1 + SLACK,
+                mini.RecallScene.phrase,
+                max_steps=mini.MOST_BEFORE + lag + 1 + SLACK,
                 tier=lag + 1,
             )
             for lag in self.lags
@@ -220,6 +219,78 @@ class DeskSuite:
                 split=split,
             )
             for kind, (_, steps, split) in _DESK.items()
+        }
+
+    @checked
+    def make_env(
+        self,
+        *,
+        size: Size = size,
+        encoding: ImageEncoding = "png",
+        slack: Count = DESK_SLACK,
+    ) -> EmbeddedEnv:
+        """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
+        return EmbeddedEnv(
+            self.name,
+            self.tasks,
+            self.scenes,
+            size=size,
+            design=self.size,
+            max_scale=1.6,
+            encoding=encoding,
+            slack=slack,
+            themes=DESK_THEMES,
+        )
+
+
+APPS: dict[str, tuple[SceneFactory, int, Split]] = {
+    "mail-star": (mail.StarScene, 3, "train"),
+    "mail-archive": (mail.ArchiveScene, 3, "train"),
+    "mail-delete": (mail.DeleteMailScene, 5, "train"),
+    "mail-write": (mail.WriteScene, 7, "train"),
+    "mail-reply": (mail.ReplyScene, 6, "train"),
+    "mail-setting": (mail.MailSettingScene, 6, "train"),
+    "mail-restore": (mail.RestoreScene, 4, "heldout"),
+    "mail-empty": (mail.EmptyTrashScene, 4, "heldout"),
+    "shop-add": (shop.AddScene, 4, "train"),
+    "shop-wish": (shop.WishScene, 4, "train"),
+    "shop-take": (shop.TakeScene, 3, "train"),
+    "shop-count": (shop.CountScene, 6, "train"),
+    "shop-newsletter": (shop.NewsletterScene, 4, "train"),
+    "shop-cancel": (shop.CancelScene, 5, "heldout"),
+    "shop-order": (shop.OrderScene, 10, "heldout"),
+    "centre-connect": (centre.ConnectScene, 4, "train"),
+    "centre-panel": (centre.PanelScene, 4, "train"),
+    "centre-right": (centre.RightScene, 5, "train"),
+    "centre-remove": (centre.RemoveScene, 5, "train"),
+    "centre-user": (centre.AddUserScene, 5, "train"),
+    "centre-role": (centre.RoleScene, 5, "heldout"),
+    "centre-forget": (centre.ForgetScene, 5, "heldout"),
+}
+"""Template -> scene, the most steps that its shortest solution takes, split."""
+
+
+class AppsSuite:
+    """A mail client, a shop and a settings centre: many screens each, for tasks and for exploring."""
+
+    name = "apps"
+    size = DeskSuite.size
+
+    def __init__(self) -> None:
+        self.scenes: Mapping[str, SceneFactory] = {
+            f"{self.name}/{kind}": scene for kind, (scene, _, _) in APPS.items()
+        }
+        self.tasks: Mapping[str, Task] = {
+            f"{self.name}/{kind}": Task(
+                f"{self.name}/{kind}",
+                self.name,
+                "{instruction}",
+                max_steps=steps + DESK_SLACK,
+                tier=steps,
+                split=split,
+                params={"application": kind.partition("-")[0]},
+            )
+            for kind, (_, steps, split) in APPS.items()
         }
 
     @checked

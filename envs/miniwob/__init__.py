@@ -7,6 +7,5 @@ cdp       the Chrome DevTools Protocol over a pipe
 process   the Chromium process
 inputs    GUI actions as protocol commands
 page.js   clock, random numbers and drawing of a page, under our control
-tree      the page as nodes for an explorer, read by elements.js
-oracle    the next action of a solution, by the solvers of oracle*.js
+oracle    the next action of a solution, by the solvers of oracle*.js; the page as nodes, read by elements.js
 """

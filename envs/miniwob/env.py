@@ -22,10 +22,9 @@ from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Task, Verdict, task_of
 from envs.elements import Element, ScreenState, elements_of, state_of
 from envs.miniwob.browser import HEIGHT, SETTLE_MS, WIDTH, BrowserHost, TaskPage
-from envs.miniwob.oracle import Oracle, PageWidget
+from envs.miniwob.oracle import Oracle, PageWidget, read_page, route_of
 from envs.miniwob.process import find_chromium
 from envs.miniwob.tasks import FIRST_TEST_SEED, LEFT_OUT, TASKS, Pace
-from envs.miniwob.tree import read_page, route_of
 from envs.options import ImageEncoding, Seconds, checked
 from envs.screenshots import MEDIA_TYPES
 

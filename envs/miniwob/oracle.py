@@ -1,8 +1,8 @@
-"""The scripted oracle: the next action of a task, found in the page's DOM.
+"""What is read of a page's DOM: the next action of a task, and the page as nodes for an explorer.
 
 oracle.js, oracle_drawing.js and oracle_forms.js hold one solver for each task that has one. A solver
 reads the present state of the page and returns the next action of a solution, in CSS pixels; it keeps
-no state of its own, so that it continues from any state a policy has left.
+no state of its own, so that it continues from any state a policy has left. elements.js reads the tree.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from bus.errors import ActionError, EnvError, NoOracleError
 from envs.actions import Action, action_from_dict
 from envs.base import Task
+from envs.elements import Node
 from envs.miniwob.browser import TaskPage
 
 
@@ -78,3 +79,41 @@ def _scaled(action: dict[str, Any], scale: float) -> dict[str, Any]:
     if "path" in scaled:
         scaled["path"] = [[round(x * scale), round(y * scale)] for x, y in scaled["path"]]
     return scaled
+
+
+MOST_NODES = 5_000
+"""Nodes of one page that are read, the first ones."""
+
+
+def read_page(page: TaskPage, scale: float) -> Node:
+    """The page's document, without the instruction above it. Raises EnvError."""
+    root = page.evaluate(f"({_tree_script()})({scale:g}, {MOST_NODES})")
+    if not isinstance(root, dict):
+        raise EnvError(f"the page of {page.loaded} has no tree: {root!r}")
+    return _node(root)
+
+
+def route_of(page: TaskPage) -> str:
+    """The document's file, and the part of it that the address names. Raises EnvError."""
+    address = page.evaluate("[location.pathname.split('/').pop(), location.hash]")
+    name, part = (str(each) for each in address)
+    return name.removesuffix(".html") + (part if len(part) > 1 else "")
+
+
+def _node(found: dict[str, Any]) -> Node:
+    left_top_right_bottom = found["box"]
+    return Node(
+        role=found["role"],
+        name=found["name"],
+        box=None if left_top_right_bottom is None else tuple(left_top_right_bottom),
+        actions=tuple(found["acts"]),
+        children=[_node(each) for each in found["below"]],
+        enabled=found["enabled"],
+        current=found["current"],
+    )
+
+
+@lru_cache(maxsize=1)
+def _tree_script() -> str:
+    """An expression: the function that reads the tree."""
+    return files("envs.miniwob").joinpath("elements.js").read_text(encoding="utf-8").strip()

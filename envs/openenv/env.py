@@ -1,4 +1,7 @@
-"""OpenenvEnv: plays tasks of a profile in a session at an OpenEnv server.
+"""Suite `openenv:PROFILE`: tasks of a profile, played in sessions at OpenEnv servers.
+
+OpenenvEnv     plays them in one session
+OpenenvSuite   the tasks of one profile
 
 A session is kept over episodes: a reset begins anew in it. Where its server restarted, the next reset finds
 another server, or the same once it answers.
@@ -6,18 +9,31 @@ another server, or the same once it answers.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
-from bus.errors import EnvError
+from bus.errors import EnvError, MissingPartError, first_line
 from envs.actions import Action, Answer, Done, Fail, Wait
-from envs.base import Observation, Verdict, task_of
-from envs.openenv.profile import Profile, RewardTable, at
-from envs.openenv.session import CapacityError, ClosedError, Reply, Session
-from envs.remote.address import Access
+from envs.base import Observation, Task, Verdict, task_of
+from envs.openenv.profile import Profile, RewardTable, at, read_profile
+from envs.openenv.session import CapacityError, ClosedError, Reply, Session, import_websockets
+from envs.options import Megabytes, Pause, Seconds, checked
 from envs.remote.images import from_numbers, from_text
-from envs.remote.servers import Retry, SharedServers, UnreachableError, shown
+from envs.remote.servers import (
+    Access,
+    Address,
+    Retry,
+    SharedServers,
+    UnreachableError,
+    read_access,
+    read_addresses,
+    shown,
+)
 
 MOST_SEED = 1 << 31  # environments hand it to generators that take 32 bits
 
@@ -201,3 +217,71 @@ def verdict_of(rewards: Sequence[float], table: RewardTable, *, done: bool) -> V
     if table.pass_from is None:
         return Verdict.scored(share, said)
     return Verdict("pass" if value >= table.pass_from else "fail", said, share)
+
+
+PORT = 8000  # of a server, where its address names none
+_PROBE_S = 10.0
+
+
+class OpenenvSuite:
+    """Tasks that OpenEnv servers play. Raises TaskError for a profile that cannot be used."""
+
+    name = "openenv"
+
+    def __init__(self, profile: str) -> None:
+        self._profile = read_profile(profile, self.name)
+        self.tasks: Mapping[str, Task] = {
+            task_id: task for task_id, (task, _) in self._profile.tasks.items()
+        }
+        self._lock = threading.Lock()
+        self._servers: dict[tuple[Address, ...], SharedServers] = {}
+
+    @checked
+    def make_env(
+        self,
+        *,
+        url: str | list[str] = "",
+        token_env: str = "",
+        ca_file: str = "",
+        connect_s: Pause = 30.0,
+        reset_s: Seconds = 120.0,
+        step_s: Seconds = 60.0,
+        reply_mb: Megabytes = 64.0,
+    ) -> OpenenvEnv:
+        """An environment that opens a session at its first reset.
+
+        `url` is a server's address or a list of them; slots are spread over them. `token_env` names the
+        environment variable with a bearer token, `ca_file` the certificates of a private authority.
+        `connect_s` is how long to wait for a server that is down or full, `reset_s` and `step_s` the longest
+        time of a request, `reply_mb` the most of one answer. Raises TaskError.
+        """
+        addresses = read_addresses(url, PORT)
+        access = read_access(token_env, ca_file, addresses)
+        with self._lock:
+            servers = self._servers.setdefault(addresses, SharedServers(addresses))
+        limits = Limits(reset_s=reset_s, step_s=step_s, connect_s=connect_s, reply_mb=reply_mb)
+        return OpenenvEnv(self._profile, servers, access, limits)
+
+    def check_parts(
+        self, *, url: str | list[str] = "", token_env: str = "", ca_file: str = "", **_: object
+    ) -> None:
+        """Raise MissingPartError where the package websockets is missing, or no server answers."""
+        import_websockets()
+        addresses = read_addresses(url, PORT)
+        access = read_access(token_env, ca_file, addresses)
+        errors = [error for each in addresses if (error := _probe(each, access))]
+        if len(errors) == len(addresses):
+            raise MissingPartError(f"{errors[0]}; start the environment's server")
+
+
+def _probe(address: Address, access: Access) -> str:
+    """Why a server does not answer; empty where it does, even without the route."""
+    where = f"server {address.http}/health"
+    connect = partial(HTTPSConnection, context=access.tls) if address.secure else HTTPConnection
+    try:
+        with closing(connect(address.bare_host, address.port, timeout=_PROBE_S)) as connection:
+            connection.request("GET", f"{address.path}/health", headers=access.headers)
+            status = connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        return f"{where}: no server answers there ({first_line(error)})"
+    return "" if status in (200, 404, 405) else f"{where} answers {status}"

@@ -20,9 +20,8 @@ from types import ModuleType
 from typing import Any
 
 from bus.errors import EnvError, MissingPartError, first_line
-from envs.remote.address import Access, Address
 from envs.remote.images import CutNumbers, cut_numbers
-from envs.remote.servers import UnreachableError, shown
+from envs.remote.servers import Access, Address, UnreachableError, shown
 
 INSTALL = "pip install -e '.[openenv]' in dart's folder"
 CLOSE_S = 2.0

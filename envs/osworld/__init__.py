@@ -2,8 +2,7 @@
 
 suite                suite `osworld`: task files and options
 env                  OsworldEnv, which keeps the GuiEnv contract
-provider             where guests come from
-boot_gate            how many of them boot at once
+provider             where guests come from, and how many boot at once
 container            virtual machines in containers
 guest                the HTTP interface of a guest's server
 accessibility        the guest's accessibility tree as text
@@ -13,7 +12,6 @@ setup                set-up steps
 downloads            files from the web, kept between episodes
 evaluate             the verdict on a guest's state
 evaluator_process    OSWorld's own evaluators, in a process with a deadline
-evaluator_parts      whether they have every function that task files name
 classify             what task files need, from reading them
 evaluator_program    the program of that process
 """

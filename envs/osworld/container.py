@@ -26,7 +26,6 @@ from types import ModuleType
 from typing import Any
 
 from bus.errors import EnvError, MissingPartError
-from envs.osworld.boot_gate import BootGate
 from envs.osworld.guest import (
     CHROMIUM_PORT,
     INSTALL,
@@ -37,6 +36,7 @@ from envs.osworld.guest import (
     Address,
     Guest,
 )
+from envs.osworld.provider import BootGate
 
 logger = logging.getLogger(__name__)
 

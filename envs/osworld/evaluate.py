@@ -22,11 +22,10 @@ from typing import Any
 from bus.errors import EnvError
 from envs.actions import Action
 from envs.base import Verdict, content_hash
-from envs.metrics import METRICS, claimed, graded, joined
 from envs.osworld.downloads import Downloads
 from envs.osworld.guest import Executed, Guest, RefusalError
 from envs.osworld.setup import EpisodeContext, prepare
-from envs.taskfile import Check, Evaluator, Getter, TaskFile
+from envs.taskfile import METRICS, Check, Evaluator, Getter, TaskFile, claimed, graded, joined
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,18 @@ from pydantic import Field
 from bus.errors import MissingPartError, TaskError
 from envs.base import ObservedKind, Task
 from envs.options import ImageEncoding, Pause, Seconds, SharedPools, checked
-from envs.osworld.boot_gate import BootGate
-from envs.osworld.classify import classified
+from envs.osworld.classify import classified, refuse_lacking
 from envs.osworld.container import IMAGE, ContainerProvider, Machine, check_machine, find_engine
 from envs.osworld.downloads import Downloads, default_downloads
 from envs.osworld.env import OsworldEnv, needs_osworld_package
-from envs.osworld.evaluator_parts import refuse_lacking
-from envs.osworld.evaluator_process import CURE, EvaluatorProcess, find_checkout, find_python
+from envs.osworld.evaluator_process import (
+    CURE,
+    EvaluatorProcess,
+    find_checkout,
+    find_python,
+)
 from envs.osworld.guest import Address, import_urllib3, read_address
-from envs.osworld.provider import Provider, Restart, UrlProvider
+from envs.osworld.provider import BootGate, Provider, Restart, UrlProvider
 from envs.taskfile import load_tasks, read_ids
 
 logger = logging.getLogger(__name__)

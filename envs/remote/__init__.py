@@ -1,6 +1,5 @@
 """What environments behind a server share: addresses, access, replies, screenshots.
 
-address   addresses of servers, and what a request carries: TLS, a bearer token
 servers   several addresses, shared out to slots; a server that is down or full is tried again
 images    screenshots in JSON: base64, data URLs, lists of numbers
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from envs.action_table import CLASSES, END, table, with_table
+from envs.actions import CLASSES, END, table, with_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments" / "index.md"
 

@@ -34,7 +34,7 @@ from envs.android.actions import finger_after, scripts_of
 from envs.base import Solvable
 from envs.browsergym.calls import CallWriter
 from envs.miniwob.inputs import PageInput
-from envs.osworld.actions import gestures_of
+from envs.osworld.actions import GuestWriter
 from envs.registry import make_env
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments" / "index.md"
@@ -70,14 +70,15 @@ def table() -> dict[str, dict[str, str]]:
 
 def performed(suite: str, actions: list[Action]) -> list[bool]:
     """Whether each of the actions, in turn, is anything there."""
-    browser, writer, finger, did = PageInput(1.0), CallWriter(), None, []
+    browser, writer, guest = PageInput(1.0), CallWriter(), GuestWriter()
+    finger, did = None, []
     for action in actions:
         if suite == "`miniwob`":
             did.append(bool(browser.commands_of(action)))
         elif suite == "`browsergym`":
             did.append(bool(writer.calls_of(action)))
         elif suite == "`osworld`":
-            did.append(bool(gestures_of(action, SIZE)))
+            did.append(bool(guest.commands_of(action, SIZE)))
         else:
             did.append(bool(scripts_of(action, SIZE, finger, adb_keyboard=False)))
             finger = finger_after(action, SIZE, finger)

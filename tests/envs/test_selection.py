@@ -6,8 +6,7 @@ import pytest
 
 from bus.errors import TaskError
 from envs.base import Task
-from envs.registry import tasks_of
-from envs.selection import select_tasks
+from envs.registry import select_tasks, tasks_of
 
 
 def names(patterns: list[str], among: list[Task] | None = None) -> list[str]:

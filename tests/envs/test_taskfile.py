@@ -11,8 +11,7 @@ import pytest
 
 from bus.errors import TaskError
 from envs.actions import Done, KeyPress
-from envs.metrics import claimed
-from envs.taskfile import Getter, load_tasks, read_ids, read_task
+from envs.taskfile import Getter, claimed, load_tasks, read_ids, read_task
 
 # The shape of OSWorld's evaluation_examples/examples/*/*.json.
 WHOLE: dict[str, Any] = {

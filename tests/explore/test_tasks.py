@@ -23,7 +23,7 @@ from dart_cli.explore.tasks import candidates, make_tasks, replayed
 from envs.actions import Done
 from envs.base import Observation
 from envs.elements import Element
-from envs.explored import suite as explored
+from envs.explored import env as explored
 from envs.explored.tasks import FILE, read_file, write_file
 from envs.registry import load_suite, make_env
 from tests.explore.parts import TASKS, sight, walk

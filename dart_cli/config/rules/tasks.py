@@ -17,10 +17,11 @@ from envs.registry import (
     check_options,
     check_parts,
     find_task,
+    is_pattern,
     load_suite,
     make_env,
+    select_tasks,
 )
-from envs.selection import is_pattern, select_tasks
 
 logger = logging.getLogger(__name__)
 

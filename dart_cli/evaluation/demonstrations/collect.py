@@ -54,8 +54,7 @@ from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.runtime.tables import page_table
 from envs.base import Task, content_hash
-from envs.registry import tasks_of
-from envs.selection import select_tasks
+from envs.registry import select_tasks, tasks_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from bus.errors import UserError
 from dart_cli.runtime.tables import page_table
-from envs.registry import load_suite
-from envs.selection import select_tasks
+from envs.registry import load_suite, select_tasks
 
 
 def run_classify(

@@ -32,8 +32,7 @@ from dart_cli.evaluation.suite_check.findings import Bounds, TaskReport, judge
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.tables import page_table
 from envs.base import Task
-from envs.registry import check_options, check_parts, load_suite, make_env
-from envs.selection import select_tasks
+from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
 _SLOT = re.compile(r"^check/[0-9]+: ")
 """Which environment it was that raised."""

@@ -4,5 +4,4 @@ application   what they share: pages with a way back, a menu bar, questions, the
 mail          a mail client
 shop          a shop
 centre        a settings centre
-suite         suite `apps`: their tasks
 """

@@ -18,9 +18,8 @@ from bus.errors import EnvError
 from envs.actions import Action
 from envs.base import Verdict
 from envs.embedded.app import App, Layer
-from envs.embedded.controls import Button
+from envs.embedded.controls import Button, ListRow, ScrollView
 from envs.embedded.menus import Entry, MenuTitle, dialog
-from envs.embedded.scrolling import ListRow, ScrollView
 from envs.embedded.tasks.desk import DeskScene, compare, finish, reach
 from envs.embedded.widgets import EventHandler, Gap, Label, Panel, Widget, column, row
 

@@ -11,9 +11,8 @@ from typing import Any
 from envs.actions import Action
 from envs.embedded.app import App
 from envs.embedded.apps.application import AppScene, Page, Question, Way, paragraph
-from envs.embedded.controls import Button, NavItem, tabs
+from envs.embedded.controls import Button, ListRow, NavItem, tabs
 from envs.embedded.menus import Entry
-from envs.embedded.scrolling import ListRow
 from envs.embedded.tasks import words
 from envs.embedded.tasks.desk import fill, reach
 from envs.embedded.tasks.specs import Spec, Value, build, fix, other_value, phrase, random_value

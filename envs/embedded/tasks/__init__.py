@@ -1,9 +1,7 @@
 """Task templates: each is a class whose instances are one seeded episode.
 
-mini              what the scenes of suite `mini` share, and its plain buttons
-mini_navigation   scenes behind menus, pages, tabs, scrolling and folders
-mini_forms        check boxes, drop-downs, files to delete
-recall            slide shows with a question about one of their pictures
+mini              what the scenes of suite `mini` share, its plain buttons, and the slide shows of suite `recall`
+mini_scenes       behind menus, pages, tabs, scrolling and folders; check boxes, drop-downs, files to delete
 desk              what the scenes of suite `desk` share
 panels            controls on a panel or on tabs
 forms             log-in, sign-up, an order, a wizard

@@ -11,11 +11,10 @@ from bus.errors import EnvError
 from envs.actions import Action, Click, Done, DoubleClick, KeyPress, Scroll, Type
 from envs.base import Verdict
 from envs.embedded.app import App, Layer
-from envs.embedded.controls import Slider
+from envs.embedded.controls import NOTCH, ScrollView, Slider
 from envs.embedded.draw import Rect
 from envs.embedded.menus import Combo
 from envs.embedded.scene import NOT_YET, REACHED, Scene
-from envs.embedded.scrolling import NOTCH, ScrollView
 from envs.embedded.textfield import TextField
 from envs.embedded.widgets import EventHandler, Ui, Widget, Window
 

@@ -12,11 +12,10 @@ from typing import ClassVar, Literal
 from envs.actions import Action
 from envs.base import Verdict
 from envs.embedded.app import App, Layer
-from envs.embedded.controls import Button
+from envs.embedded.controls import Button, ListRow, ScrollView
 from envs.embedded.draw import Rect
 from envs.embedded.menus import Entry, context_menu, dialog
 from envs.embedded.scene import NOT_YET, REACHED
-from envs.embedded.scrolling import ListRow, ScrollView
 from envs.embedded.tasks import words
 from envs.embedded.tasks.desk import DeskScene, fill, finish, reach
 from envs.embedded.textfield import TextField

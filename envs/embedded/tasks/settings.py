@@ -9,8 +9,7 @@ from typing import ClassVar
 from envs.actions import Action
 from envs.base import Verdict
 from envs.embedded.app import App
-from envs.embedded.controls import Button, NavItem
-from envs.embedded.scrolling import ScrollView
+from envs.embedded.controls import Button, NavItem, ScrollView
 from envs.embedded.tasks import words
 from envs.embedded.tasks.desk import compare, finish, reach
 from envs.embedded.tasks.panels import ControlScene

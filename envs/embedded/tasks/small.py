@@ -10,9 +10,8 @@ from typing import ClassVar
 from envs.actions import Action
 from envs.base import Verdict
 from envs.embedded.app import App, Layer
-from envs.embedded.controls import Button, CheckBox, Key
+from envs.embedded.controls import Button, CheckBox, Key, ListRow, ScrollView
 from envs.embedded.menus import Entry, MenuTitle, dialog
-from envs.embedded.scrolling import ListRow, ScrollView
 from envs.embedded.tasks import words
 from envs.embedded.tasks.desk import DeskScene, compare, fill, finish, reach, verdict_if
 from envs.embedded.textfield import TextField

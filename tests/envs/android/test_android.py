@@ -38,8 +38,7 @@ from envs.actions import (
 )
 from envs.android.actions import MOST_POINTS, TEXT_CHUNK, scripts_of, unwritten
 from envs.android.adb import AdbTransport
-from envs.android.env import AndroidEnv
-from envs.android.suite import AndroidSuite
+from envs.android.env import AndroidEnv, AndroidSuite
 from envs.base import GuiEnv
 from envs.registry import check_parts, load_suite, make_env
 

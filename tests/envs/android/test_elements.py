@@ -11,8 +11,8 @@ from PIL import Image
 
 from bus.errors import EnvError
 from envs.actions import Wait
+from envs.android.adb import nodes_of
 from envs.android.env import AndroidEnv
-from envs.android.view_tree import nodes_of
 from envs.elements import Explorable, elements_of, state_of
 from envs.registry import make_env
 from tests.envs.android.fake_adb import install

@@ -17,9 +17,8 @@ from bus.errors import EnvError, MissingPartError, TaskError
 from envs.actions import Action, Answer, Click, Done, Fail, Goto, KeyPress, Type
 from envs.base import Observation
 from envs.browsergym.env import BrowsergymEnv
-from envs.browsergym.interpreter import find_interpreter, need_interpreter
 from envs.browsergym.suite import BrowsergymSuite
-from envs.browsergym.tasks import make_tasks
+from envs.browsergym.tasks import find_interpreter, make_tasks, need_interpreter
 from envs.miniwob.env import find_pages
 from envs.miniwob.process import find_chromium
 from envs.process_tree import descendants

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from bus.errors import EnvError, MissingPartError, TaskError
-from envs.browsergym import interpreter, program
-from envs.browsergym.goal import with_images
+from envs.browsergym import program
+from envs.browsergym import tasks as interpreter
+from envs.browsergym.env import with_images
 from envs.browsergym.suite import BrowsergymSuite
 from envs.browsergym.tasks import Registered, known_tasks, lacking, registered_tasks
 

@@ -49,9 +49,8 @@ except MissingPartError as missing:
 
 from envs.desktop.draws import draw, fill
 from envs.desktop.env import DesktopEnv, filled
-from envs.desktop.getters import GETTERS
+from envs.desktop.getters import GETTERS, METRICS
 from envs.desktop.host_resources import FOLDER_PREFIX, find_programs
-from envs.desktop.judge import METRICS
 from envs.desktop.keeper import descendants
 from envs.desktop.session import check_step
 from tests.waiting import wait_until

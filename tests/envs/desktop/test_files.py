@@ -23,11 +23,10 @@ from envs.desktop.suite import PACKAGES, DesktopSuite
 if any(importlib.util.find_spec(package) is None for package in PACKAGES):
     pytest.skip("needs pip install -e '.[desktop]'", allow_module_level=True)
 
-from envs.desktop import host_resources, needs
+from envs.desktop import host_resources
+from envs.desktop import suite as needs
 from envs.desktop.files import make_document, make_picture, make_slides, make_spreadsheet
-from envs.desktop.getters import GetterContext, get
-from envs.desktop.judge import METRICS
-from envs.desktop.odf import read_cells, read_paragraphs
+from envs.desktop.getters import METRICS, GetterContext, get, read_cells, read_paragraphs
 
 _SPACES = " ".join(
     f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'

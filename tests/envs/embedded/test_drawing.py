@@ -7,8 +7,16 @@ import io
 import pytest
 from PIL import Image
 
-from envs.embedded.draw import ICONS, Canvas, Rect, fit_text, line_height, text_width
-from envs.embedded.png import encode, to_image
+from envs.embedded.draw import (
+    ICONS,
+    Canvas,
+    Rect,
+    encode,
+    fit_text,
+    line_height,
+    text_width,
+    to_image,
+)
 from envs.embedded.theme import COLOURS, DESK_THEMES, HALF, THEMES, Palette, palette_of
 
 ALL_THEMES = [*THEMES, *DESK_THEMES]

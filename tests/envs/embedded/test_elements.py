@@ -8,8 +8,8 @@ import pytest
 
 from envs.actions import KeyPress, Type
 from envs.elements import Element, Explorable, Operation, performing
+from envs.embedded.controls import ScrollView
 from envs.embedded.env import EmbeddedEnv
-from envs.embedded.scrolling import ScrollView
 from envs.registry import make_env, tasks_of
 
 

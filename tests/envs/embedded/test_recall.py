@@ -14,7 +14,7 @@ from dart_cli.policy.history import history_of
 from envs.actions import Click, Wait
 from envs.embedded.env import EmbeddedEnv
 from envs.embedded.suites import RecallSuite
-from envs.embedded.tasks.recall import MOST_BEFORE, RecallScene
+from envs.embedded.tasks.mini import MOST_BEFORE, RecallScene
 
 LAGS = list(RecallSuite.lags)
 CONFIG = Path(__file__).parents[3] / "configs" / "history.toml"

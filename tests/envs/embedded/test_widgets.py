@@ -24,8 +24,20 @@ from envs.actions import (
     Type,
 )
 from envs.embedded.app import App, Layer
-from envs.embedded.controls import Button, CheckBox, Key, NavItem, Slider, TextTab, Toggle, radios
-from envs.embedded.draw import Rect
+from envs.embedded.controls import (
+    Button,
+    CheckBox,
+    Key,
+    ListRow,
+    NavItem,
+    ScrollBar,
+    ScrollView,
+    Slider,
+    TextTab,
+    Toggle,
+    radios,
+)
+from envs.embedded.draw import Rect, to_image
 from envs.embedded.marks import (
     ColourBox,
     ColourButton,
@@ -37,8 +49,6 @@ from envs.embedded.marks import (
     Wheel,
 )
 from envs.embedded.menus import Combo, Entry, MenuTitle, context_menu, dialog
-from envs.embedded.png import to_image
-from envs.embedded.scrolling import ListRow, ScrollBar, ScrollView
 from envs.embedded.textfield import TextField
 from envs.embedded.theme import THEMES
 from envs.embedded.widgets import (

@@ -26,7 +26,7 @@ from envs.miniwob.tasks import (
     TASKS,
     THRESHOLDS,
 )
-from envs.selection import select_tasks
+from envs.registry import select_tasks
 
 try:
     find_chromium()

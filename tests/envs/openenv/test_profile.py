@@ -31,8 +31,14 @@ from envs.actions import (
     Wait,
 )  # fmt: skip
 from envs.openenv.env import verdict_of
-from envs.openenv.profile import RewardTable, at, read_profile, shipped_profiles
-from envs.openenv.templates import VALUES, read_templates
+from envs.openenv.profile import (
+    VALUES,
+    RewardTable,
+    at,
+    read_profile,
+    read_templates,
+    shipped_profiles,
+)
 from envs.registry import load_suite
 
 SIZE = (100, 50)

@@ -26,7 +26,6 @@ pytest.importorskip("docker", reason="no docker: pip install -e '.[osworld]'")
 from bus.errors import EnvError, MissingPartError
 from envs.actions import Done, Wait
 from envs.osworld import container
-from envs.osworld.boot_gate import BootGate
 from envs.osworld.container import (
     LABEL,
     ContainerProvider,
@@ -36,6 +35,7 @@ from envs.osworld.container import (
     find_engine,
     remove_stale,
 )
+from envs.osworld.provider import BootGate
 from envs.registry import check_parts, make_env
 
 
@@ -190,7 +190,7 @@ def test_64_slots_boot_in_turn_and_leave_no_container_and_no_port(
                 booting -= 1
 
     monkeypatch.setattr(ContainerProvider, "_ready", counted)
-    monkeypatch.setattr("envs.osworld.boot_gate.POLL_S", 0.01)
+    monkeypatch.setattr("envs.osworld.provider.POLL_S", 0.01)
     gate = BootGate(8, tmp_path / "turns")
     client = find_engine()  # one for all: 64 of them take seconds
 
@@ -224,7 +224,7 @@ def test_a_turn_ends_with_its_process_and_waiting_has_a_deadline(tmp_path: Path)
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from envs.osworld.boot_gate import BootGate\n"
+        "from envs.osworld.provider import BootGate\n"
         "with BootGate(1, Path(sys.argv[1])).turn(1.0):\n"
         "    print('mine', flush=True)\n"
         "    time.sleep(600)\n"

@@ -15,7 +15,7 @@ import pytest
 from bus.errors import EnvError, MissingPartError
 from envs.actions import Done
 from envs.base import Verdict
-from envs.osworld import evaluator_parts
+from envs.osworld import classify
 from envs.osworld.downloads import Downloads
 from envs.osworld.env import OsworldEnv
 from envs.osworld.suite import OsworldSuite
@@ -111,9 +111,9 @@ def evaluators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     write_package(tmp_path / "site")
     paths = [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    evaluator_parts.installed_parts.cache_clear()
+    classify.installed_parts.cache_clear()
     yield tmp_path / "site"
-    evaluator_parts.installed_parts.cache_clear()
+    classify.installed_parts.cache_clear()
 
 
 @pytest.fixture
@@ -446,7 +446,7 @@ def test_what_a_newer_osworld_reads_of_env_is_told_at_start(
     suite.check_parts(**asked)
     assert not caplog.records
     (folder / "newer.py").write_text("def get_newer(env, config): return env.vm_mood\n")
-    evaluator_parts.installed_parts.cache_clear()
+    classify.installed_parts.cache_clear()
     suite.check_parts(**asked)
     assert "newer.py: env.vm_mood" in caplog.text
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bus.errors import TaskError
-from envs.remote.address import Access, Address, read_access, read_address, read_addresses
+from envs.remote.servers import Access, Address, read_access, read_address, read_addresses
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Slots are spread over servers; one that is down comes last."""
 
-from envs.remote.address import Address
-from envs.remote.servers import LONGEST_PAUSE_S, Retry, SharedServers
+from envs.remote.servers import LONGEST_PAUSE_S, Address, Retry, SharedServers
 
 A, B, C = (Address("box", port) for port in (1, 2, 3))
 

@@ -21,7 +21,7 @@ from websockets.sync.server import serve
 from bus.errors import EnvError
 from dart_cuabench.http import JsonClient
 from envs.openenv.session import Session
-from envs.remote.address import Access, Address
+from envs.remote.servers import Access, Address
 
 CERTIFICATE = str(Path(__file__).with_name("localhost.pem"))
 TRUSTED = Access(token="hush", ca_file=CERTIFICATE)

@@ -11,7 +11,7 @@ import pytest
 
 from bus.errors import EnvError
 from dart_cuabench.http import JsonClient, RefusedError
-from envs.remote.address import Access, Address
+from envs.remote.servers import Access, Address
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"is": 1}'
 

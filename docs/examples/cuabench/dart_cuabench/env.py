@@ -18,9 +18,8 @@ from dart_cuabench.tasks import WorkerTask
 from dart_cuabench.workers import ExclusiveWorkers
 from envs.actions import Action, Answer, Done, Fail, Wait
 from envs.base import Observation, Verdict, task_of
-from envs.remote.address import Access, Address
 from envs.remote.images import from_text
-from envs.remote.servers import Retry, UnreachableError
+from envs.remote.servers import Access, Address, Retry, UnreachableError
 
 KEEP_S = 7 * 24 * 3600
 """After which an idle episode may be ended. Never: a worker that ends one takes a lock that it holds already, and

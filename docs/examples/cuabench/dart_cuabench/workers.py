@@ -12,8 +12,7 @@ from typing import IO
 
 from bus.errors import EnvError
 from envs.base import content_hash
-from envs.remote.address import Address
-from envs.remote.servers import SharedServers
+from envs.remote.servers import Address, SharedServers
 
 
 class ExclusiveWorkers:
