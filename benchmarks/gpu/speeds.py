@@ -203,7 +203,8 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
         screen=form.screen,
         share=config.data.high_entropy,
         passes=passes + setup.recompute + setup.reference,
-        caches=config.rollout.engine != "vllm" or config.vllm.prefix_caching,
+        caches=config.rollout.engine != "vllm"
+        or bool(config.vllm.options.get("enable_prefix_caching", True)),
     )
     share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
     engines, slots = max(1, config.up.rollouts), max(1, config.up.envs) * config.env.slots

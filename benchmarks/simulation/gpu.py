@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks.simulation.times import Times
-from dart_cli.engines.load_meter import LoadMeter
+from dart_cli.engines.base import LoadMeter
 
 TRAJECTORIES_PER_SLOT = 8
 """Trajectories in the prefix cache per slot of the batch; the least recently used is evicted."""

@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dart_cli.engines import inverse_cdf
+from dart_cli.engines import sampling
 
 VOCABULARY = 152_064
 SPREADS = (0.0, 3.0, 10.0)
@@ -60,7 +60,7 @@ def float32(logprobs: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor
 def grouped(logprobs: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As it is."""
     probabilities = logprobs.exp()
-    return inverse_cdf.draw(probabilities, uniform), inverse_cdf.entropies(probabilities, logprobs)
+    return sampling.draw(probabilities, uniform), sampling.entropies(probabilities, logprobs)
 
 
 ARMS: dict[str, Sampler] = {"float64": float64, "float32": float32, "grouped": grouped}

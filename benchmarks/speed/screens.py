@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from vllm.multimodal.cache.base import MultiModalCache
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from dart_cli.engines.vllm.images import image_item
+from dart_cli.engines.vllm.models import image_item
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 
 ROUNDS = 5

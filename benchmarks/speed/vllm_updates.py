@@ -78,7 +78,7 @@ async def measure(folder: Path, published: Path, updates: int, requests: int) ->
     engine = await asyncio.to_thread(
         VllmEngine,
         load_policy(folder, weights=False),
-        VllmConfig(kv_cache_mb=CACHE_MB),
+        VllmConfig(options={"kv_cache_memory_bytes": CACHE_MB << 20}),
         load_weights=load,
         max_batch=requests,
     )

@@ -77,8 +77,7 @@ VLLM_VERSIONS = ">=0.32,<0.33"
 same. The tests of that engine tell whether another version can be let in."""
 
 VLLM_OWN = (
-    *("additional_config", "async_scheduling", "dtype", "enable_prefix_caching", "enforce_eager"),
-    *("gpu_memory_utilization", "kv_cache_memory_bytes", "logits_processors", "max_logprobs"),
+    *("additional_config", "dtype", "gpu_memory_utilization", "logits_processors", "max_logprobs"),
     *("enable_lora", "max_cpu_loras", "max_lora_rank", "max_loras"),
     *("max_model_len", "max_num_seqs", "mm_device_do_normalize", "mm_processor_kwargs", "model"),
     *("scheduler_cls", "seed", "skip_tokenizer_init", "speculative_config"),

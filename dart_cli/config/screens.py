@@ -3,7 +3,7 @@
 screen_of             the pixels of a screen, where the configuration names them
 screen_of_suite       those of the suite's own default
 screens_in_play       screens that the prompts of one engine's episodes show
-image_cache_bytes     room for them as decoded bytes: `rollout.image_cache_mb`
+image_cache_bytes     room for them as decoded bytes
 vllm_image_cache_gb   the same in vLLM's own process: its `mm_processor_cache_gb`
 """
 
@@ -75,9 +75,7 @@ def screens_in_play(config: Config) -> int:
 
 
 def image_cache_bytes(config: Config) -> int:
-    """Bytes of decoded screens that a rollout worker keeps; as configured, or for those in play."""
-    if config.rollout.image_cache_mb:
-        return config.rollout.image_cache_mb << 20
+    """Bytes of decoded screens that a rollout worker keeps: those in play."""
     width, height = screen_of(config) or screen_of_suite(config) or SCREEN
     return max(LEAST_CACHE, screens_in_play(config) * width * height * CHANNELS)
 
@@ -90,6 +88,4 @@ def vllm_image_cache_gb(config: Config) -> float:
     given = config.vllm.options.get("mm_processor_cache_gb")
     if isinstance(given, int | float):
         return float(given)
-    unset = config.rollout.model_copy(update={"image_cache_mb": 0})
-    size = image_cache_bytes(config.model_copy(update={"rollout": unset}))
-    return math.ceil(100 * size / 2**30) / 100
+    return math.ceil(100 * image_cache_bytes(config) / 2**30) / 100

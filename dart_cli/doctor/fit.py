@@ -12,7 +12,6 @@ Memory and disks of this host are known only where its GPUs are: a plan on a lap
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from dart_cli.config.devices import gpus_per_worker
 from dart_cli.config.schema import Config
 from dart_cli.doctor.host_room import PROCESSES
-from dart_cli.doctor.plan import MIB, PAST_TURN, GpuKind, Plan
-from dart_cli.doctor.trainer_memory import WIDTH, TrainerSetup, trainer_memory
+from dart_cli.doctor.plan import PAST_TURN, GpuKind, Plan
+from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -203,14 +202,10 @@ def _engine_hint(plan: Plan, config: Config) -> str:
     """Of one that has no room for a prompt, or takes more than its GPU has."""
     if config.rollout.engine == "vllm":
         return (
-            "change vllm.gpu_memory_utilization or vllm.kv_cache_mb, raise vllm.tensor_parallel, or set "
-            "policy.history_images lower"
+            "change vllm.gpu_memory_utilization, or kv_cache_memory_bytes of vllm.options, raise "
+            "vllm.tensor_parallel, or set policy.history_images lower"
         )
-    one = math.ceil(plan.longest * plan.shape.cached * WIDTH[config.model.dtype] / MIB)
-    return (
-        f"change rollout.kv_cache_mb, of which one prompt takes {one}; policy.history_images lower; or a "
-        "GPU with more memory"
-    )
+    return 'set policy.history_images lower, or rollout.engine = "vllm"; or a GPU with more memory'
 
 
 def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
@@ -301,6 +296,5 @@ def _on_cpu(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterat
             "trainer" if plan.trainer is not None and role != "rollout" else "engine",
             f"{whose.get(role or '', 'trainer and engines need')} {gb(need)} of main memory, "
             f"{gb(room.memory)} are there",
-            "a GPU, a smaller model, or rollout.kv_cache_mb, train.pack_tokens and "
-            "policy.history_images lower",
+            "a GPU, a smaller model, or train.pack_tokens and policy.history_images lower",
         )

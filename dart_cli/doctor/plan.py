@@ -20,6 +20,7 @@ from bus.errors import ActionError, ConfigError
 from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.schema.served import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of
 from dart_cli.doctor.host_room import HostPlan, host_plan
 from dart_cli.doctor.trainer_memory import (
@@ -187,14 +188,14 @@ def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EngineP
     wide = WIDTH[config.model.dtype]
     token = shape.cached * wide
     if config.rollout.engine != "vllm":
-        cache = config.rollout.kv_cache_mb * MIB
-        kept = config.rollout.prefix_cache_mb * MIB
+        cache = KV_CACHE_MB * MIB
+        kept = PREFIX_CACHE_MB * MIB
         passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
         prompts = cache / (longest * token)
         return EnginePlan(wide * shape.parameters, cache + kept, passing, prompts)
     share = config.vllm.tensor_parallel
     weights = wide * shape.parameters // share
-    cache = config.vllm.kv_cache_mb * MIB
+    cache = int(config.vllm.options.get("kv_cache_memory_bytes", 0))
     if not cache:
         room = int(config.vllm.gpu_memory_utilization * gpu.memory)
         cache = max(0, room - weights - ENGINE_PASSING)

@@ -1,22 +1,16 @@
 """Inference engines: prompts in, exact samples out.
 
-base                 the interfaces Engine, PromptEncoder, Responder, and the types they exchange
+base                 the interfaces Engine, PromptEncoder, Responder, the types they exchange, the load meter
 completions          a completion under construction, and its conversion to messages
-responder            answers an ActRequest: renders the prompt, asks the engine, decodes the text
-request_validator    checks a request before it waits
-load_meter           seconds by phase and how full the batch is, for the heartbeat
+responder            answers an ActRequest: renders the prompt, asks the engine, decodes the text; the verifier
+requests             checks a request before it waits, and when it joins a batch
+sampling             logits -> tokens with their log-probabilities and entropies; vLLM's worker draws so, too
 
 transformers_engine  the engine over transformers; its parts:
-batch                the running batch, and when requests join it
-kv_cache             keys and values of the batch's rows
-prefix_cache         keys and values of prompts served before
-prefix_window        what of these caches a change of weights leaves in place
-features             cache of the vision tower's output
-sampling             logits -> tokens with their log-probabilities and entropies
-inverse_cdf          the draw itself, which vLLM's worker uses too
+batch                the running batch
+caches               keys and values of the batch and of earlier prompts, features of screens
 pointing             the tokens that a pointer forces, and the patch that is drawn with the last of them
-verified             a verifier chooses where a greedy pointer clicks
 
 vllm/                the engine over vLLM
-scripted             an engine that calls a function, for tests
+scripted             an engine that calls a function, to try the processes of a run
 """

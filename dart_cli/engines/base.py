@@ -4,18 +4,21 @@ Engine          prompts of token ids and images in, exact samples out
 PromptEncoder   the tokens of prompts and completions, without an engine
 Responder       an ActRequest in, a Completion out: prompt encoder and engine together
 Model           an engine and its responder; EngineMaker makes a user's own
+LoadMeter       seconds by phase and how full the batch is, for the heartbeat
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
 from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
+from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 
 CLOSED = "the engine is closed; start another rollout worker"
 
@@ -23,6 +26,9 @@ CompletionStop = Literal["end", "length", "suspended"]
 
 UPDATE_DEADLINE_S = 600.0
 """A weight set that is not in place after this long is an error: no pass takes so long."""
+
+
+PHASES = ("starting", "idle", "busy", "syncing")
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,6 @@ class UpdateTiming:
     pause_s: float  # from the halt of the engine until the new tensors are in place
     finish_s: float  # post-processing in the pause: caches cleared, weights re-packed
     resume_s: float = 0.0  # from there until the engine serves again
-
-
-def queue_full(waiting: int) -> EngineError:
-    """The error for a request that comes when `waiting` requests, the most allowed, wait."""
-    return EngineError(
-        f"{waiting} requests wait already (max_waiting); "
-        "use fewer environment slots or more rollout workers"
-    )
 
 
 class Engine(Protocol):
@@ -159,3 +157,63 @@ class EngineMaker(Protocol):
 def load_own_engine(config: Config) -> Model:
     """The engine of a user's own that `rollout.engine` names. Raises ConfigError."""
     return made_by_own("rollout.engine", config.rollout.engine, config, Model)
+
+
+class LoadMeter:
+    """Assigns every second of an engine to one phase; the engine reports each change.
+
+    `starting` is the time before the first weights, `syncing` the later halts for weights, `busy`
+    the time with at least one running request. Not thread-safe: the engine holds a lock.
+    """
+
+    def __init__(
+        self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`serves`: the engine has weights already."""
+        self._timer = PhaseTimer(PHASES, "idle" if serves else "starting", clock)
+        self._clock = clock
+        self._max_batch = max_batch
+        self._serves = serves
+        self._halted = False
+        self._running = 0
+        self._load_s = 0.0
+        self._since = clock()
+
+    def run(self, running: int) -> None:
+        """From now on `running` requests are running."""
+        if running != self._running:
+            self._settle()
+            self._running = running
+            self._enter()
+
+    def halt(self) -> None:
+        """The engine halts for new weights."""
+        self._settle()
+        self._halted = True
+        self._enter()
+
+    def go(self) -> None:
+        """The engine serves with new weights."""
+        self._settle()
+        self._halted, self._serves = False, True
+        self._enter()
+
+    def gauges(self) -> dict[str, float]:
+        """`seconds.PHASE`, and `load_s`: the integral of running requests / max_batch over `busy`."""
+        self._settle()
+        return as_gauges([self._timer]) | {"load_s": self._load_s}
+
+    def _settle(self) -> None:
+        now = self._clock()
+        if self._timer.phase == "busy":
+            self._load_s += (now - self._since) * self._running / self._max_batch
+        self._since = now
+
+    def _enter(self) -> None:
+        phase = "busy" if self._running else "idle"
+        if not self._serves:
+            phase = "starting"
+        elif self._halted:
+            phase = "syncing"
+        if phase != self._timer.phase:
+            self._timer.enter(phase)

@@ -1,15 +1,13 @@
 """The requests that are decoded together, and the forward passes that do it.
 
-    ActiveRequest   one request: waiting, or a row of the batch
     RunningBatch    prefills the rows that join, decodes one token for all, removes rows
     PromptTokens    tokens of prompts: asked for, computed, taken from the prefix cache
-    JoinPolicy      when waiting requests join a running batch
 
 A request joins between two passes: the prompts of the requests that join together are a forward pass
 of their own, which draws their first tokens; then their keys and values are added to the batch's. Every
 row has its own length, position, temperature and random numbers.
 
-A prefill computes what the prefix cache (dart_cli.engines.prefix_cache) does not have. Its rows end in
+A prefill computes what the prefix cache (dart_cli.engines.caches) does not have. Its rows end in
 the same column, so each computes as many tokens as the row with most to compute, and rows that differ
 much have passes of their own. Equal prompts that join together are computed once.
 """
@@ -18,76 +16,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import Cache, DynamicCache
 
-from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.completions import CompletionBuilder
-from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.inverse_cdf import uniform_numbers
-from dart_cli.engines.kv_cache import BatchKVCache, kv_bytes_per_token
+from dart_cli.engines.caches import (
+    BLOCK,
+    BatchKVCache,
+    CachedPrefix,
+    CachedRow,
+    FeatureCache,
+    PrefixCache,
+    kv_bytes_per_token,
+)
 from dart_cli.engines.pointing import Pointing
-from dart_cli.engines.prefix_cache import BLOCK, BlockKeys, CachedPrefix, CachedRow, PrefixCache
+from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
-from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
-
-PREFILL_ITERATIONS = 2
-"""Cost of a prefill for the rows that it delays, beside the prompts' own work, in iterations."""
 
 SMALL_PREFILL = 256
 """Tokens of a row that a pass computes at hardly more cost than fewer."""
-
-
-@dataclass(eq=False)
-class ActiveRequest:
-    """One request, waiting or running."""
-
-    request: GenerateRequest
-    builder: CompletionBuilder
-    images: list[PreparedImage]
-    arrived: float
-    began: float = 0.0  # start of its prefill
-    position: int = 0  # of the last token drawn, in the model's position ids
-    weights: int = -1  # of its keys and values: RunningBatch's count when it was prefilled
-    future: Future[Generation] = field(default_factory=Future)
-    cancelled: bool = False  # no caller awaits it any more; its row can end early
-    _block_keys: BlockKeys | None = None
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The prompt and what has been drawn so far."""
-        return self.request.prompt_token_ids + self.builder.token_ids
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of prompt and completion, if it reaches max_tokens."""
-        return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
-
-    @cached_property
-    def uniform(self) -> NDArray[np.float64]:
-        """One number for each position of the completion."""
-        sampling = self.request.sampling
-        return uniform_numbers(sampling.seed, sampling.max_tokens)
-
-    def block_keys(self, token_ids: Sequence[int], image_token: int) -> Sequence[bytes]:
-        """Keys of the whole blocks of `token_ids`, the first of this request's own, or all."""
-        if self._block_keys is None:
-            self._block_keys = BlockKeys(self.images, image_token)
-        return self._block_keys.of(token_ids)
-
-    def finished(self, ends: Container[int]) -> Literal["end", "length"] | None:
-        """Why the completion is over; None if it is not."""
-        return self.builder.finished(ends, self.request.sampling.max_tokens)
 
 
 @dataclass
@@ -142,7 +94,7 @@ class RunningBatch:
         token_bytes = kv_bytes_per_token(policy.model)
         self._most_tokens = max(1, cache_bytes // token_bytes)
         self._prefixes = PrefixCache(policy.model, prefix_bytes, token_bytes)
-        self._weights = 0  # how often what older ones computed was forgotten
+        self._weights = 0  # how often they have changed
 
     def fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
         """How many of the waiting requests, from the first, fit into `slots` and the cache."""
@@ -155,15 +107,10 @@ class RunningBatch:
             rows += 1
         return rows - len(self.jobs)
 
-    def swapped(self, *, keep_prefixes: bool) -> None:
-        """The weights have changed: what was computed up to now serves no request that joins later.
-
-        With `keep_prefixes` keys and values of prompts do; a screen's keys never.
-        """
-        self._pointing.keys.clear()
-        if not keep_prefixes:
-            self._weights += 1
-            self._prefixes.clear()
+    def swapped(self) -> None:
+        """The weights have changed: what was computed up to now serves no request that joins later."""
+        self._weights += 1
+        self._prefixes.clear()
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
@@ -361,27 +308,3 @@ def _alike(prompts: Iterable[_Prompt]) -> list[list[_Prompt]]:
             parts.append([])
         parts[-1].append(prompt)
     return parts
-
-
-class JoinPolicy:
-    """When waiting requests join a running batch, rather than wait for more to join with them.
-
-    A prefill delays all rows of the batch, and much of that delay is the same for one joiner as for
-    ten. So joiners wait until the sum of the iterations they have waited equals the sum of the
-    iterations that their prefill will cost the others: at most twice the loss of a policy that
-    knows the future (Dooly, Goldman and Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM
-    48, 2001). Counted in iterations, not in seconds, so that the same requests make the same
-    batches.
-    """
-
-    def __init__(self, prefill_iterations: float = PREFILL_ITERATIONS) -> None:
-        self._cost = prefill_iterations
-        self._waited = 0
-
-    def admits(self, joiners: int, running: int) -> bool:
-        """Whether `joiners` requests join `running` rows now; called once before each iteration."""
-        if joiners and self._waited >= self._cost * running:
-            self._waited = 0
-            return True
-        self._waited = self._waited + joiners if joiners else 0
-        return False

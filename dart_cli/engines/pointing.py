@@ -1,7 +1,6 @@
 """Pointers in a running batch: the tokens that they force, and the patch that is drawn with the last of them.
 
     Forced      a token that follows from the one before, and the patch that came with it
-    PointerKeys keys of recent screens, bounded, forgotten with the weights
     Pointing    the forced tokens of the rows of a pass
 
 After `start` comes `pad`, after `pad` comes `end`, and with `end` a patch of the prompt's last screenshot: drawn
@@ -12,10 +11,8 @@ are 0. See docs/pointing.md.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,22 +21,15 @@ from numpy.typing import NDArray
 from bus.errors import EngineError
 from bus.messages import PointerCandidate, PointerMap
 from dart_cli.algo.regions import regions
-from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.inverse_cdf import draw, entropies
+from dart_cli.engines.caches import FeatureCache
+from dart_cli.engines.requests import ActiveRequest
+from dart_cli.engines.sampling import draw, entropies
 from dart_cli.policy.forward import masked_logprobs
-from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.pointer.text import Cells
 
-if TYPE_CHECKING:
-    from dart_cli.engines.batch import ActiveRequest
-
 CANDIDATES = 3
 """Regions that a pointer's map has at most, as published (arXiv 2506.03143)."""
-
-KEY_BYTES = 64 * 2**20
-"""Bound on the keys of screens that are kept: at 3584 numbers in bfloat16 those of one screen of 1.8 megapixels
-are 16 MiB. A screen whose keys are not kept is pointed at all the same."""
 
 
 @dataclass(frozen=True)
@@ -53,46 +43,12 @@ class Forced:
     pointed: PointerMap | None = None  # where there is a patch
 
 
-class PointerKeys:
-    """Keys of recent screens under the present weights, bounded in bytes; evicts the oldest."""
-
-    def __init__(
-        self, policy: LoadedPolicy, features: FeatureCache, limit_bytes: int = KEY_BYTES
-    ) -> None:
-        self._policy = policy
-        self._features = features
-        self._limit_bytes = limit_bytes
-        self._kept_bytes = 0
-        self._entries: OrderedDict[str, torch.Tensor] = OrderedDict()
-
-    def clear(self) -> None:
-        """Forget everything: the weights have changed."""
-        self._entries.clear()
-        self._kept_bytes = 0
-
-    def of(self, image: PreparedImage) -> torch.Tensor:
-        """The keys [P, d] of a screen, computed if they are not kept."""
-        keys = self._entries.pop(image.key, None)
-        if keys is None:
-            head = self._policy.pointer_head
-            assert head is not None
-            [visual] = self._features.of_images(self._policy, [image]).embeds
-            keys = head.keys(visual)
-            self._kept_bytes += keys.nbytes
-        self._entries[image.key] = keys
-        while self._kept_bytes > self._limit_bytes:
-            self._kept_bytes -= self._entries.popitem(last=False)[1].nbytes
-        return keys
-
-
 class Pointing:
     """The forced tokens of a policy's rows; none where it does not point. Used by one thread."""
 
-    def __init__(
-        self, policy: LoadedPolicy, features: FeatureCache, key_bytes: int = KEY_BYTES
-    ) -> None:
-        self.keys = PointerKeys(policy, features, key_bytes)
+    def __init__(self, policy: LoadedPolicy, features: FeatureCache) -> None:
         self._policy = policy
+        self._features = features
         self._tokens = policy.pointer if policy.pointing == "pointer" else None
 
     def forced(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor) -> Mapping[int, Forced]:
@@ -121,7 +77,8 @@ class Pointing:
         head = self._policy.pointer_head
         assert head is not None
         image = jobs[0].images[-1]
-        values = head.logits(hidden, self.keys.of(image))  # [N, P]
+        [visual] = self._features.of_images(self._policy, [image]).embeds
+        values = head.logits(hidden, head.keys(visual))  # [N, P]
         if not bool(torch.isfinite(values).all()):
             raise EngineError("the pointer head's logits are not numbers; are its weights finite?")
         grid = (

@@ -11,8 +11,7 @@ by `max_batch` and by the memory of their keys and values; other requests wait i
 Tokens do not depend on the rest of the batch (dart_cli.engines.sampling).
 
 A request that begins like one served before, such as the next step of a trajectory, is prefilled from
-where they differ (dart_cli.engines.prefix_cache). Keys and values of other weights are never taken, except of
-those up to `max_prefix_staleness` versions older.
+where they differ (dart_cli.engines.caches). Keys and values of other weights are never taken.
 
 A swap keeps the keys and values of the tokens before it, which older weights computed, as vLLM's
 in-flight updates do: no request waits longer than one pass, and nothing is computed twice. Each
@@ -39,21 +38,20 @@ from pathlib import Path
 import torch
 
 from bus.errors import DartError, EngineError
+from dart_cli.config.schema.served import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.engines.base import (
     CLOSED,
     UPDATE_DEADLINE_S,
     CompletionStop,
     GenerateRequest,
     Generation,
+    LoadMeter,
     UpdateTiming,
-    queue_full,
 )
-from dart_cli.engines.batch import ActiveRequest, JoinPolicy, RunningBatch
+from dart_cli.engines.batch import RunningBatch
+from dart_cli.engines.caches import NO_VISION, FeatureCache, vision_digest
 from dart_cli.engines.completions import CompletionBuilder
-from dart_cli.engines.features import FeatureCache
-from dart_cli.engines.load_meter import LoadMeter
-from dart_cli.engines.prefix_window import NO_VISION, PrefixWindow, vision_digest
-from dart_cli.engines.request_validator import RequestValidator
+from dart_cli.engines.requests import ActiveRequest, JoinPolicy, RequestValidator
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 
@@ -75,13 +73,12 @@ class _Swap:
 
 
 class TransformersEngine:
-    """Serves one policy from a worker thread. Bounds: `max_waiting` requests may wait.
+    """Serves one policy from a worker thread. What waits is bounded by its callers: the replier's handlers, a player.
 
     `load_weights` reads and checks a published set (dart_cli.weights.file.load). `linger_s` is how
     long the idle worker waits for more requests after the first. `cache_bytes` bounds the keys and
     values of the batch (see RunningBatch), `prefix_bytes` those of requests served before (0 keeps none),
-    `feature_bytes` the cached output of the vision tower. A prompt may go on from keys and values of weights
-    up to `max_prefix_staleness` versions older.
+    `feature_bytes` the cached output of the vision tower.
     """
 
     def __init__(
@@ -91,19 +88,16 @@ class TransformersEngine:
         policy_version: int = 0,
         load_weights: TensorLoader | None = None,
         max_batch: int = 64,
-        max_waiting: int = 4096,
         linger_s: float = 0.001,
-        cache_bytes: int = 4 * 2**30,
-        prefix_bytes: int = 2**30,
+        cache_bytes: int = KV_CACHE_MB << 20,
+        prefix_bytes: int = PREFIX_CACHE_MB << 20,
         feature_bytes: int = 256 * 2**20,
-        max_prefix_staleness: int = 0,
     ) -> None:
         self.policy = policy
         self._validator = RequestValidator(policy)
         self._version = policy_version
         self._load_weights = load_weights
         self._max_batch = max_batch
-        self._max_waiting = max_waiting
         self._linger_s = linger_s
         self._waiting: deque[ActiveRequest] = deque()
         self._swap: _Swap | None = None
@@ -119,7 +113,6 @@ class TransformersEngine:
         self._prefills = 0
         self._finished = 0
         self._features = FeatureCache(feature_bytes)
-        self._window = PrefixWindow(max_prefix_staleness, policy_version)
         self._vision = None if policy.lora is None else NO_VISION  # digest of what serves
         self._batch = RunningBatch(policy, self._features, cache_bytes, prefix_bytes)
         self._join_policy = JoinPolicy()
@@ -134,8 +127,7 @@ class TransformersEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Draw one completion.
 
-        Raises EngineError if the prompt does not fit the model, has images without placeholders, or
-        the queue is full. Cancelling the awaiting task frees the request's slot.
+        Raises EngineError if the prompt does not fit the model, or has images without placeholders. Cancelling the awaiting task frees the request's slot.
         """
         [generation] = await self.generate_together([request])
         return generation
@@ -172,8 +164,6 @@ class TransformersEngine:
         with self._changed:
             if self._closing:
                 raise EngineError(CLOSED)
-            if jobs and len(self._waiting) + len(jobs) > self._max_waiting:
-                raise queue_full(len(self._waiting))
             self._waiting.extend(jobs)
             self._changed.notify()
 
@@ -398,8 +388,7 @@ class TransformersEngine:
         if swap.vision is None or swap.vision != self._vision:
             self._features.clear()
         self._vision = swap.vision
-        forgets = self._window.take(swap.policy_version)
-        self._batch.swapped(keep_prefixes=not forgets)
+        self._batch.swapped()
         swap.finished = time.monotonic()
         swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed
         swap.tensors.clear()

@@ -84,7 +84,6 @@ async def connected(
         router = RolloutRouter(
             worker,
             config.rollout.deadline_s,
-            absent_s=config.rollout.absent_s,
             curve=curve,
             max_staleness=config.data.max_staleness,
             waits=heartbeat,

@@ -32,6 +32,9 @@ LOOK_S = 0.25
 REPEAT_S = 15.0
 """Time after which a request is repeated at the same worker. A lost connection is noticed at once; an
 earlier repeat would only cost, with megabytes of screenshots, and a completion may take long."""
+ABSENT_S = 900.0
+"""How long a completion waits, in all, while no worker can be asked: the episode keeps its screen and its lease
+meanwhile, and is invalid after that. A trainer or a host that starts again takes minutes."""
 
 _MAX_TRAJECTORIES = 16_384
 _ABSENT = f"no rollout worker is ready: {start('dart rollout')}"
@@ -68,7 +71,7 @@ class RolloutRouter:
         name: str,
         deadline_s: float,
         *,
-        absent_s: float = 900.0,
+        absent_s: float = ABSENT_S,
         curve: CurveKeys | None = None,
         max_staleness: int | None = None,
         dead_after_s: float = REROUTE_AFTER_S,

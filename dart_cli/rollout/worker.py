@@ -186,13 +186,12 @@ def load_model(config: Config) -> Model:
     if config.rollout.engine == "scripted":
         from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 
-        clicks = random_clicks(config.policy.codec)
-        scripted = ScriptedEngine(clicks, policy_version=-1, max_batch=config.rollout.max_batch)
+        scripted = ScriptedEngine(random_clicks(config.policy.codec), policy_version=-1)
         return Model(scripted, ScriptedResponder(scripted))
 
     import torch
 
-    from dart_cli.engines.responder import PolicyResponder
+    from dart_cli.engines.responder import PolicyResponder, VerifiedResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
     from dart_cli.policy.device import pick_device
     from dart_cli.policy.model import load_policy
@@ -218,15 +217,11 @@ def load_model(config: Config) -> Model:
             policy_version=-1,
             load_weights=load,
             max_batch=config.rollout.max_batch,
-            cache_bytes=config.rollout.kv_cache_mb * 2**20,
-            prefix_bytes=config.rollout.prefix_cache_mb * 2**20,
-            max_prefix_staleness=config.rollout.max_prefix_staleness,
         )
     policy.images.cache_bytes = image_cache_bytes(config)
     renderer = make_renderer(policy, config.policy)
     responder = PolicyResponder(policy, engine, renderer, config.policy.coordinates)
     if config.policy.verifier:
-        from dart_cli.engines.verified import VerifiedResponder
         from dart_cli.policy.verifier import THRESHOLD, load_verifier
 
         folder = model_folder(config.policy.verifier)
@@ -256,7 +251,6 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
         max_batch=config.rollout.max_batch,
         deadline_s=config.rollout.deadline_s,
         versions=config.data.max_staleness + 1,
-        max_prefix_staleness=config.rollout.max_prefix_staleness,
     )
     return policy, engine
 

@@ -64,9 +64,7 @@ def test_too_few_gpus_are_named() -> None:
     ("changes", "key"),
     [
         ({"vllm": {"gpu_memory_utilization": 0.2}}, "vllm.gpu_memory_utilization"),
-        ({"vllm": {"kv_cache_mb": 200_000}}, "vllm.kv_cache_mb"),
-        ({"rollout": {"engine": "transformers", "kv_cache_mb": 100}}, "rollout.kv_cache_mb"),
-        ({"rollout": {"engine": "transformers", "kv_cache_mb": 200_000}}, "rollout.kv_cache_mb"),
+        ({"vllm": {"options": {"kv_cache_memory_bytes": 2 * 10**11}}}, "kv_cache_memory_bytes"),
     ],
 )
 def test_an_engine_without_room_names_its_settings(changes: Sections, key: str) -> None:

@@ -72,9 +72,9 @@ def test_keys_and_values_of_a_token_are_57_kilobytes() -> None:
     engine = plan_of().engine
     assert engine is not None
     assert engine.prompts == pytest.approx(engine.cache / (57_344 * plan_of().longest))
-    plain = plan_of(rollout={"engine": "transformers", "prefix_cache_mb": 512}).engine
+    plain = plan_of(rollout={"engine": "transformers"}).engine
     assert plain is not None
-    assert plain.cache == (4096 + 512) * 2**20
+    assert plain.cache == (4096 + 1024) * 2**20
     assert plain.prompts == pytest.approx(4096 * 2**20 / (57_344 * plan_of().longest))
     shared = plan_of(vllm={"tensor_parallel": 2}).engine
     assert shared is not None

@@ -5,7 +5,7 @@ from random import Random
 import torch
 from transformers import DynamicCache
 
-from dart_cli.engines.kv_cache import SPARE_COLUMNS, BatchKVCache, kv_bytes_per_token
+from dart_cli.engines.caches import SPARE_COLUMNS, BatchKVCache, kv_bytes_per_token
 from dart_cli.policy.model import LoadedPolicy
 
 HEADS, WIDTH, LAYERS = 2, 3, 2

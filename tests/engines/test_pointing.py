@@ -29,12 +29,15 @@ from bus.messages import (
     VersionSpan,
 )
 from dart_cli.algo.regions import ranked_places
-from dart_cli.engines import pointing
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.inverse_cdf import uniform_numbers
-from dart_cli.engines.responder import PolicyPromptEncoder, PolicyResponder
+from dart_cli.engines.responder import (
+    CANDIDATES,
+    PolicyPromptEncoder,
+    PolicyResponder,
+    VerifiedResponder,
+)
+from dart_cli.engines.sampling import uniform_numbers
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.engines.verified import CANDIDATES, VerifiedResponder
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.forward import last_hidden
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
@@ -290,39 +293,6 @@ async def test_a_completion_continues_the_same_wherever_it_was_cut(
         ]
         told = np.array(generation.sampled.behaviour_logprobs)
         assert np.abs(told - sampled.behaviour_logprobs)[first:].max() < 1e-5
-
-
-async def test_keys_of_a_screen_are_computed_once_and_again_where_they_were_dropped(
-    policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    head = policy.pointer_head
-    assert head is not None
-    asked: list[int] = []
-    keys = head.keys
-
-    def counted(visual: torch.Tensor) -> torch.Tensor:
-        asked.append(len(visual))
-        return keys(visual)
-
-    monkeypatch.setattr(head, "keys", counted)
-    one = [
-        replace(ask(6, max_tokens=8, sampling_seed=seed), partial=pointer_request(policy))
-        for seed in range(3)
-    ]
-    published = publish(random_versions(policy, 1)[0], tmp_path, 1)
-    async with serving(policy, max_batch=1) as engine:
-        first = await gather(engine, one)
-        assert len(asked) == 1
-        await engine.update_weights(published.path, 1)
-        await gather(engine, one)
-        assert len(asked) == 2
-    monkeypatch.setattr(pointing, "KEY_BYTES", 1)
-    monkeypatch.setattr(pointing.PointerKeys.__init__, "__defaults__", (1,))
-    monkeypatch.setattr(pointing.Pointing.__init__, "__defaults__", (1,))
-    async with serving(policy, max_batch=1) as engine:
-        again = await gather(engine, one)
-    assert len(asked) == 5
-    assert [each.sampled for each in again] == [each.sampled for each in first]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,14 @@ import torch
 from bus.errors import EngineError
 from bus.messages import Sampling, Turn
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.kv_cache import kv_bytes_per_token
-from dart_cli.engines.prefix_cache import BLOCK, BlockKeys, CachedPrefix, CachedRow, PrefixCache
+from dart_cli.engines.caches import (
+    BLOCK,
+    BlockKeys,
+    CachedPrefix,
+    CachedRow,
+    PrefixCache,
+    kv_bytes_per_token,
+)
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.images import PixelTable, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy

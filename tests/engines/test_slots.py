@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from bus.errors import EngineError
-from dart_cli.engines.vllm.slots import BatchSlots
+from dart_cli.engines.vllm.engine import BatchSlots
 from tests.waiting import until
 
 
@@ -18,7 +15,7 @@ async def queued(slots: BatchSlots, count: int) -> list[asyncio.Task[bool]]:
 
 
 async def test_slots_go_to_the_callers_that_wait_longest() -> None:
-    slots = BatchSlots(1, max_waiting=9)
+    slots = BatchSlots(1)
     assert await slots.acquire()
     first, second = await queued(slots, 2)
     slots.release()
@@ -31,7 +28,7 @@ async def test_slots_go_to_the_callers_that_wait_longest() -> None:
 
 
 async def test_a_cancelled_caller_takes_no_slot_even_in_the_moment_it_is_given() -> None:
-    slots = BatchSlots(1, max_waiting=9)
+    slots = BatchSlots(1)
     assert await slots.acquire()
     gone, given, waits = await queued(slots, 3)
     gone.cancel()
@@ -45,19 +42,9 @@ async def test_a_cancelled_caller_takes_no_slot_even_in_the_moment_it_is_given()
 
 
 async def test_a_caller_that_is_turned_away_has_no_slot() -> None:
-    slots = BatchSlots(1, max_waiting=9)
+    slots = BatchSlots(1)
     assert await slots.acquire()
     waiting = await queued(slots, 2)
     slots.turn_away()
     assert await asyncio.gather(*waiting) == [False, False]
     assert (slots.in_use, slots.waiting) == (1, 0)
-
-
-async def test_a_full_line_refuses_by_name() -> None:
-    slots = BatchSlots(1, max_waiting=1)
-    assert await slots.acquire()
-    [waiting] = await queued(slots, 1)
-    with pytest.raises(EngineError, match="max_waiting"):
-        await slots.acquire()
-    slots.release()
-    assert await waiting

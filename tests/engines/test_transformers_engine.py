@@ -112,16 +112,6 @@ async def test_requests_drawn_together_are_one_batch_and_the_same_to_the_last_bi
         assert one.sampled.entropies == other.sampled.entropies
 
 
-async def test_of_requests_that_do_not_all_fit_the_waiting_line_none_is_drawn(
-    policy: LoadedPolicy, ask: Asker
-) -> None:
-    async with serving(policy, max_waiting=2) as engine:
-        with pytest.raises(EngineError, match="max_waiting"):
-            await engine.generate_together([ask(i) for i in range(3)])
-        assert engine.gauges()["tokens"] == 0
-        assert len(await engine.generate_together([ask(i) for i in range(2)])) == 2
-
-
 async def test_different_seeds_give_different_tokens(policy: LoadedPolicy, ask: Asker) -> None:
     requests = [ask(5, sampling_seed=seed) for seed in range(8)]
     async with serving(policy) as engine:
@@ -475,7 +465,7 @@ async def test_old_vision_features_are_forgotten_with_the_old_weights(
 
 async def test_cancelling_frees_the_place(policy: LoadedPolicy, ask: Asker) -> None:
     requests = [ask(i, max_tokens=30) for i in range(30)]
-    async with serving(policy, max_batch=2, max_waiting=40) as engine:
+    async with serving(policy, max_batch=2) as engine:
         tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
         await asyncio.sleep(0)
         for task in tasks[1:]:
@@ -504,16 +494,6 @@ async def test_cancelling_ends_a_row_that_is_being_decoded(
             await task
         assert len((await engine.generate(ask(2, max_tokens=3))).sampled.token_ids) <= 3
         assert engine.gauges()["tokens"] < 2000
-
-
-async def test_a_full_waiting_line_refuses_by_name(policy: LoadedPolicy, ask: Asker) -> None:
-    async with serving(policy, max_batch=1, max_waiting=3) as engine:
-        tasks = [asyncio.create_task(engine.generate(ask(i, max_tokens=20))) for i in range(12)]
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    refused = [outcome for outcome in outcomes if isinstance(outcome, EngineError)]
-    assert refused
-    assert "max_waiting" in str(refused[0])
-    assert sum(isinstance(outcome, Generation) for outcome in outcomes) == 12 - len(refused)
 
 
 async def test_prompts_that_cannot_be_served_are_refused_before_they_wait(

@@ -22,9 +22,8 @@ import torch
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
-from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.prefix_window import PrefixWindow, vision_digest
+from dart_cli.engines.caches import vision_digest
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.weights.manifest import WEIGHTS
@@ -254,60 +253,6 @@ def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
     assert errors(policy, requests, generations, versions) < EXACT
 
 
-def test_keys_and_values_that_are_kept_give_numbers_of_both_versions_and_lose_no_request(
-    endless: Served, policy: LoadedPolicy, ask: Asker
-) -> None:
-    recompute = endless.engine._config
-    endless.engine._config = VllmConfig(kv_cache="keep")
-    try:
-        requests, generations, versions = taken_in_flight(
-            endless, ask, policy, count=MAX_BATCH + 2, updates=2
-        )
-        later = endless.run(endless.generate(*requests[:3]))
-    finally:
-        endless.engine._config = recompute
-    assert {generation.stop for generation in generations} == {"length"}
-    assert errors(policy, requests, generations, versions) > EXACT  # as documented
-    assert errors(policy, requests[:3], later, versions) < EXACT
-
-
-def test_kept_keys_and_values_reach_no_completion_of_one_version(
-    endless: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = endless.engine
-    monkeypatch.setattr(engine, "_config", VllmConfig(kv_cache="keep"))
-    versions = at(endless, *random_versions(policy, 2))
-    path = publish(versions[-1], endless.published, len(versions) - 1).path
-    requests = [ask(i, past_images=2, max_tokens=8) for i in range(MAX_BATCH)]
-    halt, asking = engine._llm.start_weight_update, []
-
-    async def begin(which: list[GenerateRequest]) -> None:
-        asking.extend(asyncio.create_task(engine.generate(request)) for request in which)
-        await asyncio.sleep(0)
-
-    async def halted() -> None:
-        await begin(requests[MAX_BATCH // 2 :])
-        await asyncio.sleep(0.2)  # they would be with vLLM by now
-        await halt()
-
-    async def updated() -> list[Generation]:
-        await endless.generate(*requests)  # their prompts are held, under the version before
-        monkeypatch.setattr(engine._llm, "start_weight_update", halted)
-        await begin(requests[: MAX_BATCH // 2])
-        await engine.update_weights(path, len(versions) - 1)
-        return await asyncio.gather(*asking)
-
-    generations = endless.run(updated())
-    asked = requests[: MAX_BATCH // 2] + requests[MAX_BATCH // 2 :]
-    pure = [
-        pair
-        for pair in zip(asked, generations, strict=True)
-        if len(pair[1].sampled.version_spans) == 1
-    ]
-    assert len(pure) >= MAX_BATCH // 2
-    assert errors(policy, *map(list, zip(*pure, strict=True)), versions) < EXACT
-
-
 def test_a_request_that_reaches_vllm_after_its_end_leaves_no_token_of_mixed_weights(
     endless: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,22 +282,16 @@ def cached_of(served: Served, request: GenerateRequest) -> tuple[int, Generation
     return int(served.engine.gauges()["cached_tokens"] - before), generation
 
 
-def test_prefixes_serve_later_weights_as_far_as_they_may_and_no_further(
-    served: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
+def test_no_prefix_of_older_weights_is_taken(
+    served: Served, policy: LoadedPolicy, ask: Asker
 ) -> None:
-    engine = served.engine
-    monkeypatch.setattr(engine, "_window", PrefixWindow(1, engine.policy_version))
-    engine._window.number = 1_000_000  # no prefix of another test is found
-    versions, request = at(served, *random_versions(policy, 3)), ask(91, past_images=2)
-    found = [cached_of(served, request)]
-    for number in (len(versions) - 2, len(versions) - 1):
-        path = publish(versions[number], served.published, number).path
-        served.run(engine.update_weights(path, number))
-        found.append(cached_of(served, request))
-    (first, _), (second, mixed), (third, fresh) = found
-    assert first == third == 0
-    assert second > len(request.prompt_token_ids) // 2
-    assert errors(policy, [request], [mixed], versions) > EXACT
+    versions, request = at(served, *random_versions(policy, 2)), ask(91, past_images=2)
+    cached_of(served, request)
+    again, _ = cached_of(served, request)
+    assert again > len(request.prompt_token_ids) // 2
+    served.run(served.take(versions[-1]))
+    found, fresh = cached_of(served, request)
+    assert found == 0
     assert errors(policy, [request], [fresh], versions) < EXACT
 
 
@@ -471,7 +410,7 @@ def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:
 def test_a_screen_travels_to_vllm_as_bytes(policy: LoadedPolicy, ask: Asker) -> None:
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from dart_cli.engines.vllm.images import image_item
+    from dart_cli.engines.vllm.models import image_item
 
     image = policy.images.prepare(ask(79).images[0])
     frames = MsgpackEncoder().encode(image_item(image.pixels, image.grid))

@@ -236,12 +236,12 @@ def test_adapters_that_vllm_refuses_leave_those_that_serve(
 ) -> None:
     if mode == "merged":
         pytest.skip("an error within a transfer ends the engine: tests/engines/test_vllm_engine.py")
-    from dart_cli.engines.vllm import adapters
+    from dart_cli.engines.vllm import set_files
 
     [weights] = further(policy, 1, seed=6)
     version = served.run(served.take(weights))
     given: dict[str, Any] = {"r": 600}
-    monkeypatch.setattr(adapters, "peft_config", lambda *_: {"peft_type": "LORA", **given})
+    monkeypatch.setattr(set_files, "peft_config", lambda *_: {"peft_type": "LORA", **given})
     again = publish(weights, served.published, version + 1).path
     with pytest.raises(WeightsError, match=f"vLLM did not take the adapters of v{version + 1}"):
         served.run(served.engine.update_weights(again, version + 1))

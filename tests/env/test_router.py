@@ -308,6 +308,8 @@ async def test_a_scripted_engine_answers_over_the_bus_and_its_errors_rise(tmp_pa
 
     async def answer(client: str, request: Request) -> Completion:
         assert isinstance(request, ActRequest)
+        if request.trajectory_id == "t-2":
+            raise EngineError("the engine is closed")
         return await responder.answer(request)
 
     async with Replier(Endpoints(tmp_path / "run").address("rollout-0")) as replier:
@@ -316,7 +318,6 @@ async def test_a_scripted_engine_answers_over_the_bus_and_its_errors_rise(tmp_pa
         router.observe(heartbeat("rollout-0", replier.endpoint))
         reply = await router.act(act())
         assert (reply.text, reply.stop, reply.sampled.entropies[0]) == ("click(1,2)", "end", 0.2)
-        await engine.close()
         with pytest.raises(EngineError, match="engine is closed"):
             await router.act(act("t-2"))
         await router.close()

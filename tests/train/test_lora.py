@@ -17,7 +17,7 @@ from bus.messages import Batch
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.model_folder import read_json, resolve
 from dart_cli.config.schema import Config, LoraConfig
-from dart_cli.engines import features
+from dart_cli.engines import caches
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
@@ -262,7 +262,7 @@ def test_screens_are_not_computed_again_as_the_tower_has_no_adapters(
         computed.extend(image.key for image in images)
         return image_features(model, images)
 
-    monkeypatch.setattr(features, "image_features", counted)
+    monkeypatch.setattr(caches, "image_features", counted)
     engine = TransformersEngine(load_policy(tiny_folder, lora=LORA), load_weights=load)
     first = play(engine, 2, 1)
     same = publish(weight_tensors(engine.policy.model), tmp_path, 1)

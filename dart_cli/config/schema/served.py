@@ -14,7 +14,6 @@ from dart_cli.config.schema.base import (
     Count,
     Device,
     Folder,
-    Megabytes,
     Positive,
     PositiveSeconds,
     Section,
@@ -24,6 +23,12 @@ from dart_cli.config.schema.base import (
 
 MODEL_ENGINES = ("transformers", "vllm")
 """Values of `rollout.engine` that run the policy's model; the others answer without one."""
+KV_CACHE_MB = 4096
+"""`transformers`: MiB for the keys and values of the requests decoded together, their longest counted for each; a
+request that does not fit waits. A single one is served, however large."""
+PREFIX_CACHE_MB = 1024
+"""`transformers`: MiB beside them for those of earlier requests, with which a request that begins like one of them is
+not computed from its start."""
 ENGINES = (*MODEL_ENGINES, "scripted")
 
 
@@ -44,26 +49,6 @@ class RolloutConfig(Section):
     max_batch: int = Field(default=32, ge=1, le=MOST_SLOTS)
     """Requests decoded together."""
 
-    kv_cache_mb: Megabytes = 4096
-    """`transformers`: MiB for the keys and values of the requests decoded together, their longest
-    counted for each; a request that does not fit waits. A single one is served, however large."""
-
-    prefix_cache_mb: int = Field(default=1024, ge=0, le=16 * MANY)
-    """`transformers`: MiB beside `kv_cache_mb` for the keys and values of earlier requests, with which
-    a request that begins like one of them is not computed from its start; 0 for none."""
-
-    max_prefix_staleness: int = Field(default=0, ge=0, le=64)
-    """Versions. How much older than the weights that serve the keys and values of a prompt's beginning may be:
-    with 0 each publication computes the prompts of all running episodes again. With k they are computed again
-    at every (k + 1)-th: what is drawn meanwhile attends to older keys and values, so its log-probabilities are
-    not those of one version, and the trainer's importance ratios carry the difference."""
-
-    image_cache_mb: int = Field(default=0, ge=0, le=16 * MANY)
-    """MiB for decoded screens, cut as the model reads them: 2.7 for one of 1280x720, 6.0 for 1920x1080.
-    A step shows past screens again; 0 makes room for those of the episodes in play: the slots of `up.envs` over
-    `up.rollouts` engines, `policy.history_images` each. vLLM's own cache (`mm_processor_cache_gb` of
-    `vllm.options`) has the same room."""
-
     device: Device = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
@@ -72,10 +57,6 @@ class RolloutConfig(Section):
 
     deadline_s: PositiveSeconds = 60.0
     """Seconds an environment waits for a completion, over all workers that it can ask."""
-
-    absent_s: PositiveSeconds = 900.0
-    """Seconds an environment waits, for each completion, while no worker can be asked: it keeps its
-    screen and its lease meanwhile. After that the episode is invalid."""
 
 
 class VllmConfig(Section):
@@ -87,34 +68,17 @@ class VllmConfig(Section):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory for weights, activations and keys and values together."""
 
-    kv_cache_mb: int = Field(default=0, ge=0, le=16 * MANY)
-    """MiB for keys and values, in place of `gpu_memory_utilization`; 0 for what that share leaves,
-    or for 512 on a CPU."""
-
     max_model_len: int = Field(default=0, ge=0, le=16 * MANY)
     """Most tokens of prompt and completion together; 0 for as many as the model has positions. A
     lower number leaves room for more requests."""
-
-    enforce_eager: bool = False
-    """Use no CUDA graphs: starts faster, serves slower."""
-
-    async_scheduling: bool = True
-    """Prepare the next iteration on the host while the GPU computes the present one. A CPU has no use
-    for it."""
-
-    prefix_caching: bool = True
-    """Keep keys and values of prompts for requests that begin alike, under the same weights."""
-
-    kv_cache: Literal["recompute", "keep"] = "recompute"
-    """What is done with running requests when weights change: `recompute` their keys and values, so
-    that every token is of one version; or `keep` the old ones, a shorter halt but two versions mixed."""
 
     lora: Literal["adapters", "merged"] = "adapters"
     """With `model.lora`: serve `adapters` beside the weights, so that a request ends under the version
     that it began with and nothing halts; or add each version to the weights (`merged`)."""
 
     options: dict[str, Any] = {}
-    """Further engine arguments by vLLM's own names, e.g. { block_size = 32 }."""
+    """Further engine arguments by vLLM's own names, e.g. { enforce_eager = true } to start faster and serve
+    slower, { kv_cache_memory_bytes = 8589934592 } in place of `gpu_memory_utilization`."""
 
 
 PERMIT_S = 120.0

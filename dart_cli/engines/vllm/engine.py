@@ -6,18 +6,13 @@
     update_weights  checks the set, then: halt, four phases of vLLM's transfer, resume
     interrupt       aborts the requests in vLLM; each returns the tokens it has
 
-`vllm.kv_cache` chooses the effect of an update on running requests. With "recompute" they leave vLLM with
-the tokens that they have and go on in it under the new weights, so the numbers of every token are those
-of a fresh forward pass of the version its span names. With "keep" nothing is computed again: later tokens
-attend to keys and values of older weights, and their numbers are those of that mixture, as in the
-transformers engine; a request without a token is started again, so that a completion of one version
-is of that version alone.
+At an update running requests leave vLLM with the tokens that they have and go on in it under the new weights,
+so the numbers of every token are those of a fresh forward pass of the version its span names.
 
-Nothing is flushed: prefixes of older versions are no longer found (cache_salt), except within
-`max_prefix_staleness` versions, and make room as vLLM needs it. Screens that vLLM has stay, and features of
-them do where the vision tower is the same, byte for byte.
+Nothing is flushed: prefixes of older versions are no longer found (cache_salt), and make room as vLLM needs it.
+Screens that vLLM has stay, and features of them do where the vision tower is the same, byte for byte.
 
-Adapters of low rank are served beside the weights (adapters.py), where nothing halts and a request
+Adapters of low rank are served beside the weights (set_files.py), where nothing halts and a request
 ends under the version that it began with; or, with `vllm.lora = "merged"`, each version is added to
 the weights, and all of the above holds.
 
@@ -30,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,16 +41,14 @@ from dart_cli.engines.base import (
     CompletionStop,
     GenerateRequest,
     Generation,
+    LoadMeter,
     UpdateTiming,
 )
+from dart_cli.engines.caches import NO_VISION, vision_digest
 from dart_cli.engines.completions import CompletionBuilder
-from dart_cli.engines.load_meter import LoadMeter
-from dart_cli.engines.prefix_window import NO_VISION, PrefixWindow, vision_digest
-from dart_cli.engines.request_validator import RequestValidator
+from dart_cli.engines.requests import RequestValidator
 from dart_cli.engines.vllm import SECTION
-from dart_cli.engines.vllm.adapters import LEAST_SLOTS, AdapterVersions
-from dart_cli.engines.vllm.set_files import open_files
-from dart_cli.engines.vllm.slots import BatchSlots
+from dart_cli.engines.vllm.set_files import LEAST_SLOTS, AdapterVersions, open_files
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.lora import base_of
@@ -81,13 +75,58 @@ _MOVED = "moved"
 _STOPS: dict[str, CompletionStop] = {"stop": "end", "length": "length", "abort": "suspended"}
 
 
+class BatchSlots:
+    """Slots of vLLM's batch, and the queue for them: first come, first served. For one event loop."""
+
+    def __init__(self, count: int) -> None:
+        self.in_use = 0
+        self._count = count
+        self._queue: deque[asyncio.Future[bool]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait."""
+        return len(self._queue)
+
+    async def acquire(self) -> bool:
+        """Wait for a slot; False if the caller was turned away."""
+        if self.in_use < self._count and not self._queue:
+            self.in_use += 1
+            return True
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn in self._queue:
+                self._queue.remove(turn)
+            elif turn.done() and not turn.cancelled() and turn.result():
+                self.release()  # the slot was given in the moment the caller was cancelled
+            raise
+
+    def release(self) -> None:
+        """Return a slot: the first waiting caller gets it, if there is one."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(True)
+                return
+        self.in_use -= 1
+
+    def turn_away(self) -> None:
+        """End every wait: `acquire` returns False to each waiting caller."""
+        for turn in self._queue:
+            if not turn.done():
+                turn.set_result(False)
+        self._queue.clear()
+
+
 class VllmEngine:
-    """Serves one policy through vLLM. Bounds: `max_waiting` requests may wait.
+    """Serves one policy through vLLM. What waits is bounded by its callers: the replier's handlers, a player.
 
     `policy` needs no weights, vLLM loads its own. `load_weights` checks a published set
     (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error. Of
-    adapters that are served beside the weights, `versions` can be in use at once (at least two). A prompt
-    may go on from keys and values of weights up to `max_prefix_staleness` versions older.
+    adapters that are served beside the weights, `versions` can be in use at once (at least two).
     """
 
     def __init__(
@@ -101,10 +140,8 @@ class VllmEngine:
         device: str = "auto",
         threads: int = 1,
         max_batch: int = 32,
-        max_waiting: int = 4096,
         deadline_s: float = 600.0,
         versions: int = 1,
-        max_prefix_staleness: int = 0,
     ) -> None:
         """Starts vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
         self.policy = policy
@@ -118,10 +155,9 @@ class VllmEngine:
             for name, tensor in weight_tensors(policy.model).items()
         }
         self._deadline_s = deadline_s
-        self._slots = BatchSlots(max_batch, max_waiting)
+        self._slots = BatchSlots(max_batch)
         self._running: dict[str, OutputCollector] = {}  # by vLLM's request id
         self._interrupted: set[str] = set()
-        self._recalled: set[str] = set()  # to be started again: they had no token at an update
         self._takes_requests = asyncio.Event()  # cleared while weights are updated
         self._takes_requests.set()
         self._interruptions = 0
@@ -134,15 +170,13 @@ class VllmEngine:
         self._submitted = 0
         self._fault = ""  # why the engine no longer serves
         self._ended = False
-        self._label_lock = asyncio.Lock()
         self._updating = False
-        self._labelled = False  # vLLM knows the version of its tokens
         self._base: dict[str, Any] = {}  # what adapters are added to by vLLM's workers
         if policy.lora is not None:
             self._base = base_of(policy.folder, policy.lora)
         self._adapters: AdapterVersions | None = None
         self._moved: set[str] = set()  # to go on under the newest weights or adapters
-        self._window = PrefixWindow(max_prefix_staleness, policy_version)
+        self._swaps = 0  # of weights; prefixes are of one of them
         self._vision = None if policy.lora is None else NO_VISION  # digest of what serves
         slots = 0
         if policy.lora is not None and self._config.lora == "adapters":
@@ -168,8 +202,7 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Draw one completion.
 
-        Raises EngineError if the prompt does not fit the model or its images, if the queue is
-        full, or if vLLM fails; EngineGoneError if it has died. Cancelling the awaiting task frees the
+        Raises EngineError if the prompt does not fit the model or its images, or if vLLM fails; EngineGoneError if it has died. Cancelling the awaiting task frees the
         request's slot.
         """
         arrived = time.monotonic()
@@ -208,40 +241,33 @@ class VllmEngine:
         seen: int,
     ) -> CompletionStop:
         """Fill `builder` until the completion ends, or there are more interruptions than `seen`."""
-        from dart_cli.engines.vllm.prompts import sampling_params
-
-        await self._label()
-        params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
-        token_ids = request.prompt_token_ids + builder.token_ids
         tries = TRIES
         while True:
             await self._takes_requests.wait()
             self._check_serves()
             if self._interruptions != seen:
                 return "suspended"  # before vLLM had it
-            drawn = await self._submit(self._input(token_ids, images), params)
-            if drawn is None:
-                continue
-            if drawn.finish == _MOVED:
-                builder.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
-                params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
-                token_ids = request.prompt_token_ids + builder.token_ids
-                continue
-            tries -= 1
-            if drawn.finish != "error" or drawn.token_ids or not tries:
-                break
-            # vLLM's image cache lacked an image that ours has. It is sent now.
-        if drawn.finish not in _STOPS:
-            raise EngineError(
-                f"vLLM ended request {request.request_id}: {drawn.finish or 'no reason given'}; {SEE_LOG}"
-            )
-        builder.extend(drawn.token_ids, drawn.logprobs, drawn.entropies, drawn.versions)
-        return _STOPS[drawn.finish]
+            before = len(builder)
+            finish = await self._submit(request, builder, images)
+            if finish in _STOPS:
+                return _STOPS[finish]
+            if finish == "error" and len(builder) == before:
+                tries -= 1  # vLLM's image cache lacked an image that ours has. It is sent now.
+            elif finish != _MOVED:
+                tries = 0
+            if not tries:
+                raise EngineError(
+                    f"vLLM ended request {request.request_id}: {finish or 'no reason given'}; {SEE_LOG}"
+                )
 
-    async def _submit(self, prompt: Any, params: Any) -> OutputCollector | None:
-        """One request to vLLM, until it ends; None if it was recalled."""
-        from dart_cli.engines.vllm.prompts import OutputCollector
+    async def _submit(
+        self, request: GenerateRequest, builder: CompletionBuilder, images: list[PreparedImage]
+    ) -> str:
+        """Let vLLM go on with a completion; returns why it has ended there."""
+        from dart_cli.engines.vllm.prompts import OutputCollector, sampling_params
 
+        params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
+        prompt = self._input(request.prompt_token_ids + builder.token_ids, images)
         self._submitted += 1
         name = f"{SECTION}-{self._submitted}"
         drawn = self._running[name] = OutputCollector()
@@ -263,20 +289,19 @@ class VllmEngine:
             self._check_serves()
             raise EngineError(f"vLLM failed: {root_cause(error)}; {SEE_LOG}") from error
         finally:
-            is_recalled = name in self._recalled
-            self._tokens += 0 if is_recalled else len(drawn.token_ids)
+            self._tokens += len(drawn.token_ids)
             del self._running[name]
             self._interrupted.discard(name)
-            self._recalled.discard(name)
             is_moved = name in self._moved
             self._moved.discard(name)
             if adapters:
                 await adapters.end(version, name)
-        if adapters or is_moved:
-            drawn.versions = [version] * len(drawn.token_ids)
-            if not adapters or (is_moved and drawn.finish == "abort"):
-                drawn.finish = _MOVED
-        return None if is_recalled else drawn
+        if is_moved and (not adapters or drawn.finish == "abort"):
+            drawn.finish = _MOVED
+        builder.extend(
+            drawn.token_ids, drawn.logprobs, drawn.entropies, [version] * len(drawn.token_ids)
+        )
+        return drawn.finish
 
     def _input(
         self,
@@ -287,17 +312,8 @@ class VllmEngine:
         from dart_cli.engines.vllm.prompts import engine_input, sent_items
 
         items = sent_items(self._llm.input_processor, images)
-        salt = f"{self._window.number}" if self._adapters is None else f"v{self._version}"
+        salt = f"{self._swaps}" if self._adapters is None else f"v{self._version}"
         return engine_input(token_ids, images, items, self.policy.image_token_id, salt)
-
-    async def _label(self) -> None:
-        """Set the version in vLLM, once."""
-        if self._labelled:
-            return
-        async with self._label_lock:
-            if not self._labelled:
-                await self._llm.update_weight_version(str(self._version))
-                self._labelled = True
 
     def interrupt(self) -> None:
         """End every request now; each returns its tokens, as `suspended`, or as ended if it is."""
@@ -403,7 +419,7 @@ class VllmEngine:
         """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
         try:
             with open_files(directory) as files:
-                async with asyncio.timeout(UPDATE_DEADLINE_S), self._label_lock:
+                async with asyncio.timeout(UPDATE_DEADLINE_S):
                     return await self._take(files, policy_version, vision)
         except WeightsError:
             raise
@@ -429,20 +445,17 @@ class VllmEngine:
         self._takes_requests.clear()
         # Explicit, since vLLM clears its caches by default, that of screens among them.
         await llm.pause_generation(mode="keep", clear_cache=False)
-        if self._config.kv_cache == "recompute":
-            await self._move()
+        await self._move()
         await llm.start_weight_update()
         update = {"files": files} | self._base
         await llm.update_weights(WeightTransferUpdateRequest(update))
-        await llm.finish_weight_update(weight_version=str(policy_version))
+        await llm.finish_weight_update()
         placed = time.monotonic()
         if vision is None or vision != self._vision:
             await llm.reset_encoder_cache()  # its keys are images, without the version
-        if self._config.kv_cache == "keep":
-            self._recall()
         finished = time.monotonic()
-        self._version, self._labelled, self._vision = policy_version, True, vision
-        self._window.take(policy_version)
+        self._version, self._vision = policy_version, vision
+        self._swaps += 1
         self._takes_requests.set()
         await llm.resume_generation()
         self._meter.go()
@@ -454,12 +467,6 @@ class VllmEngine:
         self._moved.update(names)
         self._interrupted.update(names)
         await self._llm.abort(names)
-
-    def _recall(self) -> None:
-        """Abort and restart requests without a token: their keys and values may be of older weights."""
-        names = [name for name, drawn in self._running.items() if not drawn.token_ids]
-        self._recalled.update(names)
-        self._abort(names)
 
     async def close(self) -> None:
         """Refuse new requests, end the running ones, stop vLLM's processes."""

@@ -23,7 +23,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from bus.messages import Sampling
 from dart_cli.engines.vllm import SECTION
-from dart_cli.engines.vllm.images import IMAGE, image_item
+from dart_cli.engines.vllm.models import IMAGE, image_item
 from dart_cli.engines.vllm.sampler import COLUMNS
 from dart_cli.policy.images import PreparedImage
 
@@ -111,7 +111,6 @@ class OutputCollector:
         self.logprobs: list[float] = []  # nats
         self.entropies: list[float] = []  # nats
         self.finish = ""  # vLLM's reason, at the end
-        self.versions: list[int] = []  # [N], at the end
 
     def add(self, output: CompletionOutput) -> None:
         """Add one output."""
@@ -122,5 +121,3 @@ class OutputCollector:
             self.entropies += [-value for value in numbers.logprobs[1::COLUMNS]]
         if output.finish_reason is not None:
             self.finish = output.finish_reason
-            for span in output.weight_versions or []:
-                self.versions += [int(span.version)] * (span.end - span.start)

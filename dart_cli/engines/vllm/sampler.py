@@ -31,7 +31,7 @@ from vllm.v1.sample.logits_processor.interface import (
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from dart_cli.engines.inverse_cdf import draw, entropies, uniform_numbers
+from dart_cli.engines.sampling import draw, entropies, uniform_numbers
 from dart_cli.engines.vllm import SECTION
 
 COLUMNS = 2

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CPU_KV_MB = 512
-"""Size of the KV cache on a CPU if the configuration gives none, MiB."""
+"""Size of the KV cache on a CPU, MiB."""
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The only worker of a CPU is in the engine's process. vLLM's CPU platform takes a process more, to set
 its threads; ours are set before either starts."""
@@ -48,9 +48,8 @@ def engine_args(
     adapter_slots: int = 0,
 ) -> dict[str, Any]:
     """Arguments for vLLM's AsyncEngineArgs."""
-    from dart_cli.engines.vllm.adapters import adapter_args
-    from dart_cli.engines.vllm.plugin import Parts
-    from dart_cli.engines.vllm.transfer import BACKEND
+    from dart_cli.engines.vllm.plugin import BACKEND, Parts
+    from dart_cli.engines.vllm.set_files import adapter_args
 
     length = min(config.max_model_len or policy.max_positions, policy.max_positions)
     arguments: dict[str, Any] = {
@@ -62,12 +61,12 @@ def engine_args(
         "max_model_len": length,
         "max_num_seqs": max_batch,
         "gpu_memory_utilization": config.gpu_memory_utilization,
-        "enforce_eager": config.enforce_eager or on_cpu,
-        "enable_prefix_caching": config.prefix_caching,
-        "async_scheduling": config.async_scheduling,  # the CPU's platform turns it off
+        "enforce_eager": on_cpu,
+        "enable_prefix_caching": True,
+        "async_scheduling": True,  # the CPU's platform turns it off
         "limit_mm_per_prompt": {"image": max(1, length // 4)},  # as many as fit
         "mm_processor_kwargs": {SECTION: asdict(largest_screen(policy, length))},
-        "mm_device_do_normalize": True,  # screens come as bytes (images.PixelScaling)
+        "mm_device_do_normalize": True,  # screens come as bytes (models.PixelScaling)
         "logits_processors": [Parts],
         "additional_config": {
             SECTION: {
@@ -82,9 +81,8 @@ def engine_args(
     }
     if adapter_slots and policy.lora is not None:
         arguments |= adapter_args(policy.lora, adapter_slots)
-    if config.kv_cache_mb or on_cpu:
-        arguments["kv_cache_memory_bytes"] = (config.kv_cache_mb or CPU_KV_MB) << 20
     if on_cpu:
+        arguments["kv_cache_memory_bytes"] = CPU_KV_MB << 20
         # Chunked prefill uses other kernels, which are slower at small sizes.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(length, 4096)
@@ -94,8 +92,8 @@ def engine_args(
 
 
 def largest_screen(policy: LoadedPolicy, max_model_len: int) -> Any:
-    """The most image tokens that one screen can take, as images.Largest."""
-    from dart_cli.engines.vllm.images import Largest
+    """The most image tokens that one screen can take, as models.Largest."""
+    from dart_cli.engines.vllm.models import Largest
 
     images = policy.images
     side = images.patch * images.merge
@@ -130,40 +128,29 @@ def start(
     if problem := vllm_problem():
         raise MissingPartError(f'rollout.engine = "vllm": {problem}')
     with _environment(device, threads):
-        return _start(policy, config, device, dtype, max_batch, adapter_slots)
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-
-def _start(
-    policy: LoadedPolicy,
-    config: VllmConfig,
-    device: str,
-    dtype: str,
-    max_batch: int,
-    adapter_slots: int,
-) -> AsyncLLM:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    on_cpu = bool(current_platform.is_cpu())
-    _check_platform(config, device, on_cpu)
-    arguments = engine_args(
-        policy,
-        config,
-        dtype=dtype,
-        max_batch=max_batch,
-        on_cpu=on_cpu,
-        adapter_slots=adapter_slots,
-    )
-    log.info("starting vLLM %s: up to a minute", "on the CPU" if on_cpu else f"on {device}")
-    try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    except TypeError as error:  # from AsyncEngineArgs: an unknown name
-        raise EngineError(
-            f"vllm.options: {error}; see the engine arguments of vLLM's documentation"
-        ) from error
-    except Exception as error:  # vLLM raises whatever ended its processes
-        raise EngineError(f"vLLM did not start: {_cause(error)}") from error
+        on_cpu = bool(current_platform.is_cpu())
+        _check_platform(config, device, on_cpu)
+        arguments = engine_args(
+            policy,
+            config,
+            dtype=dtype,
+            max_batch=max_batch,
+            on_cpu=on_cpu,
+            adapter_slots=adapter_slots,
+        )
+        log.info("starting vLLM %s: up to a minute", "on the CPU" if on_cpu else f"on {device}")
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        except TypeError as error:  # from AsyncEngineArgs: an unknown name
+            raise EngineError(
+                f"vllm.options: {error}; see the engine arguments of vLLM's documentation"
+            ) from error
+        except Exception as error:  # vLLM raises whatever ended its processes
+            raise EngineError(f"vLLM did not start: {_cause(error)}") from error
 
 
 @contextlib.contextmanager
@@ -239,7 +226,7 @@ def _cause(error: BaseException) -> str:
     if any(sign in text.lower() for sign in _MEMORY):
         text += (
             "; lower vllm.max_model_len or rollout.max_batch, set vllm.gpu_memory_utilization or "
-            "vllm.kv_cache_mb to what is free, or spread the model by vllm.tensor_parallel"
+            "kv_cache_memory_bytes of vllm.options to what is free, or spread the model by vllm.tensor_parallel"
         )
     elif "engine core" in text.lower():
         text += f"; {SEE_LOG}"

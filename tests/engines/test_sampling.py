@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dart_cli.engines.inverse_cdf import GROUP, draw, entropies, uniform_numbers
+from dart_cli.engines.sampling import GROUP, draw, entropies, uniform_numbers
 
 
 def test_numbers_of_a_seed_are_the_same_however_many_positions_there_are() -> None:

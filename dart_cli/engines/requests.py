@@ -1,12 +1,32 @@
-"""Checks whether an engine can serve a request, before it waits."""
+"""Requests before they are a row of a batch: whether they can be served, and when they join.
+
+RequestValidator   checks a request before it waits
+ActiveRequest      a request that can be served: waiting, or a row of the batch
+JoinPolicy         when waiting requests join a running batch
+"""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
 from bus.errors import PromptError
 from bus.messages import SampledTokens
-from dart_cli.engines.base import GenerateRequest
+from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.caches import BlockKeys
+from dart_cli.engines.completions import CompletionBuilder
+from dart_cli.engines.sampling import uniform_numbers
 from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.model import LoadedPolicy
+
+PREFILL_ITERATIONS = 2
+"""Cost of a prefill for the rows that it delays, beside the prompts' own work, in iterations."""
 
 
 class RequestValidator:
@@ -75,3 +95,69 @@ class RequestValidator:
                     f"0 to {cells - 1}"
                 )
             before = token
+
+
+@dataclass(eq=False)
+class ActiveRequest:
+    """One request, waiting or running."""
+
+    request: GenerateRequest
+    builder: CompletionBuilder
+    images: list[PreparedImage]
+    arrived: float
+    began: float = 0.0  # start of its prefill
+    position: int = 0  # of the last token drawn, in the model's position ids
+    weights: int = -1  # of its keys and values: RunningBatch's count when it was prefilled
+    future: Future[Generation] = field(default_factory=Future)
+    cancelled: bool = False  # no caller awaits it any more; its row can end early
+    _block_keys: BlockKeys | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt and what has been drawn so far."""
+        return self.request.prompt_token_ids + self.builder.token_ids
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and completion, if it reaches max_tokens."""
+        return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
+
+    @cached_property
+    def uniform(self) -> NDArray[np.float64]:
+        """One number for each position of the completion."""
+        sampling = self.request.sampling
+        return uniform_numbers(sampling.seed, sampling.max_tokens)
+
+    def block_keys(self, token_ids: Sequence[int], image_token: int) -> Sequence[bytes]:
+        """Keys of the whole blocks of `token_ids`, the first of this request's own, or all."""
+        if self._block_keys is None:
+            self._block_keys = BlockKeys(self.images, image_token)
+        return self._block_keys.of(token_ids)
+
+    def finished(self, ends: Container[int]) -> Literal["end", "length"] | None:
+        """Why the completion is over; None if it is not."""
+        return self.builder.finished(ends, self.request.sampling.max_tokens)
+
+
+class JoinPolicy:
+    """When waiting requests join a running batch, rather than wait for more to join with them.
+
+    A prefill delays all rows of the batch, and much of that delay is the same for one joiner as for
+    ten. So joiners wait until the sum of the iterations they have waited equals the sum of the
+    iterations that their prefill will cost the others: at most twice the loss of a policy that
+    knows the future (Dooly, Goldman and Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM
+    48, 2001). Counted in iterations, not in seconds, so that the same requests make the same
+    batches.
+    """
+
+    def __init__(self, prefill_iterations: float = PREFILL_ITERATIONS) -> None:
+        self._cost = prefill_iterations
+        self._waited = 0
+
+    def admits(self, joiners: int, running: int) -> bool:
+        """Whether `joiners` requests join `running` rows now; called once before each iteration."""
+        if joiners and self._waited >= self._cost * running:
+            self._waited = 0
+            return True
+        self._waited = self._waited + joiners if joiners else 0
+        return False

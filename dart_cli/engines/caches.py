@@ -1,0 +1,419 @@
+"""What the transformers engine keeps: keys and values of running and earlier requests, features of screens.
+
+    BatchKVCache         those of the running batch, one token per row and pass
+    PrefixCache          those of prompts served before, by digest; BlockKeys has the digests of a sequence
+    kv_bytes_per_token   their size for one token of one row
+    FeatureCache         the vision tower's output of recent screens
+    vision_digest        what the vision tower is in a set of weights: where it is the same, features stay
+
+**The batch.** All layers have the same layout, rows by columns, and every row ends in the same column:
+
+    column      0  1  2  3  4  5  6  7  8
+    row 0       .  .  a  b  c  d  e  .  .      length 5
+    row 1       .  .  .  .  p  q  r  .  .      length 3
+                      ^ start        ^ end
+
+A pass writes one token of each row into column `end` and reads [start, end]. So nothing is copied;
+transformers' own cache copies everything for each token. A row that joins is written with its last
+token in the last column; a row that leaves is overwritten by the last row. If there are too few rows
+or columns, everything is copied once into a layout with spare columns.
+
+Rows end together, as with padding on the left, because masks by index require it (a sliding window
+counts columns). The positions that rotate the keys are given from outside, one per row.
+
+**Prompts served before.** A block is BLOCK tokens of one sequence. Its digest covers all tokens up to its end and
+the content hashes of the screens among them, so a block is found only by a sequence that is the same from its
+first token on. Sequences that begin alike share blocks: the turns of a trajectory, a group's first
+prompt. As in vLLM's prefix cache (arXiv 2309.06180, 4.3), but blocks are copied out, not referred to.
+Block b is tokens [b * BLOCK, (b + 1) * BLOCK) of one tensor for keys and one for values in each layer. Block 0
+holds zeros, for padding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from dart_cli.policy.forward import ImageFeatures, ModelInputs, image_features
+from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.weight_set import WeightSet, directory_of
+
+SPARE_COLUMNS = 32
+"""Columns to spare after a copy, or an eighth of those in use, if that is more."""
+BLOCK = 16
+"""Tokens of a block, as in vLLM. What a sequence has beyond its last whole block is computed again."""
+MANIFEST = "manifest.json"
+"""The file of a set's digests in its directory (dart_cli/weights/manifest.py)."""
+NO_VISION = ""
+"""The digest of a set without tensors of the vision tower: adapters of the text model."""
+
+
+# --- the running batch --------------------------------------------------------------------------
+
+
+def kv_bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of one token's keys and values over all layers of `model`."""
+    text: Any = model.config.get_text_config(decoder=True)
+    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    width = int(
+        getattr(text, "head_dim", None) or text.hidden_size // int(text.num_attention_heads)
+    )
+    element: int = model.get_input_embeddings().weight.element_size()
+    return 2 * int(text.num_hidden_layers) * heads * width * element
+
+
+class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
+    """One layer's keys and values, [rows, heads, columns, width]; `owner` knows which are in use."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, owner: BatchKVCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self._owner = owner
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one token [rows, heads, 1, width] of each row; return all columns in use."""
+        rows, start, end = len(self._owner.lengths), self._owner.start, self._owner.end
+        self.keys[:rows, :, end : end + 1] = key_states
+        self.values[:rows, :, end : end + 1] = value_states
+        return self.keys[:rows, :, start : end + 1], self.values[:rows, :, start : end + 1]
+
+    def get_seq_length(self) -> int:
+        """Columns in use, from which transformers makes its masks."""
+        return self._owner.end - self._owner.start
+
+
+class BatchKVCache(Cache):  # type: ignore[misc]
+    """See the module. Between two passes: `join`, `leave`. For a pass: `begin_pass`, forward, `end_pass`.
+
+    After a failure in any of these its content is undefined; `clear` it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.lengths: list[int] = []  # [rows], tokens of each
+        self.end = 0
+
+    @property
+    def start(self) -> int:
+        """The first column in use."""
+        return self.end - max(self.lengths, default=0)
+
+    def join(self, fresh: DynamicCache, lengths: Sequence[int]) -> None:
+        """Add the rows of a prefill, padded on the left, with `lengths` [rows] tokens."""
+        before, rows = len(self.lengths), len(self.lengths) + len(lengths)
+        longest = max(lengths)
+        if not self.layers:
+            self._lay_out_like(fresh, rows, longest)
+        elif rows > self.layers[0].keys.shape[0] or longest > self.end:
+            self._lay_out(rows, max(longest, *self.lengths))
+        for layer, new in zip(self.layers, fresh.layers, strict=True):
+            layer.keys[before:rows, :, self.end - longest : self.end] = new.keys
+            layer.values[before:rows, :, self.end - longest : self.end] = new.values
+        self.lengths += lengths
+
+    def leave(self, gone: Collection[int]) -> list[int]:
+        """Remove the rows `gone`. Returns the former index of each remaining row."""
+        remaining = len(self.lengths) - len(gone)
+        order = list(range(remaining))
+        holes = [row for row in sorted(gone) if row < remaining]
+        moved = [row for row in range(remaining, len(self.lengths)) if row not in gone]
+        for hole, row in zip(holes, moved, strict=True):
+            order[hole] = row
+        if not remaining:
+            self.clear()
+            return order
+        if holes:
+            columns = slice(self.start, self.end)
+            for layer in self.layers:
+                layer.keys[holes, :, columns] = layer.keys[moved, :, columns]
+                layer.values[holes, :, columns] = layer.values[moved, :, columns]
+        self.lengths = [self.lengths[row] for row in order]
+        return order
+
+    def clear(self) -> None:
+        """Remove all rows and free the memory.
+
+        The sizes of a layout can change the last bits of the results. So they depend only on the
+        present rows and those they shared the batch with, never on earlier requests.
+        """
+        self.layers.clear()
+        self.lengths.clear()
+        self.end = 0
+
+    def begin_pass(self) -> torch.Tensor:
+        """Make room for one token of each row. Returns the mask [rows, columns in use + 1]."""
+        if self.end == self.layers[0].keys.shape[2]:
+            self._lay_out(len(self.lengths), max(self.lengths))
+        columns = torch.arange(self.end - self.start + 1)
+        padding = max(self.lengths) - torch.tensor(self.lengths)
+        return (columns >= padding[:, None]).long()
+
+    def end_pass(self) -> None:
+        """The pass has written one token of each row."""
+        self.end += 1
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def _lay_out_like(self, fresh: DynamicCache, rows: int, columns: int) -> None:
+        """An empty layout for the layers of `fresh`."""
+        for new in fresh.layers:
+            shape = (rows, new.keys.shape[1], _with_spare(columns), new.keys.shape[3])
+            # Zeros, not uninitialised memory: a masked column adds 0 times its value.
+            self.layers.append(
+                _CacheLayer(self, new.keys.new_zeros(shape), new.values.new_zeros(shape))
+            )
+        self.end = columns
+
+    def _lay_out(self, rows: int, columns: int) -> None:
+        """Copy the columns in use to the end of `columns` columns, with spare columns after them."""
+        before, used = len(self.lengths), slice(self.start, self.end)
+        into = slice(columns - (self.end - self.start), columns)
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                old = getattr(layer, name)
+                new = old.new_zeros((rows, old.shape[1], _with_spare(columns), old.shape[3]))
+                new[:before, :, into] = old[:before, :, used]
+                setattr(layer, name, new)
+        self.end = columns
+
+
+def _with_spare(columns: int) -> int:
+    return columns + max(SPARE_COLUMNS, columns // 8)
+
+
+# --- prompts served before ----------------------------------------------------------------------
+
+
+class BlockKeys:
+    """Digests of one growing sequence; `images` are its screens, in the order of their placeholders."""
+
+    def __init__(self, images: Sequence[PreparedImage], image_token: int) -> None:
+        self._images = list(images)
+        self._image_token = image_token
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._placeholders = 0  # of blocks that are digested
+        self._begun = 0  # images whose first placeholder is among them
+        self._starts = np.cumsum([0, *(image.tokens for image in images)])  # in placeholders
+        self._keys: list[bytes] = []
+
+    def of(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """Keys of the whole blocks of `token_ids` [L], which extends what was given before."""
+        start = len(self._keys) * BLOCK
+        fresh = np.asarray(token_ids[start : len(token_ids) // BLOCK * BLOCK], dtype=np.int64)
+        for block in fresh.reshape(-1, BLOCK):
+            self._hash.update(block.tobytes())
+            self._placeholders += int(np.count_nonzero(block == self._image_token))
+            while self._begun < len(self._images) and (
+                self._starts[self._begun] < self._placeholders
+            ):
+                key = self._images[self._begun].key.encode()
+                self._hash.update(len(key).to_bytes(8, "little") + key)
+                self._begun += 1
+            self._keys.append(self._hash.digest())
+        return self._keys[: len(token_ids) // BLOCK]
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """The first tokens of a sequence, and where they are."""
+
+    blocks: Sequence[int]  # from the first token on
+    tokens: int  # at most BLOCK for each block
+
+
+@dataclass(frozen=True)
+class CachedRow:
+    """Where a sequence's keys and values are in a cache of rows and columns."""
+
+    row: int
+    start: int  # column of its first token
+    keys: Sequence[bytes]  # of its whole blocks, all of which are in the row
+
+
+class PrefixCache:
+    """Blocks of sequences served under the present weights, at most `limit_bytes`.
+
+    A block never outlives the one before it in a sequence. Used by one thread alone. Its memory is
+    taken at the start, on a CPU as it is filled. Raises torch.OutOfMemoryError.
+    """
+
+    def __init__(self, model: PreTrainedModel, limit_bytes: int, bytes_per_token: int) -> None:
+        self._capacity = max(0, limit_bytes // (bytes_per_token * BLOCK) - 1)
+        self._blocks: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values
+        if not self._capacity:
+            return
+        text: Any = model.config.get_text_config(decoder=True)
+        weight: Any = model.get_input_embeddings().weight
+        heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+        layers = int(text.num_hidden_layers)
+        width = bytes_per_token // (2 * layers * heads * weight.element_size())
+        shape = ((self._capacity + 1) * BLOCK, heads, width)
+        for _ in range(layers):
+            both = [torch.empty(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
+            for each in both:
+                each[:BLOCK] = 0
+            self._layers.append((both[0], both[1]))
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._blocks.clear()
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of a sequence that are here, from its first one on."""
+        found: list[int] = []
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append(block)
+        self._touch(keys[: len(found)])
+        return found
+
+    def read(self, rows: Sequence[CachedPrefix], columns: int) -> DynamicCache:
+        """The first tokens of each row, which end in the last of `columns`; 0 before them."""
+        cache = DynamicCache()
+        if not columns:
+            return cache
+        places = np.broadcast_to(np.arange(columns) % BLOCK, (len(rows), columns)).copy()
+        for place, row in zip(places, rows, strict=True):
+            tokens = np.arange(row.tokens)
+            blocks = np.array(row.blocks, dtype=np.int64)
+            place[columns - row.tokens :] = blocks[tokens // BLOCK] * BLOCK + tokens % BLOCK
+        index = torch.from_numpy(places.ravel()).to(self._layers[0][0].device)
+        for number, layer in enumerate(self._layers):
+            keys, values = (
+                part[index].view(*places.shape, *part.shape[1:]).transpose(1, 2) for part in layer
+            )  # [rows, heads, columns, width]
+            cache.update(keys, values, number)
+        return cache
+
+    def store(self, cache: Any, rows: Sequence[CachedRow]) -> None:
+        """Copy the blocks that are not here yet from `cache`, whose layers have keys and values."""
+        copies: dict[int, tuple[int, int]] = {}  # block -> row and column
+        for row in rows:
+            keys = row.keys[: self._capacity]
+            known = len(self.match(keys))
+            for index, key in enumerate(keys[known:], start=known):
+                block = self._free_block()
+                self._blocks[key] = block
+                copies[block] = (row.row, row.start + index * BLOCK)
+            self._touch(keys)
+        if not copies:
+            return
+        try:
+            self._copy(cache, copies)
+        except BaseException:
+            self.clear()  # some blocks hold other tokens than their keys say
+            raise
+
+    def _copy(self, cache: Any, copies: dict[int, tuple[int, int]]) -> None:
+        device = self._layers[0][0].device
+        within = np.arange(BLOCK)
+        blocks = np.fromiter(copies, dtype=np.int64)
+        places = np.array(list(copies.values()), dtype=np.int64)  # [blocks, 2]
+        into = torch.from_numpy((blocks[:, None] * BLOCK + within).ravel()).to(device)
+        row = torch.from_numpy(places[:, 0].repeat(BLOCK)).to(device)
+        column = torch.from_numpy((places[:, 1:] + within).ravel()).to(device)
+        for (keys, values), layer in zip(self._layers, cache.layers, strict=True):
+            keys[into] = layer.keys[row, :, column]  # [tokens, heads, width]
+            values[into] = layer.values[row, :, column]
+
+    def _free_block(self) -> int:
+        if len(self._blocks) < self._capacity:
+            return len(self._blocks) + 1  # the ones in use are 1 .. len
+        return self._blocks.popitem(last=False)[1]
+
+    def _touch(self, keys: Sequence[bytes]) -> None:
+        """These were used now; the last of them is to go first."""
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+
+
+# --- features of screens ------------------------------------------------------------------------
+
+
+class FeatureCache:
+    """Vision features of recent screens under the present weights, bounded in bytes; evicts the oldest.
+
+    Used by one thread alone.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._cached_bytes = 0
+        self._entries: OrderedDict[str, tuple[torch.Tensor, ...]] = OrderedDict()
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._entries.clear()
+        self._cached_bytes = 0
+
+    def of(self, policy: LoadedPolicy, inputs: ModelInputs) -> ImageFeatures | None:
+        """Features of `inputs.images`; None where there are none."""
+        return self.of_images(policy, inputs.images) if inputs.images else None
+
+    def of_images(self, policy: LoadedPolicy, images: Sequence[PreparedImage]) -> ImageFeatures:
+        """Features of images [I >= 1], computed in one batch for those not in the cache."""
+        new = [image for image in images if image.key not in self._entries]
+        fresh: dict[str, tuple[torch.Tensor, ...]] = {}
+        if new:
+            computed = image_features(policy.model, new)
+            for index, image in enumerate(new):
+                fresh[image.key] = (
+                    computed.embeds[index].clone(),
+                    *(level[index].clone() for level in computed.deepstack),
+                )
+        rows = [
+            fresh[image.key] if image.key in fresh else self._entries[image.key] for image in images
+        ]
+        for image, row in zip(images, rows, strict=True):
+            if image.key not in self._entries:
+                self._entries[image.key] = row
+                self._cached_bytes += _nbytes(row)
+            self._entries.move_to_end(image.key)
+        while self._cached_bytes > self._limit_bytes and self._entries:
+            self._cached_bytes -= _nbytes(self._entries.popitem(last=False)[1])
+        levels = len(rows[0]) - 1
+        return ImageFeatures(
+            embeds=tuple(row[0] for row in rows),
+            deepstack=tuple(tuple(row[level + 1] for row in rows) for level in range(levels)),
+        )
+
+
+def _nbytes(tensors: tuple[torch.Tensor, ...]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def vision_digest(source: WeightSet) -> str | None:
+    """One digest of the vision tower's tensors in a checked set; None if its manifest has none.
+
+    Two sets of equal digests have equal towers, so features of screens are the same under both.
+    """
+    try:
+        text = (directory_of(source) / MANIFEST).read_text(encoding="utf-8")
+        tensors = json.loads(text)["tensors"]
+        found = sorted(
+            (name, str(tensors[name]["digest"])) for name in tensors if "visual." in name
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return hashlib.blake2b(repr(found).encode()).hexdigest() if found else NO_VISION
