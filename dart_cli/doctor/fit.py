@@ -188,17 +188,17 @@ def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
         yield Misfit(
             "engine",
             f"an engine has room for {plan.engine.prompts:.1f} prompts of {plan.longest} tokens",
-            _engine_hint(plan, config),
+            _engine_hint(config),
         )
     elif plan.engine.total > room.gpu.memory:
         yield Misfit(
             "engine",
             f"an engine needs {gb(plan.engine.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
-            _engine_hint(plan, config),
+            _engine_hint(config),
         )
 
 
-def _engine_hint(plan: Plan, config: Config) -> str:
+def _engine_hint(config: Config) -> str:
     """Of one that has no room for a prompt, or takes more than its GPU has."""
     if config.rollout.engine == "vllm":
         return (
