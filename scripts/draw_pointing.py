@@ -25,11 +25,11 @@ from bus.messages import PointerMap
 from dart_cli.config.schema import Config
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.evaluation.filmstrip import heated
-from dart_cli.evaluation.grounding.formats import grounding_config, opening_of
-from dart_cli.evaluation.grounding.items import Item, Point, bounds_of
-from dart_cli.evaluation.grounding.reader import read_set
-from dart_cli.evaluation.grounding.scorers import PointerScorer
-from dart_cli.evaluation.in_process import loaded_model
+from dart_cli.grounding.formats import grounding_config, opening_of
+from dart_cli.grounding.items import Item, Point, bounds_of
+from dart_cli.grounding.reader import read_set
+from dart_cli.grounding.scorers import PointerScorer
+from dart_cli.player.model import loaded_model
 
 WIDTH, GAP, CAPTION = 420, 16, 64  # pixels
 MEANT, CLICKED = "#1a7f37", "#ff1493"

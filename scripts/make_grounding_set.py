@@ -7,6 +7,10 @@
 OUT/test has seeds that training never sees, OUT/test_application applications, OUT/test_layout sizes of the
 screen; with --train N there is OUT/train, too. Environments whose programs are not installed are left out
 with a line that says so, unless --envs names them.
+
+Each split is a folder of ScreenSpot's layout, whose rows have keys of ours: `environment`, `application`,
+`size`, and `screen_id` (suite, task, seed, steps and size, which lead to the same screen again). The same arguments
+give the same set; SOURCES are the environments that know the boxes of their widgets.
 """
 
 from __future__ import annotations
@@ -14,13 +18,361 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bus.errors import DartError
-from dart_cli.evaluation.grounding.made import SOURCES, Split, available, make_set
+from bus.errors import DartError, EnvError, UserError
+from dart_cli.explore.rows import Target, clear, row_of
 from dart_cli.runtime.progress import progress
+from envs.base import GuiEnv, Observation, Solvable, Task, content_hash, image_suffix
+from envs.embedded.phrases import phrases
+from envs.registry import load_suite, make_env
+
+Split = Literal["train", "test", "test_application", "test_layout"]
+
+SPLITS: Mapping[Split, str] = {
+    "train": "for training",
+    "test": "seeds that training never saw",
+    "test_application": "applications that training never saw",
+    "test_layout": "sizes of the screen that training never saw",
+}
+
+TEST_SEEDS = 1_000_000
+"""Seeds from here on are never trained on, in this set as everywhere."""
+
+SEEDS = 10_000
+"""Seeds of a task between those of two sets."""
+
+PER_SCREEN = 3
+"""Targets of one screen, at most."""
+
+HELD_OUT = 5
+"""One application of so many is in `test_application` alone."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One suite: its screens, and what can be asked about them."""
+
+    suite: str
+    group: str  # ScreenSpot's: desktop, mobile, web
+    sizes: tuple[dict[str, Any], ...]  # options of make_env: those that are trained on
+    other_sizes: tuple[dict[str, Any], ...]  # those of test_layout
+    targets: Callable[[Any], list[Target]]  # of the environment's present screen
+    application: Callable[[Task], str]
+    walk: int = 3  # steps of the solution before a screen is taken, at most
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- what can be asked -----------------------------------------------------------------------
+
+_DESK_WORDS = {
+    "button": 'click the "{}" button',
+    "checkbox": 'click the "{}" check box',
+    "radio": 'choose "{}"',
+    "toggle": 'click the "{}" switch',
+    "tab": 'open the "{}" tab',
+    "menu": 'open the "{}" menu',
+    "option": 'choose "{}" from the list',
+    "item": 'click "{}"',
+    "row": 'select the row "{}"',
+    "field": 'click the "{}" field',
+    "combo": 'open the "{}" list',
+    "slider": 'click the "{}" slider',
+}
+
+
+def _mini_targets(env: Any) -> list[Target]:
+    """Widgets without letters: a colour, a shape or an icon names them."""
+    return [
+        Target(phrase, tuple(widget.bbox), has_text=False)
+        for widget in env.widgets()
+        for phrase in phrases(widget.role, widget.name, widget.colour)[:1]
+    ]
+
+
+def _desk_targets(env: Any) -> list[Target]:
+    """Widgets by the text on them or beside them, which is their name; icons by what they show."""
+    found = []
+    for widget in env.widgets():
+        beside = widget.name if widget.name[:1].isupper() and "." not in widget.name else ""
+        shown = beside if widget.role == "combo" else widget.label or beside
+        if widget.role in _DESK_WORDS and shown:
+            told = _DESK_WORDS[widget.role].format(shown)
+        else:
+            told = next(iter(phrases(widget.role, widget.name, widget.colour)), "")
+        if told:
+            found.append(Target(told, tuple(widget.bbox), has_text=bool(widget.label)))
+    return found
+
+
+_SHAPES = ("circle", "rect", "polygon", "span")
+"""Elements of a page whose label is their colour; a span of a page has a data-color."""
+
+
+def _page_targets(env: Any) -> list[Target]:
+    """Elements of a page by their text or colour."""
+    return [
+        Target(f"click {each.label}", each.box, has_text=each.role not in _SHAPES)
+        for each in env.widgets()
+        if each.label and len(each.label) <= 60
+    ]
+
+
+_ROLES = {
+    "push button": 'click "{}"',
+    "toggle button": 'click "{}"',
+    "check box": 'click the check box "{}"',
+    "radio button": 'choose "{}"',
+    "menu": 'open the menu "{}"',
+    "menu item": 'click "{}" in the menu',
+    "check menu item": 'click "{}" in the menu',
+    "page tab": 'open the tab "{}"',
+    "combo box": 'open the list "{}"',
+}
+_WITH_TEXT = ("check box", "radio button", "menu", "menu item", "check menu item", "page tab")
+
+
+def _desktop_targets(env: Any) -> list[Target]:
+    """Widgets as applications report them to a screen reader.
+
+    They do not report whether a button shows a text: one that is hardly wider than high is an icon.
+    """
+    from envs.desktop.accessibility import read_widgets
+
+    found = []
+    for each in read_widgets(env.desktop):
+        name, box = (each["name"] or "").strip(), each["box"]
+        if each["role"] not in _ROLES or not name or not box:
+            continue
+        if not (each["showing"] and each["sensitive"]):
+            continue
+        x, y, width, height = box
+        text = each["role"] in _WITH_TEXT or width > 1.5 * height
+        told = _ROLES[each["role"]].format(name)
+        found.append(Target(told, (x, y, x + width, y + height), has_text=text))
+    return found
+
+
+def _mini_application(task: Task) -> str:
+    """The kind of window, whatever comes before or after it."""
+    parts = task.id.partition("/")[2].split("+")
+    return next((part for part in parts if part not in ("popup", "confirm")), "click")
+
+
+def _desk_application(task: Task) -> str:
+    """What the task is played in: files and settings have several tasks."""
+    kind = task.id.partition("/")[2]
+    family = kind.partition("-")[0]
+    return family if family in ("files", "settings") else kind
+
+
+def _sizes(*texts: str) -> tuple[dict[str, Any], ...]:
+    return tuple({"size": text} for text in texts)
+
+
+SOURCES: Mapping[str, Source] = {
+    "mini": Source(
+        "mini",
+        "desktop",
+        _sizes("168x168"),
+        _sizes("252x252", "224x168", "168x252"),
+        _mini_targets,
+        _mini_application,
+    ),
+    "desk": Source(
+        "desk",
+        "desktop",
+        _sizes("448x336"),
+        _sizes("640x480", "640x360", "480x600"),
+        _desk_targets,
+        _desk_application,
+    ),
+    "miniwob": Source(
+        "miniwob",
+        "web",
+        ({"scale": 1.0},),
+        ({"scale": 1.5}, {"scale": 3.0}),
+        _page_targets,
+        lambda task: task.id.partition("/")[2],
+        walk=1,
+    ),
+    "desktop": Source(
+        "desktop",
+        "desktop",
+        _sizes("1280x720"),
+        _sizes("1024x768", "1600x900"),
+        _desktop_targets,
+        lambda task: str(task.params["application"]),
+        walk=2,
+        options={"observe": ("accessibility",)},
+    ),
+}
+"""By the name of the suite."""
+
+
+# --- making ----------------------------------------------------------------------------------
+
+
+def make_set(
+    out: Path,
+    environments: Sequence[str],
+    counts: Mapping[Split, int],
+    *,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Write `counts[split]` rows of each environment into OUT/SPLIT; what was written, by split.
+
+    Raises UserError for a folder with something in it or an unknown environment, MissingPartError where a
+    program of an environment is not installed.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists; name a folder that is not there yet")
+    for name in environments:
+        if name not in SOURCES:
+            raise UserError(f"no environment {name!r} here; there are {', '.join(SOURCES)}")
+        suite: Any = load_suite(name)
+        if hasattr(suite, "check_parts"):
+            suite.check_parts(**SOURCES[name].options)
+    told: dict[str, Any] = {"seed": seed, "splits": {}}
+    for split, count in counts.items():
+        if not count:
+            continue
+        rows: dict[str, list[dict[str, Any]]] = {}
+        images = out / split / "screenspot_imgs"
+        images.mkdir(parents=True)
+        for name in environments:
+            source = SOURCES[name]
+            made = _rows(source, split, count, images, seed, advance, say)
+            rows.setdefault(source.group, []).extend(made)
+        for group, listed in rows.items():
+            path = out / split / f"screenspot_{group}.json"
+            path.write_text(json.dumps(listed, indent=1), encoding="utf-8")
+        every = [row for listed in rows.values() for row in listed]
+        told["splits"][split] = {
+            "holds": SPLITS[split],
+            "rows": len(every),
+            "environments": dict(Counter(row["environment"] for row in every)),
+            "applications": sorted({f"{row['environment']}/{row['application']}" for row in every}),
+        }
+    (out / "set.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    return told
+
+
+def held_out(source: Source) -> set[str]:
+    """The applications that are in `test_application` alone."""
+    names = sorted({source.application(task) for task in load_suite(source.suite).tasks.values()})
+    count = max(1, len(names) // HELD_OUT) if len(names) > 1 else 0
+    return set(Random(f"{source.suite}/applications").sample(names, count))
+
+
+def _rows(
+    source: Source,
+    split: Split,
+    count: int,
+    images: Path,
+    seed: int,
+    advance: Callable[[int], None],
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    apart = held_out(source)
+    tasks = [
+        task
+        for task in load_suite(source.suite).tasks.values()
+        if (source.application(task) in apart) == (split == "test_application")
+    ]
+    sizes = source.other_sizes if split == "test_layout" else source.sizes
+    rng = Random(f"{source.suite}/{split}/{seed}")
+    rng.shuffle(tasks)  # a small set has some of all
+    first = (0 if split == "train" else TEST_SEEDS) + seed * SEEDS % TEST_SEEDS
+    rows: list[dict[str, Any]] = []
+    seen: set[tuple[str, str]] = set()
+    asked: Counter[str] = Counter()
+    envs = [make_env(source.suite, **source.options, **size) for size in sizes]
+    # Enough for any count where every screen gives one row; a suite without targets ends.
+    most = 20 * count + 10 * len(tasks)
+    try:
+        for nth in range(most):
+            if len(rows) >= count:
+                break
+            task = tasks[nth % len(tasks)]
+            place = first + nth // len(tasks)
+            env = envs[(nth + place) % len(envs)]  # each task in each size
+            try:
+                screen = _screen(env, task, place, rng.randrange(source.walk + 1))
+                targets = [] if screen is None else clear(source.targets(env), *_size(screen[0]))
+            except EnvError as error:
+                say(f"{task.id} seed {place}: left out: {error}")
+                continue
+            if screen is None:
+                continue
+            shot, steps = screen
+            name = f"{content_hash(shot.screenshot)}.{image_suffix(shot.screenshot)}"
+            # Those asked least so far, so that no instruction is much commoner than the others.
+            rarest = sorted(
+                rng.sample(targets, len(targets)), key=lambda each: asked[each.instruction]
+            )
+            wanted = rarest[: min(PER_SCREEN, count - len(rows))]
+            fresh = [each for each in wanted if (name, each.instruction) not in seen]
+            for target in fresh:
+                seen.add((name, target.instruction))
+                asked[target.instruction] += 1
+                screen_id = f"{task.id}/{place}/{steps}/{shot.width}x{shot.height}"
+                rows.append(
+                    row_of(
+                        target, name, source.suite, source.application(task), _size(shot), screen_id
+                    )
+                )
+            if fresh:
+                (images / name).write_bytes(shot.screenshot)
+                advance(len(fresh))
+    finally:
+        for env in envs:
+            env.close()
+    if len(rows) < count:
+        say(f"{source.suite}: {len(rows)} rows of {split} in place of {count}: no more were found")
+    return rows
+
+
+def _screen(env: GuiEnv, task: Task, seed: int, steps: int) -> tuple[Observation, int] | None:
+    """The screen of a task after so many steps of its solution, and how many were made."""
+    shot, _ = env.reset(seed=seed, options={"task": task})
+    for made in range(steps):
+        if not isinstance(env, Solvable):
+            return shot, made
+        try:
+            later, _, ended, cut, _ = env.step(env.oracle_action())
+        except EnvError:  # no solution, or none from here
+            return (shot, made) if made == 0 else None
+        if ended or cut:  # the screen before was still to be acted on, but it is gone
+            return None
+        shot = later
+    return shot, steps
+
+
+def _size(shot: Observation) -> tuple[int, int]:
+    return shot.width, shot.height
+
+
+def available(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each environment with why it cannot be played here; empty where it can."""
+    for name in names:
+        suite: Any = load_suite(name)
+        try:
+            if hasattr(suite, "check_parts"):
+                suite.check_parts(**SOURCES[name].options)
+        except UserError as error:
+            yield name, str(error)
+        else:
+            yield name, ""
 
 
 def main() -> int:

@@ -56,12 +56,12 @@ from benchmarks.learning.adaptation import RL, Adaptation, Place, play, summariz
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing
 from bus.errors import DartError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.evaluation.in_process import in_slots
 from dart_cli.explore.choosing import deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint
 from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import open_graph
 from dart_cli.explore.run import with_tree
+from dart_cli.player.episodes import in_slots
 from envs.registry import check_parts, select_tasks
 
 ROOT = Path(__file__).resolve().parents[2]

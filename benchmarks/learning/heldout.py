@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.load import load_config
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.evaluation.in_process import planned, play_all
+from dart_cli.player.episodes import PlayedEpisode, answered_by, each_of, planned
+from dart_cli.player.episodes import play as play_episodes
 from dart_cli.rollout.worker import load_model
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.weights.manifest import path_of
@@ -51,9 +52,12 @@ async def play(config: Config, plans: list[tuple[int, ...]]) -> Scores:
     try:
         for version, count in plans:
             await model.engine.update_weights(path_of(weights_dir(config), version), version)
-            episodes = planned(tasks, count, config.eval.seed)
+            episodes = planned(tasks, count, TRAIN_SEEDS)
             scores = found[version] = {task.id: [0, 0, 0] for task in tasks}
-            for played in await play_all(config, model.responder, episodes, "sampled"):
+            over: list[PlayedEpisode] = []
+            answered = answered_by(config, model.responder)
+            await play_episodes(config, each_of(episodes), answered, over.append, most=count)
+            for played in over:
                 if played.end.outcome != "invalid":
                     score = scores[played.task.id]
                     score[0] += played.end.outcome == "pass"

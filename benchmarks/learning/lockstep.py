@@ -21,7 +21,7 @@ from benchmarks.learning.lockstep_order import Use, uses_of
 from benchmarks.speed.playing import GroupMember, Played, Player, step_of
 from bus.messages import Batch
 from dart_cli.algo.schedule import MovingAverage, deviation_weights
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.baselines import Baselines
 from dart_cli.data.batching import step_credit
@@ -103,7 +103,7 @@ class Loop:
     async def success(self, episodes: int) -> float:
         """On held-out episodes, each task counting alike; the same episodes at every call."""
         planned = [
-            GroupMember(f"e{index}", 0, task, self.config.eval.seed + index, index)
+            GroupMember(f"e{index}", 0, task, TRAIN_SEEDS + index, index)
             for index, task in zip(range(episodes), _over(self._tasks), strict=False)
         ]
         played = await self._player.play(planned)

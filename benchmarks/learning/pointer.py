@@ -57,8 +57,8 @@ from benchmarks.learning.curation_study import Study, play_run  # noqa: E402
 from benchmarks.learning.curves import isotonic, reach  # noqa: E402
 from benchmarks.learning.study import Cell, Result, ResultCache, call, dart, play_missing  # noqa: E402
 from dart_cli.algo.regions import regions  # noqa: E402 - after the path
-from dart_cli.evaluation.grounding.formats import grounding_config  # noqa: E402
-from dart_cli.evaluation.grounding.reader import read_set  # noqa: E402
+from dart_cli.grounding.formats import grounding_config  # noqa: E402
+from dart_cli.grounding.reader import read_set  # noqa: E402
 from dart_cli.policy.forward import image_features, last_hidden  # noqa: E402
 from dart_cli.policy.model import load_policy  # noqa: E402
 from dart_cli.tune.examples import Examples, PointerAnswers  # noqa: E402

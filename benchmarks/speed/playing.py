@@ -30,7 +30,7 @@ from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import action_spec_of, play_episode
-from dart_cli.evaluation.in_process import MemorySink
+from dart_cli.player.episodes import MemorySink
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
 from envs.actions import Action

@@ -365,8 +365,8 @@ def collect(
     if player == "oracle" and (weights is not None or hints):
         raise ConfigError("--weights and --hints are for a policy: add --from policy")
     config = load_checked(config_path, overrides, "env" if player == "oracle" else "eval")
-    from dart_cli.evaluation.demonstrations.collect import run_collect
-    from dart_cli.evaluation.demonstrations.quotas import CollectOptions
+    from dart_cli.collect.quotas import CollectOptions
+    from dart_cli.collect.run import run_collect
 
     wanted = CollectOptions(per_task, tuple(tasks or ()), player, weights, hints)
     run_collect(config, wanted, out=out, as_json=as_json)

@@ -3,7 +3,6 @@
 run         success on held-out tasks; its name may be left out
 compare     evaluations over the episodes that they share
 row         an evaluation as a row of a leaderboard
-worker      a process that plays along; hidden
 grounding   hit rates on a grounding set, of a model folder
 """
 
@@ -14,13 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dart_cli.cli.options import (
-    ConfigPath,
-    ProcessOrTool,
-    load_checked,
-    print_dry_run,
-)
-from dart_cli.runtime.options import DryRun, Overrides
+from dart_cli.cli.options import ConfigPath, ProcessOrTool, load_checked, print_dry_run
+from dart_cli.evaluation import EvalOptions
+from dart_cli.grounding import GroundingOptions
+from dart_cli.runtime.options import AsJson, command_of
 
 if TYPE_CHECKING:
     from dart_cli.evaluation.results import Evaluation
@@ -51,73 +47,8 @@ def _eval() -> None:
 
 
 @evaluate.command("run")
-def run_(
-    config_path: ConfigPath,
-    overrides: Overrides = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="A published weight set, e.g. one of RUN/weights."),
-    ] = None,
-    model: Annotated[
-        str, typer.Option(metavar="PATH", help="A model as it is, without the run's weights.")
-    ] = "",
-    episodes: Annotated[
-        int | None,
-        typer.Option(min=1, show_default=False, help="Episodes per mode; default eval.episodes."),
-    ] = None,
-    mode: Annotated[
-        Literal["sampled", "greedy", "both", "random", "all"],
-        typer.Option(
-            help="How actions are chosen. `random`: clicks anywhere, the baseline, without a model; "
-            "`all`: these, too."
-        ),
-    ] = "both",
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tasks",
-            metavar="TASK",
-            help="Play only this task, or those of a pattern: mini/popup*, !mini/click; may be "
-            "given again.",
-        ),
-    ] = None,
-    attempts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Episodes of each task and seed, for pass@k; default eval.attempts.",
-        ),
-    ] = None,
-    protocol: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Set what a benchmark publishes, and tell what deviates: osworld-verified, miniwob, "
-            "webarena, androidworld.",
-        ),
-    ] = "",
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1024,
-            help="Processes that play, each with a model of its own, on the GPUs of up.rollout_gpus; 0: this one.",
-        ),
-    ] = 0,
-    keep_as: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Name of the result in RUN/eval; default its version."),
-    ] = "",
-    fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Set an older evaluation of this name aside and begin anew."),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one line of JSON.")
-    ] = False,
-    dry_run: DryRun = False,
-) -> None:
+@command_of(EvalOptions)
+def run_(config_path: ConfigPath, options: EvalOptions) -> None:
     """Play held-out tasks, sampled and greedily; success by task with 95 % intervals.
 
     Plays the newest weights of the run, or the model as it is where the run has none. Needs no other
@@ -130,34 +61,21 @@ def run_(
     """
     from bus.errors import ConfigError
 
-    if model and weights is not None:
+    if options.model and options.weights is not None:
         raise ConfigError("--model plays a model without the run's weights: leave out --weights")
-    changes = [*_of_protocol(protocol, config_path, overrides), *(overrides or [])]
-    if model:
-        changes.append(f"model.path={model}")
-    if episodes is not None:
-        changes += [f"eval.episodes={episodes}", f"eval.random_episodes={episodes}"]
-        changes.append("eval.per_task=0")
-    if attempts is not None:
-        changes.append(f"eval.attempts={attempts}")
-    config = load_checked(config_path, changes, "env" if mode == "random" else "eval")
-    from dart_cli.evaluation.held_out import MODES, EvalOptions, plan_eval, run_eval
+    overrides = options.overrides or []
+    changes = [*_of_protocol(options.protocol, config_path, overrides), *overrides]
+    if options.model:
+        changes.append(f"model.path={options.model}")
+    if options.attempts is not None:
+        changes.append(f"eval.attempts={options.attempts}")
+    config = load_checked(config_path, changes, "env" if options.mode == "random" else "eval")
+    from dart_cli.evaluation.run import plan_eval, run_eval
 
-    options = EvalOptions(
-        weights=weights,
-        as_it_comes=bool(model),
-        modes=MODES[mode],
-        tasks=tasks or [],
-        name=keep_as,
-        fresh=fresh,
-        workers=workers,
-        arguments=[str(config_path), *(part for each in changes for part in ("--set", each))],
-        as_json=as_json,
-    )
-    if dry_run:
+    if options.dry_run:
         print_dry_run(config, "eval", plan_eval(config, options))
         return
-    run_eval(config, options)
+    run_eval(config, options, [str(config_path), *(w for each in changes for w in ("--set", each))])
 
 
 def _of_protocol(name: str, config_path: Path, given: list[str] | None) -> list[str]:
@@ -189,9 +107,7 @@ def compare(
     others: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Others, each compared with the first.")
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print each comparison as one line of JSON.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare evaluations over the tasks and seeds that they share, with a test of pairs.
 
@@ -228,7 +144,7 @@ def row(
     compositions: Annotated[
         bool, typer.Option("--compositions", help="Of the compositions instead of the tasks.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print an evaluation as a row of a leaderboard, with all that a repetition needs.
 
@@ -236,7 +152,7 @@ def row(
     """
     import json
 
-    from dart_cli.evaluation.leaderboard import as_markdown, row_of
+    from dart_cli.evaluation.text import as_markdown, row_of
 
     found = row_of(_read(file), mode, composed=compositions)
     typer.echo(json.dumps(found) if as_json else as_markdown(found), nl=as_json)
@@ -255,103 +171,9 @@ def _read(path: Path) -> Evaluation:
     return read_file(found)
 
 
-@evaluate.command(hidden=True)
-def worker(
-    config_path: ConfigPath,
-    overrides: Overrides = None,
-    name: Annotated[str, typer.Option(help="The evaluation in RUN/eval.")] = "",
-    worker: Annotated[str, typer.Option(help="Name of this process.")] = "eval-0",
-) -> None:
-    """Play along with an evaluation that `dart eval --workers` leads."""
-    from dart_cli.config.load import load_config
-    from dart_cli.evaluation.held_out import run_worker
-
-    run_worker(load_config(config_path, overrides), name, worker)
-
-
 @evaluate.command()
-def grounding(
-    folder: Annotated[
-        Path, typer.Argument(metavar="SET_FOLDER", help="A grounding set as it is published.")
-    ],
-    model: Annotated[str, typer.Option(metavar="FOLDER", help="A model folder, or builtin:tiny.")],
-    codec: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="How it is asked and answers: compact, uitars, toolcall, pyautogui, ... (docs/families.md), point, file.py:MyCodec; default "
-            "compact for models with its words.",
-        ),
-    ] = "",
-    overrides: Overrides = None,
-    layout: Annotated[
-        str,
-        typer.Option(
-            "--layout",
-            metavar="NAME",
-            help="Layout of the set; default the one that its files show.",
-        ),
-    ] = "",
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="A published weight set of a run in place of the model's own."
-        ),
-    ] = None,
-    candidates: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=64,
-            help="Answers to an item: the greedy one, the others sampled, or from the same pass of a model "
-            "that points; 3 or more for hit@3.",
-        ),
-    ] = 1,
-    verifier: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER",
-            help="A verifier that judges the candidates, of `dart tune`.",
-        ),
-    ] = "",
-    verifier_threshold: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="The first candidate that it is so sure of is taken."),
-    ] = 0.8,
-    max_pixels: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Of a screenshot as the model sees it; default its folder's.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, show_default=False, help="Ask so many items, spread evenly over the set."
-        ),
-    ] = None,
-    skip_malformed: Annotated[
-        bool, typer.Option("--skip-malformed", help="Leave malformed rows out, and tell how many.")
-    ] = False,
-    misses: Annotated[int, typer.Option(min=0, help="Misses on the page, at most.")] = 60,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            help="Answers, report and page; default runs/grounding/SET-MODEL.",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Move an older evaluation aside and begin anew.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one line of JSON.")
-    ] = False,
-    dry_run: DryRun = False,
-) -> None:
+@command_of(GroundingOptions)
+def grounding(options: GroundingOptions) -> None:
     """Does a model point at what an instruction names? hit@1 with 95 % intervals, by trait.
 
     Reads ScreenSpot, ScreenSpot-v2, ScreenSpot-Pro, OSWorld-G, UI-Vision and MMBench-GUI L2 from
@@ -362,26 +184,6 @@ def grounding(
 
     Example: dart eval grounding sets/made/test --model builtin:tiny --candidates 3 --json
     """
-    from dart_cli.evaluation.grounding.run import GroundingOptions, run_grounding
+    from dart_cli.grounding.run import run_grounding
 
-    run_grounding(
-        GroundingOptions(
-            folder=folder,
-            model=model,
-            layout=layout,
-            codec=codec,
-            weights=weights,
-            overrides=list(overrides or []),
-            out=out,
-            fresh=fresh,
-            candidates=candidates,
-            verifier=verifier,
-            verifier_threshold=verifier_threshold,
-            limit=limit or 0,
-            max_pixels=max_pixels or 0,
-            skip_malformed=skip_malformed,
-            misses=misses,
-            as_json=as_json,
-            dry_run=dry_run,
-        )
-    )
+    run_grounding(options)

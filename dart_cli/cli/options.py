@@ -1,7 +1,6 @@
 """What several verbs of the command line share: their arguments, and how they read a configuration.
 
 ConfigPath, RunTarget, Force, WorkerOption   arguments and options by type
-check_out      the file of an --out, refused before anything is played
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
@@ -44,16 +43,6 @@ Force = Annotated[
 WorkerOption = Annotated[
     str, typer.Option("--worker", metavar="NAME", help="Name in the run; default ROLE-0, -1, ...")
 ]
-
-
-def check_out(out: Path | None) -> Path | None:
-    """A callback of options: raises UserError where `out` cannot be a file."""
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        from bus.errors import UserError
-
-        why = "a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise UserError(f"--out {out}: {why}; name a file in a folder that exists")
-    return out
 
 
 class ProcessOrTool(typer.core.TyperGroup):

@@ -240,8 +240,7 @@ async def _bring_to_end(
         killable.append(there)
         around = config.eval.around
         if around and _judged(config, BEFORE) is None and not stop.is_set():
-            mode = "all" if config.eval.random_episodes else "both"
-            await evaluate(BEFORE, "--model", config.model.path, "--mode", mode)
+            await evaluate(BEFORE, "--model", config.model.path, "--mode", "all")
         if reached := finished_by(config):
             display.notice(f"{reached}; --fresh begins anew")
         elif not stop.is_set():
@@ -258,9 +257,6 @@ async def _bring_to_end(
 def _episodes_asked(config: Config) -> str:
     """What one mode of an evaluation plays, in words."""
     composed = bool(composed_tasks(config))
-    if config.eval.per_task:
-        kinds = "task and composition" if composed else "task"
-        return f"{config.eval.per_task} held-out episodes of each {kinds}"
     also = f" and {config.eval.episodes} of compositions" if composed else ""
     return f"{config.eval.episodes} held-out episodes of the tasks{also}"
 

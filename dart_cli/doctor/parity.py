@@ -34,7 +34,7 @@ from dart_cli.doctor.play import LOAD_S
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.evaluation.in_process import loaded_model
+from dart_cli.player.model import loaded_model
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.runtime.role import limit_threads

@@ -11,16 +11,12 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from bus.errors import DartError
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.doctor.findings import Finding, error, ok
-from dart_cli.evaluation.in_process import (
-    PlayedEpisode,
-    chosen_weights,
-    loaded_model,
-    planned,
-    play_all,
-)
+from dart_cli.player.episodes import PlayedEpisode, answered_by, each_of, planned
+from dart_cli.player.episodes import play as play_episodes
+from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.runtime.role import limit_threads
 
 LOAD_S = 900.0
@@ -48,16 +44,18 @@ def play(config: Config) -> Iterator[Finding]:
 
 async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
     """(the episode, which weights played it, seconds until the model was loaded)."""
-    [episode] = planned(trained_tasks(config)[:1], 1, config.eval.seed)
+    [episode] = planned(trained_tasks(config)[:1], 1, TRAIN_SEEDS)
     directory, version = chosen_weights(config, None)
     began = time.monotonic()
     async with loaded_model(config, directory, version, load_s=LOAD_S) as model:
         loaded_s = time.monotonic() - began
         each_s = config.rollout.deadline_s + config.env.step_deadline_s
         async with asyncio.timeout(config.env.reset_deadline_s + episode.task.max_steps * each_s):
-            [played] = await play_all(config, model.responder, [episode], "sampled")
+            over: list[PlayedEpisode] = []
+            answered = answered_by(config, model.responder)
+            await play_episodes(config, each_of([episode]), answered, over.append, most=1)
     return (
-        played,
+        over[0],
         "the model's base weights" if directory is None else f"weights v{version}",
         loaded_s,
     )

@@ -17,8 +17,8 @@ from rich.table import Table
 from bus.errors import UserError
 from dart_cli.algo.paired import DRAWS, mcnemar, sign_flip
 from dart_cli.algo.pass_at_k import over_tasks
-from dart_cli.evaluation.estimates import METHOD, SEED, Instance, by_instance
 from dart_cli.evaluation.results import Evaluation, Mode, differences
+from dart_cli.evaluation.scores import METHOD, SEED, Instance, by_instance
 from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.runtime.tables import page_table
 

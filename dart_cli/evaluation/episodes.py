@@ -1,68 +1,50 @@
-"""The episodes of one evaluation: a file that is its result so far, and the queue of what is left.
+"""The episodes of one evaluation: its plan, and what is over of it, line by line.
 
-    EpisodeStore   opens it: plan, claim, keep; several processes may have it open at once
-    Planned        one episode to play
-    Kept           one that was played
-    open_episodes  the store of RUN/eval/NAME; an older one of other settings is set aside
+    Plan           the tasks of an evaluation and their episodes in order; plan_of, what a configuration asks for
+    KeptEpisodes   the folder RUN/eval/NAME: what is over, what is left for this process
+    evaluation_of  scores, protocol, notes and all episodes as one Evaluation
+    Part           a share of the plan: every N-th episode, for a process of its own
 
-RUN/eval/NAME/episodes.sqlite   a row for each episode; an episode is one transaction as it ends, so
-                                that a kill loses at most those that were being played
-RUN/eval/NAME/players/          a file for each process that plays, locked while it lives: what a dead
-                                one had claimed is free again
+RUN/eval/NAME/settings.json        what the episodes depend on
+RUN/eval/NAME/episodes-1-of-1.jsonl   a line for each episode as it ends, so that a kill loses at most those
+                                   that were being played; a file for each part
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
-import secrets
-import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import Self
+
+from pydantic import TypeAdapter
 
 from bus.endpoints import make_private_dir
-from bus.errors import RunDirectoryError, UserError
+from bus.errors import TaskError
+from dart_cli.config.schema import TRAIN_SEEDS, Config
+from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.evaluation.films import Film, films_dir
-from dart_cli.evaluation.results import EpisodeRow, EvalSettings, Mode, differences, eval_dir
-from dart_cli.runtime.sqlite_file import SqliteFile
-
-DATABASE, PLAYERS = "episodes.sqlite", "players"
-SCHEMA = 1
-"""PRAGMA user_version; a file of another one is refused."""
-
-_TABLES = """
-CREATE TABLE episodes (
-    mode TEXT NOT NULL,
-    task TEXT NOT NULL,
-    seed INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,
-    composed INTEGER NOT NULL,
-    position INTEGER,          -- in the plan; NULL where the newest start does not ask for it
-    filmed INTEGER NOT NULL,
-    player TEXT,               -- who plays it now
-    tries INTEGER NOT NULL DEFAULT 0,
-    outcome TEXT,              -- NULL until it is over
-    result TEXT,               -- EpisodeRow as JSON
-    film TEXT,                 -- Film as JSON
-    film_bytes INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (mode, task, seed, attempt)
-) WITHOUT ROWID;
-CREATE INDEX episodes_by_position ON episodes (position);
-CREATE TABLE settings (  -- JSON values
-    key TEXT PRIMARY KEY, value TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE times (player TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL NOT NULL) WITHOUT ROWID;
-"""
-
-_COUNTED = (  # the fields of Counts
-    "COUNT(*) AS total, COUNT(outcome) AS over, COUNT(player) AS playing, "
-    "COALESCE(SUM(outcome = 'pass'), 0) AS passed, COALESCE(SUM(outcome = 'invalid'), 0) AS invalid"
+from dart_cli.evaluation.protocols import check, protocol_of
+from dart_cli.evaluation.results import (
+    SCHEMA,
+    EpisodeRow,
+    EvalSettings,
+    Evaluation,
+    Mode,
+    eval_dir,
 )
+from dart_cli.evaluation.scores import METHOD, mode_score
+from dart_cli.player.episodes import planned
+from dart_cli.runtime.kept_folder import KeptFolder, KeptLines, StoredModel, read_lines
+from envs.base import Task
+
+FILMS_PER_TASK = 3
+"""Episodes of each task whose screenshots are kept: the first ones."""
+RANDOM_EPISODES = 100
+"""Of random clicks, at most, where nothing else is asked for: a baseline needs no narrower interval."""
+
+Key = tuple[Mode, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -76,306 +58,310 @@ class Planned:
     composed: bool
     filmed: bool  # whether its screenshots are kept
 
+    @property
+    def key(self) -> Key:
+        """The same for each try of it."""
+        return self.mode, self.task_id, self.seed, self.attempt
+
 
 @dataclass(frozen=True)
-class Kept:
+class Plan:
+    """What an evaluation plays."""
+
+    trained: list[Task]  # on held-out seeds
+    composed: list[Task]  # never trained on
+    modes: Sequence[Mode]
+    episodes: list[Planned]
+
+    @property
+    def by_id(self) -> dict[str, Task]:
+        """The tasks by id, with the steps that the evaluation gives them."""
+        return {task.id: task for task in (*self.trained, *self.composed)}
+
+    def count(self, mode: Mode) -> int:
+        """Instances (task and seed) of a mode, of the kind of task that has more."""
+        first = [each for each in self.episodes if each.mode == mode and not each.attempt]
+        composed = sum(each.composed for each in first)
+        return max(composed, len(first) - composed)
+
+
+def plan_of(
+    config: Config, tasks: Sequence[str], modes: Sequence[Mode], episodes: int | None = None
+) -> Plan:
+    """The episodes of each mode in turn, attempt by attempt; `episodes` in place of eval.episodes.
+
+    A protocol's step limit and number of instances hold. Raises TaskError where there is none.
+    """
+    limit = step_limit(config)
+    parts = [
+        [replace(task, max_steps=limit) if limit else task for task in found]
+        for found in (trained_tasks(config, tasks), composed_tasks(config, tasks))
+    ]
+    protocol = protocol_of(config)
+    per_task = protocol.per_task if protocol and episodes is None else 0
+    asked = config.eval.episodes if episodes is None else episodes
+    if not (per_task or asked) or not any(parts):
+        raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
+    filmed = next((mode for mode in reversed(modes) if mode != "random"), modes[-1])
+
+    def of_mode(mode: Mode) -> Iterator[Planned]:
+        most = RANDOM_EPISODES if mode == "random" and episodes is None else asked
+        for attempt in range(attempts_of(config, mode)):
+            first = TRAIN_SEEDS
+            for composed, found in enumerate(parts):
+                count = per_task * len(found) or min(asked, most)
+                for index, each in enumerate(planned(found, count, first)):
+                    shown = mode == filmed and not attempt and index < FILMS_PER_TASK * len(found)
+                    key = mode, each.task.id, each.seed, attempt
+                    yield Planned(*key, composed=bool(composed), filmed=shown)
+                first += count if per_task else asked
+
+    every = [each for mode in modes for each in of_mode(mode)]
+    return Plan(trained=parts[0], composed=parts[1], modes=modes, episodes=every)
+
+
+def attempts_of(config: Config, mode: Mode) -> int:
+    """Episodes of each instance; a greedy policy would repeat itself."""
+    return 1 if mode == "greedy" else config.eval.attempts
+
+
+def step_limit(config: Config) -> int:
+    """Steps of every episode, by the protocol; 0 for each task's own."""
+    protocol = protocol_of(config)
+    return min(protocol.max_steps) if protocol and protocol.max_steps != "task" else 0
+
+
+# --- what is over ----------------------------------------------------------------------------
+
+
+class Kept(StoredModel):
     """An episode that is over, and its film where it has one."""
 
     row: EpisodeRow
     film: Film | None = None
     film_bytes: int = 0  # of its screenshots
+    ended_at: float = 0.0  # unix seconds
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How far the plan, or one mode of it, is."""
+    """How far the plan, or a part of it, is."""
 
     total: int
     over: int
-    playing: int
     passed: int
     invalid: int
 
 
-class EpisodeStore(SqliteFile):
-    """The episodes of one evaluation. Use as a context manager, from one thread."""
+@dataclass(frozen=True)
+class Part:
+    """Every `count`-th episode of a plan, from `number` on, counted from 1."""
 
-    damaged = "move the folder of the evaluation away"
-
-    def __init__(self, folder: Path) -> None:
-        """Open or begin it. Raises RunDirectoryError for a file of another kind or version."""
-        self.folder = folder
-        make_private_dir(folder)
-        make_private_dir(folder / PLAYERS)
-        self.player = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._lock = _own_lock(folder / PLAYERS / f"{self.player}.lock")
-        self._began = time.time()
-        try:
-            super().__init__(folder / DATABASE, "rwc")
-            self._check()
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def close(self) -> None:
-        """Give back what this process did not play, and free the file."""
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute(
-                "UPDATE episodes SET player = NULL WHERE player = ?", (self.player,)
-            )
-        super().close()
-        (self.folder / PLAYERS / f"{self.player}.lock").unlink(missing_ok=True)
-        self._lock.close()
+    number: int = 1
+    count: int = 1
 
     @property
-    def settings(self) -> EvalSettings | None:
-        """What its episodes depend on; None before the first plan."""
-        value = self.value("settings")
-        return None if value is None else EvalSettings.model_validate(value)
+    def file(self) -> str:
+        """Its lines."""
+        return f"episodes-{self.number}-of-{self.count}.jsonl"
 
-    def value(self, key: str) -> object:
-        """What was kept under a name; None where nothing was."""
-        rows = self._rows("SELECT value FROM settings WHERE key = ?", (key,))
-        return json.loads(rows[0]["value"]) if rows else None
 
-    def save(self, key: str, value: object) -> None:
-        """Keep a value that JSON can hold."""
-        with self._transaction():
-            self._connection.execute(
-                "INSERT OR REPLACE INTO settings (key, value) VALUES (?, ?)",
-                (key, json.dumps(value)),
-            )
+WHOLE = Part()
 
-    def others(self) -> list[str]:
-        """The other processes that play this evaluation now."""
-        files = (self.folder / PLAYERS).glob("*.lock")
-        return [path.stem for path in files if path.stem != self.player and _is_held(path)]
 
-    def plan(self, planned: Sequence[Planned]) -> None:
-        """Ask for these episodes, in this order. What is over counts, but for invalid ones: played again.
+class KeptEpisodes:
+    """The episodes of RUN/eval/NAME. Use as a context manager."""
 
-        Where other processes play, their plan must be the same, and invalid episodes stay. Raises UserError.
+    def __init__(
+        self,
+        run_dir: Path,
+        name: str,
+        settings: EvalSettings,
+        plan: Plan,
+        part: Part | None = WHOLE,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Begin, or go on: what is over counts, but for invalid episodes, which are played again.
+
+        An older evaluation of other settings, or with `fresh` any, is set aside with its result and films as
+        NAME.1, NAME.2, ... Without a `part` nothing is played here. Raises UserError where another process has
+        the folder, or the part.
         """
-        keys = [(each.mode, each.task_id, each.seed, each.attempt) for each in planned]
-        with self._transaction():
-            asked = self._rows(
-                "SELECT mode, task, seed, attempt FROM episodes WHERE position IS NOT NULL"
-            )
-            busy = bool(asked) and bool(self.others())
-            if busy and {tuple(row) for row in asked} != set(keys):
-                raise UserError(
-                    f"{self.folder} is being played by another `dart eval` that asks for other episodes; wait "
-                    "for it, give the same options to play along, or choose another --keep-as"
-                )
-            if busy:
-                return
-            self._connection.execute("UPDATE episodes SET position = NULL, player = NULL")
-            self._connection.executemany(
-                "INSERT INTO episodes (mode, task, seed, attempt, composed, position, filmed) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (mode, task, seed, attempt) DO UPDATE SET "
-                "position = excluded.position, filmed = excluded.filmed",
-                [
-                    (*key, each.composed, place, each.filmed)
-                    for place, (key, each) in enumerate(zip(keys, planned, strict=True))
-                ],
-            )
-            self._connection.execute(
-                "UPDATE episodes SET outcome = NULL, film = NULL, film_bytes = 0 "
-                "WHERE outcome = 'invalid' AND position IS NOT NULL"
-            )
+        make_private_dir(eval_dir(run_dir))
+        self.plan, self.settings = plan, settings
+        self.folder = eval_dir(run_dir) / name
+        self._kept = KeptFolder(
+            self.folder, settings, fresh=fresh, aside=True, shared=part != WHOLE
+        )
+        self.told = ""  # of an older one
+        if (moved := self._kept.moved) is not None:
+            for before, after in (
+                (f"{name}.json", eval_dir(run_dir) / f"{moved.name}.json"),
+                (films_dir(run_dir, name).name, films_dir(run_dir, moved.name)),
+            ):
+                if (eval_dir(run_dir) / before).exists():
+                    (eval_dir(run_dir) / before).rename(after)
+            self.told = f"{self.folder} begins anew ({self._kept.why}); the older one is kept as {moved.name}"
+        self._by_key: dict[Key, list[Kept]] = {}
+        self._read: dict[Path, int] = {}  # bytes so far, of each part's file
+        self._own: KeptLines[Kept] | None = None
+        try:
+            if part is not None:
+                self._own = KeptLines(self.folder / part.file, TypeAdapter(Kept), self._kept.busy)
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+        share = plan.episodes[part.number - 1 :: part.count] if part else []
+        self._before = {
+            key: len(tries)
+            for key, tries in self._by_key.items()
+            if tries[-1].row.outcome == "invalid"
+        }
+        self.left = [each for each in share if not self._is_over(each)]
 
-    def claim(self, mode: Mode | None = None) -> Planned | None:
-        """The next episode that nobody has played or plays, for this process; None where there is none."""
-        with self._transaction():
-            rows = self._rows(
-                "SELECT * FROM episodes WHERE position IS NOT NULL AND outcome IS NULL AND player IS NULL "
-                "AND (? IS NULL OR mode = ?) ORDER BY position LIMIT 1",
-                (mode, mode),
-            )
-            for row in rows:
-                self._connection.execute(
-                    "UPDATE episodes SET player = ?, tries = tries + 1 "
-                    "WHERE mode = ? AND task = ? AND seed = ? AND attempt = ?",
-                    (self.player, row["mode"], row["task"], row["seed"], row["attempt"]),
-                )
-                return _planned(row)
-        return None
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the folder."""
+        if self._own is not None:
+            self._own.close()
+        self._kept.close()
 
     def keep(self, kept: Kept) -> None:
-        """Keep an episode that is over."""
-        row, key = kept.row, (kept.row.mode, kept.row.task_id, kept.row.seed, kept.row.attempt)
-        where = "WHERE mode = ? AND task = ? AND seed = ? AND attempt = ?"
-        film = None if kept.film is None else kept.film.model_dump_json()
-        with self._transaction():
-            [found] = self._rows(f"SELECT tries FROM episodes {where}", key)  # noqa: S608 - ours
-            row = row.model_copy(update={"tries": max(1, found["tries"])})
-            self._connection.execute(
-                f"UPDATE episodes SET outcome = ?, result = ?, film = ?, film_bytes = ?, player = NULL {where}",  # noqa: S608 - ours
-                (row.outcome, row.model_dump_json(), film, kept.film_bytes, *key),
-            )
-            self._connection.execute(
-                "INSERT OR REPLACE INTO times (player, began, ended) VALUES (?, ?, ?)",
-                (self.player, self._began, time.time()),
-            )
+        """Keep an episode of this process that is over."""
+        assert self._own is not None
+        row = kept.row
+        tries = len(self._by_key.get((row.mode, row.task_id, row.seed, row.attempt), ())) + 1
+        kept = kept.model_copy(update={"row": row.model_copy(update={"tries": tries})})
+        self._own.add(kept)
+        self._read[self._own.path] = self._own.size
+        self._note(kept)
 
-    def release_dead(self) -> None:
-        """Free what processes had claimed that are gone."""
-        alive = {self.player, *self.others()}
-        with self._transaction():
-            for row in self._rows("SELECT DISTINCT player FROM episodes WHERE player IS NOT NULL"):
-                if row["player"] not in alive:
-                    self._connection.execute(
-                        "UPDATE episodes SET player = NULL WHERE player = ?", (row["player"],)
-                    )
+    def refresh(self) -> None:
+        """Read what was kept since, by any process."""
+        for path in sorted(self.folder.glob("episodes-*.jsonl")):
+            known = self._read.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(known)
+                content = file.read()
+            whole = content[: content.rfind(b"\n") + 1]
+            self._read[path] = known + len(whole)
+            for kept in read_lines(path, TypeAdapter(Kept), whole):
+                self._note(kept)
 
-    def counts(self, mode: Mode | None = None) -> Counts:
-        """How far the plan is, or one mode of it."""
-        [row] = self._rows(
-            f"SELECT {_COUNTED} FROM episodes "  # noqa: S608
-            "WHERE position IS NOT NULL AND (? IS NULL OR mode = ?)",
-            (mode, mode),
-        )
-        return Counts(**dict(row))
+    def _note(self, kept: Kept) -> None:
+        row = kept.row
+        key = row.mode, row.task_id, row.seed, row.attempt
+        self._by_key.setdefault(key, []).append(kept)
+
+    def _is_over(self, each: Planned) -> bool:
+        return len(self._by_key.get(each.key, ())) > self._before.get(each.key, 0)
+
+    @property
+    def over(self) -> list[Kept]:
+        """The newest try of each planned episode that is over, in the order of the plan."""
+        return [self._by_key[each.key][-1] for each in self.plan.episodes if self._is_over(each)]
+
+    def counts(self, mode: Mode | None = None, *, composed: bool | None = None) -> Counts:
+        """How far the plan is, or a part of it."""
+        some = [
+            each
+            for each in self.plan.episodes
+            if mode in (None, each.mode) and composed in (None, each.composed)
+        ]
+        outcomes = [self._by_key[each.key][-1].row.outcome for each in some if self._is_over(each)]
+        passed, invalid = outcomes.count("pass"), outcomes.count("invalid")
+        return Counts(len(some), len(outcomes), passed, invalid)
 
     def counts_by_part(self, mode: Mode | None = None) -> dict[tuple[Mode, bool], Counts]:
         """The same for each mode's tasks and, under True, for its compositions, in the order of the plan."""
-        rows = self._rows(
-            f"SELECT mode, composed, {_COUNTED} FROM episodes "  # noqa: S608
-            "WHERE position IS NOT NULL AND (? IS NULL OR mode = ?) "
-            "GROUP BY mode, composed ORDER BY MIN(position)",
-            (mode, mode),
-        )
-        found = {}
-        for row in map(dict, rows):
-            part = row.pop("mode"), bool(row.pop("composed"))
-            found[part] = Counts(**row)
-        return found
+        parts = dict.fromkeys((e.mode, e.composed) for e in self.plan.episodes)
+        return {
+            (each, composed): self.counts(each, composed=composed)
+            for each, composed in parts
+            if mode in (None, each)
+        }
 
     def rows(self, mode: Mode) -> list[EpisodeRow]:
         """The planned episodes of one mode that are over, in the order of the plan."""
-        rows = self._rows(
-            "SELECT result FROM episodes WHERE position IS NOT NULL AND outcome IS NOT NULL AND mode = ? "
-            "ORDER BY position",
-            (mode,),
-        )
-        return [EpisodeRow.model_validate_json(row["result"]) for row in rows]
+        return [kept.row for kept in self.over if kept.row.mode == mode]
 
     def films(self) -> list[Film]:
         """The films of the planned episodes, in the order of the plan."""
-        rows = self._rows(
-            "SELECT film FROM episodes WHERE position IS NOT NULL AND film IS NOT NULL ORDER BY position"
-        )
-        return [Film.model_validate_json(row["film"]) for row in rows]
+        return [kept.film for kept in self.over if kept.film is not None]
 
     def film_bytes(self) -> int:
         """Bytes of the screenshots that are kept."""
-        [row] = self._rows("SELECT COALESCE(SUM(film_bytes), 0) AS bytes FROM episodes")
-        return int(row["bytes"])
+        return sum(kept.film_bytes for tries in self._by_key.values() for kept in tries)
 
     def wall_s(self) -> float:
-        """Seconds in which at least one process played, over all starts."""
+        """Seconds in which at least one episode was played, over all starts."""
+        every = [kept for tries in self._by_key.values() for kept in tries]
         total, until = 0.0, 0.0
-        for row in self._rows("SELECT began, ended FROM times ORDER BY began"):
-            total += max(0.0, row["ended"] - max(until, row["began"]))
-            until = max(until, row["ended"])
+        for began, ended in sorted(
+            (each.ended_at - each.row.wall_s, each.ended_at) for each in every
+        ):
+            total += max(0.0, ended - max(until, began))
+            until = max(until, ended)
         return total
 
-    def _check(self) -> None:
-        """Make the tables of a new file; refuse one that is not ours."""
-        with self._transaction():
-            [[version]] = self._rows("PRAGMA user_version")
-            if version == 0 and not self._rows("SELECT 1 FROM sqlite_master LIMIT 1"):
-                for statement in filter(str.strip, _TABLES.split(";\n")):
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            elif version != SCHEMA:
-                raise RunDirectoryError(
-                    f"{self._path} has schema {version}, this dart reads {SCHEMA}; remove {self.folder}"
-                )
+
+# --- the result ------------------------------------------------------------------------------
 
 
-def open_episodes(
-    run_dir: Path, name: str, settings: EvalSettings, *, fresh: bool = False
-) -> tuple[EpisodeStore, str]:
-    """The store of an evaluation, and what to tell of an older one; empty where it goes on.
+@dataclass(frozen=True)
+class Chosen:
+    """The weights that are played."""
 
-    One of other settings, or with `fresh` any, is set aside with its result and films as NAME.1, NAME.2,
-    ... Raises UserError where another process plays it now.
-    """
-    folder = eval_dir(run_dir) / name
-    told = ""
-    if (folder / DATABASE).is_file():
-        with EpisodeStore(folder) as store:
-            why = "--fresh" if fresh else _difference(settings, store.settings)
-            busy = store.others()
-        if why and busy:
-            raise UserError(
-                f"{folder} is being played by another `dart eval` with other settings ({why}); wait for it, "
-                "or choose another --keep-as"
-            )
-        told = _set_aside(run_dir, name, why) if why else ""
-    elif (eval_dir(run_dir) / f"{name}.json").is_file():
-        told = _set_aside(run_dir, name, "it has no single episodes to go on from")
-    store = EpisodeStore(folder)
-    store.save("settings", settings.model_dump(mode="json"))
-    return store, told
+    directory: Path | None  # None for the model as it comes
+    version: int  # -1 likewise
 
 
-def _set_aside(run_dir: Path, name: str, why: str) -> str:
-    """Rename an older evaluation; what to tell of it."""
-    number = 1
-    while any((eval_dir(run_dir)).glob(f"{name}.{number}*")):
-        number += 1
-    other = f"{name}.{number}"
-    for before, after in (
-        (eval_dir(run_dir) / f"{name}.json", eval_dir(run_dir) / f"{other}.json"),
-        (films_dir(run_dir, name), films_dir(run_dir, other)),
-        (eval_dir(run_dir) / name, eval_dir(run_dir) / other),
-    ):
-        if before.exists():
-            before.rename(after)
-    return f"{eval_dir(run_dir) / name} begins anew ({why}); the older one is kept as {other}"
-
-
-def _difference(now: EvalSettings, before: EvalSettings | None) -> str:
-    """The first thing that differs, in words; empty for none."""
-    for name, was, is_now in differences(before, now) if before else ():
-        if name in ("suite", "model", "weights"):
-            return f"another {name}"
-        return f"{name} was {was!r} and is {is_now!r}"
-    return ""
-
-
-def _planned(row: sqlite3.Row) -> Planned:
-    return Planned(
-        mode=row["mode"],
-        task_id=row["task"],
-        seed=row["seed"],
-        attempt=row["attempt"],
-        composed=bool(row["composed"]),
-        filmed=bool(row["filmed"]),
+def evaluation_of(
+    config: Config, kept: KeptEpisodes, chosen: Chosen, *, dart: str, left_out: Mapping[str, str]
+) -> Evaluation:
+    """All episodes of the plan, which are over, as one result."""
+    plan = kept.plan
+    trained = [task.id for task in plan.trained]
+    composed = [task.id for task in plan.composed]
+    rows = {mode: kept.rows(mode) for mode in plan.modes}
+    every = [row for part in rows.values() for row in part]
+    limits = [task.max_steps for task in plan.by_id.values()]
+    return Evaluation(
+        schema_version=SCHEMA,
+        name=kept.folder.name,
+        model=config.model.path,
+        weights=str(chosen.directory or ""),
+        policy_version=chosen.version,
+        seed=TRAIN_SEEDS,
+        wall_s=kept.wall_s(),
+        modes={
+            mode: mode_score(part, trained, composed, config.eval.attempts)
+            for mode, part in rows.items()
+        },
+        attempts=config.eval.attempts,
+        settings=kept.settings,
+        protocol=check(config, every, limits),
+        dart=dart,
+        finished_at=time.time(),
+        interval_method=METHOD,
+        left_out=dict(left_out),
+        notes=list(_notes(every, chosen.version)),
+        episodes=every,
     )
 
 
-def _own_lock(path: Path) -> IO[bytes]:
-    """A new file, locked as long as it is open."""
-    while True:
-        file = path.open("wb")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):  # removed before it was locked: see _is_held
-            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                return file
-        file.close()
-
-
-def _is_held(path: Path) -> bool:
-    """Whether the process that has this file lives; the file of a dead one is removed."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-    except BlockingIOError:
-        return True
-    except OSError:  # it has just ended
-        return False
-    return False
+def _notes(rows: Sequence[EpisodeRow], policy_version: int) -> Iterator[str]:
+    versions = {version for row in rows if row.mode != "random" for version in row.versions}
+    if versions - {policy_version}:
+        told = ", ".join(f"v{each}" for each in sorted(versions))
+        yield f"weights of several versions have answered ({told}): these scores are of none of them"
+    again = sum(row.tries > 1 for row in rows)
+    if again:
+        yield f"{again} episodes were played again, as earlier starts left them invalid"

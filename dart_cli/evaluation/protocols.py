@@ -48,12 +48,9 @@ def protocol_of(config: Config) -> Protocol | None:
 
 
 def overrides(name: str, suite: str) -> list[str]:
-    """What `--protocol NAME` sets: of several step limits the lowest, and no temperature of the model's."""
+    """What `--protocol NAME` sets, beside the step limit and instances that the plan has by it."""
     protocol = protocols()[name]
     found = [f"eval.protocol={name}", f"eval.attempts={protocol.attempts}"]
-    found.append(f"eval.per_task={protocol.per_task}")
-    if protocol.max_steps != "task":
-        found.append(f"eval.max_steps={min(protocol.max_steps)}")
     if protocol.temperature != "model":
         found.append(f"rollout.temperature={protocol.temperature}")
     found += [
@@ -92,10 +89,7 @@ def _deviations(
     if not any(suite == each or suite.startswith(f"{each}:") for each in protocol.suites):
         yield f"suite {suite}, published {' or '.join(protocol.suites)}"
     used = sorted(set(limits))
-    if protocol.max_steps == "task":
-        if config.eval.max_steps:
-            yield f"max_steps {config.eval.max_steps}, published a limit of each task's own"
-    elif len(used) != 1 or used[0] not in protocol.max_steps:
+    if protocol.max_steps != "task" and (len(used) != 1 or used[0] not in protocol.max_steps):
         yield f"max_steps {_some(used)}, published {_some(protocol.max_steps)}"
     screens = sorted({row.screen for row in rows if row.screen is not None})
     if other := [size for size in screens if size not in protocol.screen]:

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
@@ -25,7 +25,7 @@ from bus.errors import RunDirectoryError
 from bus.messages import Outcome, StopReason
 from dart_cli.algo.proportion import wilson
 from dart_cli.config.schema import Config
-from dart_cli.runtime.kept_folder import StoredModel
+from dart_cli.runtime.kept_folder import KeptSettings, StoredModel
 
 Mode = Literal["sampled", "greedy", "random"]
 """How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""
@@ -145,8 +145,12 @@ class ModeScore(StoredModel):
         return total("all compositions", self.compositions)
 
 
-class EvalSettings(StoredModel):
+class EvalSettings(KeptSettings):
     """What an episode's outcome depends on, beside its mode, task, seed and attempt."""
+
+    what: ClassVar = "evaluation"
+    verb: ClassVar = "dart eval"
+    option: ClassVar = "--keep-as"
 
     suite: str
     suite_digest: str  # of the suite's tasks: ids, instructions, limits
@@ -159,6 +163,14 @@ class EvalSettings(StoredModel):
         """The same for episodes that may be told as one evaluation."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def difference(self, before: EvalSettings) -> str:
+        """See KeptSettings."""
+        for name, was, is_now in differences(before, self):
+            if name in ("suite", "model", "weights"):
+                return f"another {name}"
+            return f"{name} was {was!r} and is {is_now!r}"
+        return ""
 
 
 class ProtocolCheck(StoredModel):

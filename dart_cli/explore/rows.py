@@ -4,9 +4,10 @@
     rows_of       the rows of a graph, each with its split, and what was left out and why
     is_held_out   whether a screen is one of the test split's
     KINDS         kinds of queries
+    row_of        one row of such a set; clear: the targets of a screen that can be asked for
 
-OUT/train and OUT/test are sets of ScreenSpot's layout with our keys (dart_cli.evaluation.grounding.made) and
-one more, `query`. OUT/set.json tells what was written.
+OUT/train and OUT/test are sets of ScreenSpot's layout with keys of ours, `query` among them. OUT/set.json tells
+what was written.
 
 A screen is in one split with all its rows. Which one follows from its id alone, so that a longer
 exploration never moves a screen from one split to the other.
@@ -23,9 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bus.errors import UserError
-from dart_cli.evaluation.grounding.made import SOURCES, Target, clear, row_of
+from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import Edge, GraphReader, Screen
-from dart_cli.explore.options import RowOptions
 from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
 from envs.elements import Element
 
@@ -280,6 +280,56 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
+# --- rows in ScreenSpot's layout --------------------------------------------------------------
+
+LEAST_SIDE = 5.0
+"""Pixels; smaller targets are left out."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One widget that can be asked for."""
+
+    instruction: str
+    box: tuple[float, float, float, float]  # left, top, right, bottom; pixels of the screenshot
+    has_text: bool  # whether a text is on it
+
+
+def row_of(
+    target: Target,
+    image: str,
+    environment: str,
+    application: str,
+    size: tuple[int, int],
+    screen_id: str,
+) -> dict[str, Any]:
+    """A row of ScreenSpot's layout with our keys; `image` is a file of screenspot_imgs."""
+    left, top, right, bottom = target.box
+    return {
+        "img_filename": image,
+        "instruction": target.instruction,
+        "bbox": [round(each, 2) for each in (left, top, right - left, bottom - top)],
+        "data_type": "text" if target.has_text else "icon",
+        "data_source": environment,
+        "environment": environment,
+        "application": application,
+        "size": f"{size[0]}x{size[1]}",
+        "screen_id": screen_id,
+    }
+
+
+def clear(targets: Sequence[Target], width: int, height: int) -> list[Target]:
+    """Those that an instruction names alone, and that are wholly on a screen of this size."""
+    count = Counter(target.instruction for target in targets)
+
+    def fits(box: tuple[float, float, float, float]) -> bool:
+        left, top, right, bottom = box
+        large = right - left >= LEAST_SIDE and bottom - top >= LEAST_SIDE
+        return large and left >= 0 and top >= 0 and right <= width and bottom <= height
+
+    return [each for each in targets if count[each.instruction] == 1 and fits(each.box)]
+
+
 # --- files ------------------------------------------------------------------------------------
 
 
@@ -300,9 +350,10 @@ def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) ->
         size = screen.width, screen.height
         made = row_of(_target(row), path.name, suite, screen.application, size, screen.id)
         listed.append(made | {"query": row.kind})
-    group = SOURCES[suite].group if suite in SOURCES else _GROUPS.get(suite, "desktop")
+    group = _GROUPS.get(suite, "desktop")
     path = folder / f"screenspot_{group}.json"
     path.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
 
 
-_GROUPS = {"android": "mobile"}
+_GROUPS = {"android": "mobile", "miniwob": "web"}
+"""ScreenSpot's name for a suite's screens, where it is not desktop."""

@@ -17,7 +17,7 @@ from rich.console import Console
 from bus.errors import ConfigError, TaskError, UserError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import EnvConfig, observed_kinds
-from dart_cli.evaluation.in_process import in_slots
+from dart_cli.explore import ExploreOptions
 from dart_cli.explore.choosing import DenyList, deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
 from dart_cli.explore.found import summary
@@ -29,7 +29,7 @@ from dart_cli.explore.graph import (
     read_graph,
     refuse_foreign,
 )
-from dart_cli.explore.options import ExploreOptions
+from dart_cli.player.episodes import in_slots
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent

@@ -24,15 +24,14 @@ from typing import Any, cast, get_args
 from bus.errors import UserError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv
-from dart_cli.evaluation.in_process import in_slots
-from dart_cli.evaluation.suite_check.agents import Probe
-from dart_cli.evaluation.suite_check.episodes import play_probe
+from dart_cli.explore import TaskOptions
 from dart_cli.explore.found import paths_from, steady
 from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
-from dart_cli.explore.options import TaskOptions
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
+from dart_cli.player.episodes import in_slots
 from dart_cli.runtime.progress import Advance, progress
+from dart_cli.suite_check.probes import Probe, play_probe
 from envs.base import Task
 from envs.elements import Operation, performing
 from envs.explored.tasks import FILE, ExploredFile, ExploredTask, LeftOut, PathStep, write_file

@@ -71,11 +71,11 @@ class KeptFolder:
         self.why = ""  # it was moved
         refuse_foreign(folder, settings)
         folder.mkdir(parents=True, exist_ok=True)
-        busy = (
+        self.busy = (
             f"{folder} is in use by another `{settings.verb}`; wait for it, or choose another "
             f"{settings.option}"
         )
-        self._lock = lock(folder / LOCK, busy, shared=shared)
+        self._lock = lock(folder / LOCK, self.busy, shared=shared)
         try:
             if fresh and (folder / SETTINGS).is_file():
                 self.why = "--fresh"
@@ -84,11 +84,12 @@ class KeptFolder:
             else:
                 refuse_other(folder, settings)
             if self.why:
+                _take(self._lock, self.busy)  # also where others do parts of it
                 self.moved = _free_name(folder)
                 folder.rename(self.moved)
                 folder.mkdir()
                 self._lock.close()
-                self._lock = lock(folder / LOCK, busy, shared=shared)
+                self._lock = lock(folder / LOCK, self.busy, shared=shared)
             write_whole(folder / SETTINGS, settings.model_dump_json(indent=1).encode())
         except BaseException:
             self._lock.close()
@@ -108,11 +109,11 @@ class KeptFolder:
 class KeptLines(Generic[Piece]):
     """A file of JSON lines: those that are there, and more of them. What `add` has returned is there after a kill."""
 
-    def __init__(self, path: Path, kind: TypeAdapter[Piece]) -> None:
-        """Open or begin it. Raises UserError for a line that cannot be read."""
+    def __init__(self, path: Path, kind: TypeAdapter[Piece], busy: str) -> None:
+        """Open or begin it. Raises UserError for a line that cannot be read, and `busy` where it is another's."""
         self.path = path
         self._kind = kind
-        self._file = path.open("a+b")
+        self._file = lock(path, busy)
         self._file.seek(0)
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -157,11 +158,18 @@ def lock(path: Path, busy: str, *, shared: bool = False) -> IO[bytes]:
     """The file, locked until it is closed; made if need be. Raises UserError(`busy`) where another process has it."""
     file = path.open("a+b")
     try:
+        _take(file, busy, shared=shared)
+    except UserError:
+        file.close()
+        raise
+    return file
+
+
+def _take(file: IO[bytes], busy: str, *, shared: bool = False) -> None:
+    try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
         raise UserError(busy) from None
-    return file
 
 
 def refuse_foreign(folder: Path, settings: KeptSettings) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -58,6 +59,16 @@ def command_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
         return command
 
     return command_with
+
+
+def check_out(out: Path | None) -> Path | None:
+    """A callback of options: raises UserError where `out` cannot be a file."""
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        from bus.errors import UserError
+
+        why = "a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise UserError(f"--out {out}: {why}; name a file in a folder that exists")
+    return out
 
 
 def read_options(pairs: Sequence[str] | None) -> dict[str, Any]:

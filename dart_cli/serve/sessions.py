@@ -22,7 +22,7 @@ from bus.errors import DartError, DeadlineError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import LeaseRequest, Sampling
 from dart_cli.config import endpoints
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import Policy, action_spec_of, slot_timer
 from dart_cli.env.gate import ResumingPolicy, SuspendGate
@@ -238,7 +238,7 @@ class Sessions:
         """A session outside training, of which nothing is filed."""
         config = self._config
         task = find_task(config.env.suite, opening.task) if opening.task else None
-        seed = config.eval.seed if opening.seed is None else opening.seed
+        seed = TRAIN_SEEDS if opening.seed is None else opening.seed
         draws = random.Random(f"{config.run.seed}:{opening.task}:{seed}")  # noqa: S311 - no secret
         key = f"eval-{secrets.token_hex(8)}"
         return Terms(

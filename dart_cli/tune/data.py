@@ -15,8 +15,8 @@ from pathlib import Path
 from bus.errors import UserError
 from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import Config
-from dart_cli.evaluation.grounding.items import Item
-from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.grounding.items import Item
+from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.tune.episodes import EPISODES, Demonstration, read_episodes
 from dart_cli.tune.trajectories import Trajectories, is_parquet, is_run, read_trajectories

@@ -23,9 +23,9 @@ from dart_cli.algo.pointing import Shares
 from dart_cli.config.families import FAMILIES
 from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
-from dart_cli.evaluation.grounding.formats import AnswerFormat, grounding_config
-from dart_cli.evaluation.grounding.items import Box, Item, bounds_of
-from dart_cli.evaluation.grounding.verify import verifier_config
+from dart_cli.grounding.formats import AnswerFormat, grounding_config
+from dart_cli.grounding.items import Box, Item, bounds_of
+from dart_cli.grounding.scorers import verifier_config
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt, make_renderer

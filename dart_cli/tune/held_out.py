@@ -23,10 +23,10 @@ from dart_cli.config.schema import Config
 from dart_cli.engines.base import GenerateRequest, Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.evaluation.grounding.formats import AnswerFormat
-from dart_cli.evaluation.grounding.items import Answer, Item
-from dart_cli.evaluation.grounding.scorers import answer_all, make_scorer
-from dart_cli.evaluation.grounding.scores import is_hit
+from dart_cli.grounding.formats import AnswerFormat
+from dart_cli.grounding.items import Answer, Item
+from dart_cli.grounding.scorers import answer_all, make_scorer
+from dart_cli.grounding.scores import is_hit
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
 from dart_cli.runtime.kept_folder import StoredModel

@@ -99,7 +99,9 @@ class KeptTraining:
             self.progress = _read(folder / PROGRESS, Progress) or Progress()
             (folder / CURVE).touch()
             os.truncate(folder / CURVE, self.progress.curve)
-            self._curve: KeptLines[Point] = KeptLines(folder / CURVE, TypeAdapter(Point))
+            self._curve: KeptLines[Point] = KeptLines(
+                folder / CURVE, TypeAdapter(Point), self._kept.busy
+            )
         except BaseException:
             self._kept.close()
             raise

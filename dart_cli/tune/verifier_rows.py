@@ -26,9 +26,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bus.errors import EngineError, UserError
 from dart_cli.config.model_folder import VERIFIER
-from dart_cli.evaluation.grounding.items import Box, Item, Point
-from dart_cli.evaluation.grounding.pictures import Picture
-from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.grounding.items import Box, Item, Picture, Point
+from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec, as_png, marked, open_screenshot
 from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.tune.examples import visible_box

@@ -49,7 +49,6 @@ RESULTS = {
     "eval run": "{config} --dry-run",
     "eval compare": "{evaluation} {evaluation}",
     "eval row": "{evaluation} --json",
-    "eval worker": "{config} --name none",
     "eval grounding": "{new} --model builtin:tiny",
     "explore run": "mini --out {new} --dry-run",
     "explore rows": "{new} {new}",

@@ -133,7 +133,6 @@ CASES = [
         "train.warmup",
         "must be <= train.updates (10)",
     ),
-    Case("evaluated on train seeds", "[eval]\nseed = 0\n", "eval.seed", "must be >= 1000000"),
     Case(
         "evaluation of nothing",
         "[eval]\naround = true\nepisodes = 0\n",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from dart_cli.collect.quotas import CollectOptions, Quota
+from dart_cli.collect.run import collected_tasks
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.data.scheduler import task_seed
-from dart_cli.evaluation.demonstrations.collect import collected_tasks
-from dart_cli.evaluation.demonstrations.quotas import CollectOptions, Quota
 from envs.base import Task
 from envs.registry import find_task, tasks_of
 

@@ -33,11 +33,11 @@ def test_every_mistake_of_a_configuration_is_printed_with_its_cure(
     path = tmp_path / "c.toml"
     path.write_text(
         f'[run]\ndir = "{tmp_path}/run"\n[env]\ntasks = ["mini/clik"]\n'
-        '[model]\npath = "nowhere"\n[eval]\nseed = 3\n'
+        '[model]\npath = "nowhere"\n[eval]\ntasks = ["mini/x"]\n'
     )
     assert doctor(path) == 1
     out = capsys.readouterr().out
-    for part in ("mini/clik", "is no folder: nowhere", "hf download", "eval.seed must be >="):
+    for part in ("mini/clik", "is no folder: nowhere", "hf download", "eval.tasks"):
         assert part in out
     assert "3 things must be fixed first" in out
 

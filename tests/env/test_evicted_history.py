@@ -25,7 +25,7 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import action_spec_of, play_episode
-from dart_cli.evaluation.in_process import InProcessPolicy
+from dart_cli.player.episodes import InProcessPolicy
 from dart_cli.policy.forward import rope_positions
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer

@@ -11,9 +11,9 @@ from bus.errors import UserError
 from dart_cli.algo.paired import mcnemar, sign_flip
 from dart_cli.cli.main import main
 from dart_cli.evaluation.compare import MCNEMAR, SIGN_FLIP, compare, comparison_table
-from dart_cli.evaluation.estimates import mode_score
-from dart_cli.evaluation.leaderboard import as_markdown, row_of
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings, Evaluation, ProtocolCheck
+from dart_cli.evaluation.scores import mode_score
+from dart_cli.evaluation.text import as_markdown, row_of
 from tests.evaluation.parts import episode
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from dart_cli.evaluation.estimates import mode_score
+from dart_cli.evaluation.scores import mode_score
 from tests.evaluation.parts import episode
 
 

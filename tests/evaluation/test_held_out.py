@@ -14,11 +14,12 @@ from bus.errors import EnvError, TaskError, UserError
 from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
-from dart_cli.evaluation.episodes import EpisodeStore, Kept
+from dart_cli.evaluation import EvalOptions
+from dart_cli.evaluation.episodes import Kept, KeptEpisodes
 from dart_cli.evaluation.films import films_dir, read_films
-from dart_cli.evaluation.held_out import MODES, EvalOptions, run_eval
 from dart_cli.evaluation.results import read_evaluation
-from dart_cli.evaluation.score_text import score_table, summary
+from dart_cli.evaluation.run import run_eval
+from dart_cli.evaluation.text import score_table, summary
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
 
@@ -108,7 +109,7 @@ def test_a_name_that_is_no_file_s_is_refused_before_anything_is_played(
 ) -> None:
     config = load_config(config_path)
     with pytest.raises(UserError, match="--keep-as"):
-        run_eval(config, EvalOptions(name=name))
+        run_eval(config, EvalOptions(keep_as=name))
     assert not config.run.dir.exists()
 
 
@@ -131,18 +132,18 @@ def test_attempts_go_on_where_an_earlier_start_was_interrupted(
     config_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(config_path, ["eval.attempts=3", "eval.episodes=4"])
-    sampled = EvalOptions(modes=["sampled"])
+    sampled = EvalOptions(mode="sampled")
     kept: list[Kept] = []
-    keep = EpisodeStore.keep
+    keep = KeptEpisodes.keep
 
-    def keep_some(store: EpisodeStore, episode: Kept) -> None:
+    def keep_some(store: KeptEpisodes, episode: Kept) -> None:
         if len(kept) == 5:
             raise EnvError("killed")
         kept.append(episode)
         keep(store, episode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(EpisodeStore, "keep", keep_some)
+        patched.setattr(KeptEpisodes, "keep", keep_some)
         with pytest.raises(EnvError, match="killed"):
             run_eval(config, sampled)
     assert read_evaluation(config.run.dir, "base") is None
@@ -166,33 +167,33 @@ def test_attempts_go_on_where_an_earlier_start_was_interrupted(
 def test_other_settings_begin_anew_and_keep_the_older_evaluation(
     config_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["eval.episodes=2", "eval.compositions=[]", "eval.random_episodes=2"]
-    options = EvalOptions(modes=["random"], name="mine")
+    few = ["eval.episodes=2", "eval.compositions=[]"]
+    options = EvalOptions(mode="random", keep_as="mine")
     first = run_eval(load_config(config_path, few), options)
-    second = run_eval(load_config(config_path, [*few, "eval.max_steps=1"]), options)
-    assert "begins anew (eval.max_steps was 0 and is 1)" in capsys.readouterr().err
+    second = run_eval(load_config(config_path, [*few, "env.options.size=252x252"]), options)
+    assert "begins anew (env.options was {} and is" in capsys.readouterr().err
     config = load_config(config_path)
     assert read_evaluation(config.run.dir, "mine.1") == first
     assert read_evaluation(config.run.dir, "mine") == second
-    assert {row.steps for row in second.episodes} == {1}
+    assert {row.screen for row in second.episodes} == {(252, 252)}
 
 
 def test_several_processes_play_one_evaluation_as_one_would(
     config_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Real processes, which need no model for random clicks."""
-    config = load_config(config_path, ["eval.random_episodes=6"])
-    options = EvalOptions(modes=["random"], name="alone")
+    config = load_config(config_path, ["eval.episodes=6"])
+    options = EvalOptions(mode="random", keep_as="alone")
     alone = run_eval(config, options)
-    arguments = [str(config_path), "--set", "eval.random_episodes=6"]
-    together = run_eval(config, replace(options, name="together", workers=2, arguments=arguments))
+    arguments = [str(config_path), "--set", "eval.episodes=6"]
+    together = run_eval(config, replace(options, keep_as="together", workers=2), arguments)
     assert [row.model_copy(update={"wall_s": 0.0}) for row in together.episodes] == [
         row.model_copy(update={"wall_s": 0.0}) for row in alone.episodes
     ]
     log = (config.run.dir / "logs/eval-workers.log").read_text()
     assert "error" not in log.lower()
     limited = load_config(config_path, ["up.rollout_gpus=[0]"])
-    with pytest.raises(UserError, match=r"--workers 2: gpus\.rollout = \[0\] has GPUs for 1"):
+    with pytest.raises(UserError, match=r"--workers 2: up\.rollout_gpus = \[0\] has GPUs for 1"):
         run_eval(limited, EvalOptions(workers=2))
 
 
@@ -201,12 +202,11 @@ def test_a_protocol_sets_what_is_published_and_the_result_tells_what_deviates(
 ) -> None:
     arguments = ["eval", str(config_path), "--mode", "random", "--tasks", "mini/click"]
     with pytest.raises(SystemExit) as exit_:
-        main([*arguments, "--protocol", "webarena", "--set", "eval.max_steps=3", "--json"])
+        main([*arguments, "--protocol", "webarena", "--json"])
     assert not exit_.value.code
     said = json.loads(capsys.readouterr().out)
     assert said["protocol"] == "webarena"
     assert said["random_tasks"]["episodes"] == 1  # per_task
-    assert "max_steps 3, published 30" in said["deviations"]
     assert "tasks 1, published 812" in said["deviations"]
     assert not any("attempts" in line for line in said["deviations"])
     with pytest.raises(SystemExit) as exit_:
@@ -218,7 +218,7 @@ def test_a_protocol_sets_what_is_published_and_the_result_tells_what_deviates(
 def test_one_valid_episode_is_worth_keeping(config_path: Path) -> None:
     some = ["env.tasks=['unruly/reset-raise', 'unruly/well']", "eval.compositions=[]"]
     made = run_eval(
-        load_config(config_path, [f"env.suite={UNRULY}", *some]), EvalOptions(modes=("greedy",))
+        load_config(config_path, [f"env.suite={UNRULY}", *some]), EvalOptions(mode="greedy")
     )
     assert made.judged == 6
     assert made.modes["greedy"].overall.invalid == 6
@@ -227,7 +227,7 @@ def test_one_valid_episode_is_worth_keeping(config_path: Path) -> None:
 def test_partial_rewards_are_told_beside_success(config_path: Path) -> None:
     some = ["env.tasks=['scored/0.4', 'scored/1.0']", "eval.compositions=[]"]
     config = load_config(config_path, [f"env.suite={SCORED}", *some])
-    made = run_eval(config, EvalOptions(modes=["random"]))
+    made = run_eval(config, EvalOptions(mode="random"))
     table = score_table(made, "random", made.modes["random"])
     [column] = [column for column in table.columns if column.header == "mean reward"]
     assert list(column.cells) == ["0.40", "1.00", "0.70"]
@@ -247,7 +247,7 @@ def test_nothing_to_evaluate_is_an_error(config_path: Path) -> None:
 def test_the_shipped_model_follows_an_instruction_and_does_nothing_more(config_path: Path) -> None:
     """It was trained on single screens; tasks of more steps are left for the run to learn."""
     config = load_config(config_path, ["rollout.engine=transformers", "eval.episodes=48"])
-    made = run_eval(config, EvalOptions(modes=("greedy",), as_it_comes=True))
+    made = run_eval(config, EvalOptions(mode="greedy", model="builtin:tiny"))
     success = {score.task_id: score.success for score in made.modes["greedy"].tasks}
     assert success["mini/click"] is not None
     assert success["mini/popup"] is not None
@@ -257,22 +257,20 @@ def test_the_shipped_model_follows_an_instruction_and_does_nothing_more(config_p
 
 def test_random_clicks_are_a_baseline_that_needs_no_model(config_path: Path) -> None:
     """The model's folder does not exist, and the films stay those of the model."""
-    config = load_config(config_path, ["eval.random_episodes=20", "model.path=nowhere"])
-    made = run_eval(config, EvalOptions(modes=["random"]))
+    config = load_config(config_path, ["eval.episodes=20", "model.path=nowhere"])
+    made = run_eval(config, EvalOptions(mode="random"))
     assert made.name == "random"
     score = made.modes["random"].overall
     assert score.episodes == 20
     assert score.success is not None
     assert score.success < 0.5
-    again = run_eval(config, EvalOptions(modes=["random"]))
+    again = run_eval(config, EvalOptions(mode="random"))
     assert again.modes == made.modes
-    both = run_eval(
-        load_config(config_path, ["eval.random_episodes=5"]), EvalOptions(modes=MODES["all"])
-    )
+    both = run_eval(load_config(config_path), EvalOptions(mode="all"))
     assert {mode: score.overall.episodes for mode, score in both.modes.items()} == {
         "sampled": 12,
         "greedy": 12,
-        "random": 5,
+        "random": 12,
     }
     assert read_films(config.run.dir, "base")
 

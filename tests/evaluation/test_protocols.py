@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-import pytest
-
 from dart_cli.config.load import default_config
 from dart_cli.config.schema.played import Protocol
+from dart_cli.evaluation.episodes import step_limit
 from dart_cli.evaluation.protocols import check, overrides, protocols
 from dart_cli.evaluation.results import EpisodeRow
 from tests.evaluation.parts import episode
@@ -28,7 +27,7 @@ def test_the_table_has_every_protocol_that_can_be_named() -> None:
 
 def test_an_evaluation_as_published_deviates_in_nothing() -> None:
     config = default_config([*overrides("osworld-verified", "osworld"), "env.suite=osworld"])
-    assert config.eval.max_steps == 15
+    assert step_limit(config) == 15
     found = check(config, rows(369, 1, (1920, 1080)), [50] * 369)
     assert found is not None
     assert found.deviations == []
@@ -57,16 +56,13 @@ def test_each_deviation_is_a_line() -> None:
     ]
 
 
-@pytest.mark.parametrize("limit", [0, 7])
-def test_limits_of_each_task_s_own_are_told_and_one_for_all_deviates(limit: int) -> None:
-    config = default_config(
-        [*overrides("androidworld", "android"), f"eval.max_steps={limit}", "env.suite=android"]
-    )
+def test_limits_of_each_task_s_own_are_told() -> None:
+    config = default_config([*overrides("androidworld", "android"), "env.suite=android"])
+    assert step_limit(config) == 0
     found = check(config, rows(116, 1, (1080, 2400)), [10, 25])
     assert found is not None
-    assert found.deviations == (
-        ["max_steps 7, published a limit of each task's own"] if limit else []
-    )
+    assert found.deviations == []
+    assert "max_steps 10, 25, each task's own" in found.left_to_model
 
 
 def test_no_protocol_is_no_check() -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.evaluation.in_process import in_slots
 from dart_cli.explore.choosing import Candidate, deny_list
 from dart_cli.explore.explorer import Exploration, KindRates, Plan, StartPoint
 from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import Edge, open_graph, read_graph
+from dart_cli.player.episodes import in_slots
 from envs.elements import Element, performing
 from envs.registry import find_task, make_env
 from tests.explore.maze_suite import KILL_AT, PAGES, SUITE

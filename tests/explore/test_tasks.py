@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from bus.errors import EnvError, TaskError, UserError
 from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.config.screens import screen_of_suite
-from dart_cli.evaluation.suite_check.report import CheckOptions, run_check
+from dart_cli.explore import TaskOptions
 from dart_cli.explore.graph import open_graph, read_graph
-from dart_cli.explore.options import TaskOptions
 from dart_cli.explore.rows import is_held_out
 from dart_cli.explore.tasks import candidates, make_tasks, replayed
+from dart_cli.suite_check import CheckOptions
+from dart_cli.suite_check.report import run_check
 from envs.actions import Done
 from envs.base import Observation
 from envs.elements import Element
@@ -67,8 +68,8 @@ def test_every_task_passes_the_check_of_suites(
     """Its solution passes on both seeds; waiting, claims and resets do not."""
     out, told = made
     report = tmp_path / "report.json"
-    probes = ("nothing", "done", "fail", "oracle")
-    assert run_check(CheckOptions(f"explored:{out}", seeds=2, probes=probes), out=report) == 0
+    probes = "nothing,done,fail,oracle"
+    assert run_check(CheckOptions(f"explored:{out}", seeds=2, probes=probes, out=report)) == 0
     found = json.loads(report.read_text())
     assert found["tasks"] == told["tasks"] >= 6
     assert all(each["oracle"] == [2, 2] for each in found["per_task"].values())

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from bus.errors import UserError
-from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.grounding.reader import read_set
 from dart_cli.tune.episodes import Demonstration, read_episodes
 from envs.actions import (
     Action,

@@ -12,7 +12,7 @@ from dart_cli.config.load import DEFAULTS, Source, default_config
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.rules.learning import read_by_tune
 from dart_cli.config.values import to_toml
-from dart_cli.evaluation.grounding.made import make_set
+from scripts.make_grounding_set import make_set
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +29,9 @@ Tune = Callable[..., Any]
 @pytest.fixture(scope="session")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two solutions of each of two tasks, as Parquet files."""
+    from dart_cli.collect.quotas import CollectOptions
+    from dart_cli.collect.run import run_collect
     from dart_cli.config.schema import Config
-    from dart_cli.evaluation.demonstrations.collect import run_collect
-    from dart_cli.evaluation.demonstrations.quotas import CollectOptions
 
     home = tmp_path_factory.mktemp("played")
     given = {"env": {"tasks": ["mini/page", "mini/popup"]}, "run": {"dir": home / "run"}}

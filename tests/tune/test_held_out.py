@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dart_cli.collect.quotas import CollectOptions
+from dart_cli.collect.run import run_collect
 from dart_cli.config.schema import Config
-from dart_cli.evaluation.demonstrations.collect import run_collect
-from dart_cli.evaluation.demonstrations.quotas import CollectOptions
-from dart_cli.evaluation.grounding.made import make_set
 from dart_cli.tune.held_out import MOST_ROWS, Measured, Outcome, fallen, split_rows
 from dart_cli.tune.kept import BEFORE
 from dart_cli.tune.output import RECORD
+from scripts.make_grounding_set import make_set
 from tests.tune.stopping import run_and_stop
 
 Keys = dict[str, Any]

@@ -12,9 +12,9 @@ import torch
 
 from bus.errors import UserError
 from dart_cli.algo.pointing import gaussian_target
-from dart_cli.evaluation.grounding.formats import grounding_config
-from dart_cli.evaluation.grounding.items import Item
-from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.grounding.formats import grounding_config
+from dart_cli.grounding.items import Item
+from dart_cli.grounding.reader import read_set
 from dart_cli.policy.forward import image_features, logits
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.tune.examples import Example, Examples, PointerAnswers, TextAnswers, visible_box

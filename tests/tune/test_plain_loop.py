@@ -22,8 +22,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLImag
 from dart_cli.config.load import default_config
 from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
-from dart_cli.evaluation.grounding.formats import grounding_config
-from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.grounding.formats import grounding_config
+from dart_cli.grounding.reader import read_set
 from dart_cli.policy.model import load_policy
 from dart_cli.tune.examples import Examples, TextAnswers
 from dart_cli.tune.training_set import Order

@@ -16,9 +16,8 @@ import torch
 from PIL import Image
 
 from bus.errors import UserError
-from dart_cli.evaluation.grounding.items import Box, Item
-from dart_cli.evaluation.grounding.pictures import Picture
-from dart_cli.evaluation.grounding.reader import read_set
+from dart_cli.grounding.items import Box, Item, Picture
+from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec, as_png, load_verifier, marked
 from dart_cli.tune.verifier_rows import ROWS, make_rows, marks, read_rows
 

@@ -6,7 +6,6 @@ from dart_cli.config.rules import Reader, Rule, Table, twice
 from dart_cli.config.rules.machine import cannot_be_made, unreadable
 from dart_cli.config.schema import (
     BY_TRACKER,
-    TRAIN_SEEDS,
     Config,
     RunConfig,
     TrainConfig,
@@ -132,11 +131,6 @@ TRAIN = Table(
 
 EVAL = Table(
     (
-        Rule(
-            "eval.seed",
-            lambda c: c.eval.seed < TRAIN_SEEDS,
-            f"must be >= {TRAIN_SEEDS}, below are the training seeds, got {{value}}",
-        ),
         Rule(
             "eval.episodes",
             lambda c: c.eval.around and c.eval.episodes == 0,

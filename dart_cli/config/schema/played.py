@@ -116,16 +116,11 @@ class EvalConfig(Section):
     """Held-out evaluation, by `dart eval` and around `dart up`."""
 
     episodes: Count = 400
-    """Instances (task and seed) per evaluation and mode (sampled, greedy), spread over the tasks; 0 for none."""
-
-    per_task: Count = 0
-    """Instances of each task, in place of `episodes`; 0 for `episodes`."""
+    """Instances (task and seed) per evaluation and mode, spread over the tasks; of random clicks 100 at most; 0 for
+    none."""
 
     attempts: int = Field(default=1, ge=1, le=MOST_ATTEMPTS)
     """Episodes of each instance in the modes `sampled` and `random`, for pass@k; greedy plays one."""
-
-    random_episodes: int = Field(default=100, ge=0, le=1_000_000)
-    """Episodes of random clicks, the baseline that `dart up` plays with `around`; 0 for none."""
 
     tasks: list[str] = []
     """Tasks to evaluate, as in env.tasks; empty for the training tasks (on held-out seeds)."""
@@ -133,14 +128,9 @@ class EvalConfig(Section):
     compositions: list[str] = []
     """Tasks never trained on, as in env.tasks, reported separately; empty for all that are held out."""
 
-    seed: int = Field(default=TRAIN_SEEDS, ge=0, lt=2**63)
-    """First seed of the evaluation's episodes."""
-
-    max_steps: Count = 0
-    """Steps after which an episode is cut off, for all tasks; 0 for each task's own."""
-
     protocol: Protocol = "none"
-    """A benchmark's published protocol: the result tells where the evaluation deviates from it."""
+    """A benchmark's published protocol: its step limit and instances of each task hold, and the result tells where
+    the evaluation deviates from it."""
 
     around: bool = False
     """`dart up` evaluates before and after the run and writes a report."""

@@ -78,7 +78,7 @@ start: MODIFIERS? pointing | call
      | "fail()"  -> fail
 _where: (point ("," BUTTON)? | BUTTON)?
 point: NUMBER "," NUMBER
-NUMBER: /[0-9]{1,3}/
+NUMBER: /[0-9]{1,4}/
 BUTTON: "left" | "right" | "middle"
 MODIFIERS: /(?:(?:ctrl|shift|alt|meta)\+)+/
 DIRECTION: "up" | "down"

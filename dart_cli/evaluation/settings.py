@@ -1,0 +1,131 @@
+"""What an evaluation's episodes depend on, read from its configuration, model and suite.
+
+settings_of   digests of model, weights and suite, and the keys of the configuration
+dart_version  this dart, and its commit where it is a checkout
+left_out_of   tasks that the suite has, and cannot play here
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dart_cli
+from bus.errors import ModelError
+from dart_cli.config.model_folder import BUILTIN, model_folder
+from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.evaluation.episodes import step_limit
+from dart_cli.evaluation.results import EvalSettings
+from dart_cli.player.model import folder_digest
+from envs.registry import load_suite
+
+_INDIFFERENT = frozenset(
+    {
+        "env.suite",  # told by itself
+        "env.tasks",
+        "env.heldout",
+        "env.seeds",
+        "env.slots",
+        "env.isolation",
+        "env.reset_deadline_s",
+        "env.step_deadline_s",
+        "env.evaluate_deadline_s",
+    }
+)
+"""Keys of [env] and [policy] on which no verdict depends."""
+_OTHERS = (
+    "model.dtype",
+    "model.lora",
+    "model.adapters",
+    "rollout.engine",
+    "rollout.temperature",
+    "rollout.max_tokens",
+    "run.seed",
+)
+_GIT_S = 5.0
+
+
+def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> EvalSettings:
+    """All that the episodes depend on; `with_model` is false where a model plays none of them.
+
+    Raises ModelError for a folder that cannot be read, WeightsError for a set that cannot.
+    """
+    dumped = config.model_dump(mode="json")
+    keys = [f"{section}.{key}" for section in ("env", "policy") for key in dumped[section]]
+    values = {key: _value(dumped, key) for key in (*keys, *_OTHERS) if key not in _INDIFFERENT}
+    values["eval.max_steps"] = step_limit(config)
+    model = weight_set = ""
+    if with_model and config.rollout.engine in MODEL_ENGINES:
+        model = _model_digest(config)
+        weight_set = _weights_digest(weights) if weights is not None else ""
+    elif not with_model:
+        values = {key: value for key, value in values.items() if not key.startswith("model.")}
+    return EvalSettings(
+        suite=config.env.suite,
+        suite_digest=_suite_digest(config.env.suite),
+        model_digest=model,
+        weights_digest=weight_set,
+        values=values,
+    )
+
+
+def dart_version() -> str:
+    """`0.1.0`, or `0.1.0 at 0123456789ab` in a checkout, with `-dirty` where files were changed."""
+    folder = Path(dart_cli.__file__).parent
+    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(
+            [*describe, "--exclude=*"], capture_output=True, text=True, timeout=_GIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return dart_cli.__version__
+    return f"{dart_cli.__version__} at {found.stdout.strip()}"
+
+
+def left_out_of(suite: str) -> dict[str, str]:
+    """Task ids that the suite has and cannot play, with the reason, as far as it tells them."""
+    found = getattr(load_suite(suite), "left_out", None)
+    return {str(key): str(why) for key, why in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _value(dumped: Mapping[str, Any], key: str) -> object:
+    section, _, name = key.partition(".")
+    value: object = dumped[section][name]
+    return value
+
+
+def _suite_digest(suite: str) -> str:
+    """Of what the policy is asked to do, and for how long."""
+    told = [
+        (task.id, task.instruction, task.max_steps, task.feasible)
+        for task in load_suite(suite).tasks.values()
+    ]
+    return hashlib.blake2b(json.dumps(sorted(told)).encode(), digest_size=8).hexdigest()
+
+
+def _model_digest(config: Config) -> str:
+    """Of the model's folder, with those of adapters and of a verifier where they are set."""
+    digests = [_of_folder(config.model.path, config.model.adapters)]
+    if config.policy.verifier:
+        digests.append(_of_folder(config.policy.verifier))
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
+
+
+def _of_folder(name: str, adapters: str = "") -> str:
+    folder = BUILTIN.get(name) or model_folder(name)
+    if not folder.is_dir():
+        raise ModelError(f"{name}: no such folder; name one with a model")
+    return folder_digest(folder, adapters)
+
+
+def _weights_digest(directory: Path) -> str:
+    """Of the set's manifest, which holds a digest of each tensor."""
+    from dart_cli.weights.manifest import published, read_manifest
+
+    return str(published(directory, read_manifest(directory)).digest)

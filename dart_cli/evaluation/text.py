@@ -1,0 +1,264 @@
+"""An evaluation for people and scripts.
+
+score_table      a mode's scores by task
+pass_at_table    success within k attempts
+deviation_lines  how it deviates from its protocol, and what else is to be known
+summary          the evaluation as one JSON object
+row_of           it as a row of a leaderboard, with everything that makes its score repeatable
+as_markdown      the row as a table of one line, and a list of the rest below
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from bus.errors import UserError
+from dart_cli.evaluation.results import Evaluation, Mode, ModeScore
+from dart_cli.runtime.tables import fraction, page_table
+
+
+def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
+    """Success by task with its interval, and the mean reward where scores are partial; compositions below."""
+    version = "(base weights)" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
+    title = "random clicks" if mode == "random" else f"{evaluation.model} {version}, {mode}"
+    is_partial = any(row.is_partial for row in (*score.tasks, *score.compositions))
+    reward = ("mean reward",) if is_partial else ()
+    numbers = ("success", "95 % interval", *reward, "episodes", "invalid", "mean steps")
+    table = page_table(title, "task", *numbers, right=numbers)
+    for rows, whole in ((score.tasks, score.overall), (score.compositions, score.composed)):
+        if not rows:
+            continue
+        for row in (*rows, whole):
+            low, high = row.interval
+            table.add_row(
+                row.task_id,
+                fraction(row.success),
+                f"{low:.2f} - {high:.2f}",
+                *((fraction(row.mean_reward),) if is_partial else ()),
+                str(row.episodes),
+                str(row.invalid),
+                "-" if row.mean_steps is None else f"{row.mean_steps:.1f}",
+                style="bold" if row is whole else "",
+                end_section=row is whole,
+            )
+    return table
+
+
+def pass_at_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
+    """pass@k and pass^k over the tasks, and over the compositions, with their intervals."""
+    numbers = ("k", "pass@k", "95 % interval", "pass^k", "95 % interval", "instances")
+    table = page_table(
+        f"within k of {evaluation.attempts} attempts, {mode}", "", *numbers, right=numbers
+    )
+    for name, rows in (("all tasks", score.pass_at), ("all compositions", score.composed_pass_at)):
+        for row in rows:
+            table.add_row(
+                name,
+                str(row.k),
+                f"{row.any:.3f}",
+                between(row.any_interval),
+                f"{row.every:.3f}",
+                between(row.every_interval),
+                str(row.instances),
+                end_section=row is rows[-1],
+            )
+    return table
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    """`0.12 - 0.34`, `-` without one."""
+    return "-" if interval is None else f"{interval[0]:.2f} - {interval[1]:.2f}"
+
+
+def deviation_lines(evaluation: Evaluation) -> list[str]:
+    """A line for each deviation from the protocol, and for each note."""
+    lines = []
+    protocol = evaluation.protocol
+    if protocol is not None:
+        if not protocol.deviations:
+            lines.append(f"protocol {protocol.name}: as published")
+        lines += [f"protocol {protocol.name}, deviates: {line}" for line in protocol.deviations]
+        lines += [f"protocol {protocol.name}, left open: {line}" for line in protocol.left_to_model]
+    lines += [f"note: {line}" for line in evaluation.notes]
+    if evaluation.left_out:
+        lines.append(f"note: {len(evaluation.left_out)} tasks of the suite cannot be played here")
+    return lines
+
+
+def summary(evaluation: Evaluation) -> dict[str, object]:
+    """The evaluation as one flat JSON object, for `--json`."""
+    result: dict[str, object] = {
+        "model": evaluation.model,
+        "weights": evaluation.weights,
+        "policy_version": evaluation.policy_version,
+        "attempts": evaluation.attempts,
+        "protocol": evaluation.protocol.name if evaluation.protocol else "none",
+        "deviations": evaluation.protocol.deviations if evaluation.protocol else [],
+        "notes": evaluation.notes,
+        "wall_s": round(evaluation.wall_s, 3),
+    }
+    for mode, score in evaluation.modes.items():
+        for name, rows, whole, estimates in (
+            ("tasks", score.tasks, score.overall, score.pass_at),
+            ("compositions", score.compositions, score.composed, score.composed_pass_at),
+        ):
+            result[f"{mode}_{name}"] = {
+                "success": whole.success,
+                "interval": list(whole.interval),
+                "mean_reward": whole.mean_reward,
+                "episodes": whole.episodes,
+                "invalid": whole.invalid,
+                "mean_steps": whole.mean_steps,
+                "ends": whole.ends,
+                "pass_at": {str(each.k): each.any for each in estimates},
+                "pass_hat": {str(each.k): each.every for each in estimates},
+                "per_task": {row.task_id: row.success for row in rows},
+                "mean_reward_per_task": {row.task_id: row.mean_reward for row in rows},
+            }
+    return result
+
+
+# --- a row of a leaderboard ------------------------------------------------------------------
+
+_IN_TABLE = (
+    "benchmark",
+    "model",
+    "steps",
+    "pass@1",
+    "pass@k",
+    "mean reward",
+    "tasks",
+    "episodes",
+    "mode",
+)
+"""What stands in the table; the others are listed below it."""
+
+
+def row_of(
+    evaluation: Evaluation, mode: Mode | None = None, *, composed: bool = False
+) -> dict[str, object]:
+    """The row of one mode, by default the first. Raises UserError for a mode that was not played."""
+    mode = mode or next(iter(evaluation.modes))
+    if mode not in evaluation.modes:
+        raise UserError(
+            f"{evaluation.name} has no episodes of mode {mode}; it has {', '.join(evaluation.modes)}"
+        )
+    score = evaluation.modes[mode]
+    whole, rows = (score.composed, score.compositions) if composed else (score.overall, score.tasks)
+    if whole.success is None:
+        raise UserError(
+            f"{evaluation.name}: no episode of mode {mode} was judged; there is no score"
+        )
+    estimates = score.composed_pass_at if composed else score.pass_at
+    settings, protocol = evaluation.settings, evaluation.protocol
+    values: Mapping[str, object] = settings.values if settings else {}
+    played = [row for row in evaluation.episodes if (row.mode, row.composed) == (mode, composed)]
+    first = estimates[0] if estimates else None
+    return {
+        "benchmark": protocol.title if protocol else (settings.suite if settings else ""),
+        "protocol": protocol.name if protocol else "none",
+        "deviations": protocol.deviations if protocol else [],
+        "left open": protocol.left_to_model if protocol else [],
+        "suite": settings.suite if settings else "",
+        "suite digest": settings.suite_digest if settings else "",
+        "suite options": values.get("env.options", {}),
+        "part": "compositions" if composed else "tasks",
+        "tasks": len(rows),
+        "instances": len({(row.task_id, row.seed) for row in played}),
+        "attempts": evaluation.attempts if mode != "greedy" else 1,
+        "episodes": whole.episodes,
+        "invalid": whole.invalid,
+        "gave up": whole.ends.get("gave_up", 0),
+        "malformed": whole.ends.get("malformed", 0),
+        "left out": len(evaluation.left_out),
+        "steps": _limit(evaluation),
+        "mode": mode,
+        "pass@1": first.any if first else whole.success,
+        "pass@1 interval": first.any_interval if first else whole.interval,
+        "interval method": evaluation.interval_method if first else "95 %, Wilson",
+        "pass@k": {str(each.k): each.any for each in estimates},
+        "pass^k": {str(each.k): each.every for each in estimates},
+        "mean reward": whole.mean_reward,
+        "mean steps": whole.mean_steps,
+        "model": evaluation.model,
+        "model digest": settings.model_digest if settings else "",
+        "weights": evaluation.weights,
+        "weights digest": settings.weights_digest if settings else "",
+        "policy version": evaluation.policy_version,
+        "versions that answered": sorted({each for row in played for each in row.versions}),
+        "codec": values.get("policy.codec"),
+        "coordinates": values.get("policy.coordinates"),
+        "history": {
+            key.removeprefix("policy."): value
+            for key, value in values.items()
+            if key.startswith("policy.history")
+        },
+        "screen": sorted({f"{row.screen[0]}x{row.screen[1]}" for row in played if row.screen}),
+        "temperature": 0.0 if mode == "greedy" else values.get("rollout.temperature"),
+        "max_tokens": values.get("rollout.max_tokens"),
+        "engine": values.get("rollout.engine"),
+        "dtype": values.get("model.dtype"),
+        "seeds": _range([row.seed for row in played]),
+        "run seed": values.get("run.seed"),
+        "settings digest": settings.digest if settings else "",
+        "dart": evaluation.dart,
+        "date": _date(evaluation.finished_at),
+        "wall s": round(evaluation.wall_s, 1),
+        "notes": evaluation.notes,
+    }
+
+
+def _limit(evaluation: Evaluation) -> str:
+    """The step limit in words: a number for all tasks, or each task's own."""
+    limit = evaluation.settings.values.get("eval.max_steps") if evaluation.settings else None
+    return str(limit) if limit else "each task's own"
+
+
+def as_markdown(row: Mapping[str, object]) -> str:
+    """The row as Markdown: what a leaderboard shows, and below what a repetition needs."""
+    shown = [key for key in _IN_TABLE if row[key] not in (None, "", {}, [])]
+    lines = [
+        "| " + " | ".join(shown) + " |",
+        "|" + "---|" * len(shown),
+        "| " + " | ".join(_cell(key, row) for key in shown) + " |",
+        "",
+    ]
+    lines += [
+        f"- {key}: {_text(value)}"
+        for key, value in row.items()
+        if key not in shown and value not in (None, "", {}, [])
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(key: str, row: Mapping[str, object]) -> str:
+    text = _text(row[key])
+    if key == "pass@1" and isinstance(interval := row["pass@1 interval"], list | tuple):
+        text += f" ({interval[0]:.3f} - {interval[1]:.3f})"
+    if key == "episodes" and row["invalid"]:
+        text += f" and {row['invalid']} invalid"
+    return text.replace("|", "\\|")
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.4g}"
+        case dict():
+            return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+        case list() | tuple():
+            return "; ".join(map(_text, value))
+    return str(value)
+
+
+def _range(seeds: list[int]) -> str:
+    return f"{min(seeds)} to {max(seeds)}" if seeds else ""
+
+
+def _date(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d", time.gmtime(at))

@@ -1,0 +1,218 @@
+"""Reads a grounding set from a local folder; nothing is fetched.
+
+read_set      the items of a set, in the order of its files, and what is wrong with its rows
+GroundingSet  the result
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from bus.errors import UserError
+from dart_cli.grounding.items import Box, Item, Picture, Region, bounds_of
+from dart_cli.grounding.layouts import FORMS, Form, Layout, find_layout, read_rows
+from envs.screenshots import BROKEN
+
+ELEMENTS = "element"
+"""The trait that says text or icon."""
+
+
+@dataclass(frozen=True)
+class GroundingSet:
+    """A set as it was read."""
+
+    layout: Layout
+    folder: Path
+    items: list[Item]
+    malformed: list[str]  # FILE[INDEX]: what is wrong, for each row that is no item
+    digest: str  # of the annotation files
+
+    @property
+    def refusals(self) -> int:
+        """Items whose right answer is that nothing on the screen is meant."""
+        return sum(item.region is None for item in self.items)
+
+
+def read_set(folder: Path, name: str = "") -> GroundingSet:
+    """Read a folder in the layout called `name`, else in the one that it has.
+
+    Raises UserError where it has none or several, or a file is no list of rows.
+    """
+    layout = find_layout(folder, name)
+    reader = _Reader(layout, folder)
+    items: list[Item] = []
+    malformed: list[str] = []
+    digest = hashlib.blake2b(digest_size=16)
+    for path, trait in layout.paths(folder).items():
+        rows = read_rows(path)
+        digest.update(json.dumps([path.name, rows]).encode())
+        for index, row in enumerate(rows):
+            place = f"{path.relative_to(folder).as_posix()}[{index}]"
+            try:
+                items.append(reader.item(place, row, trait, Picture(path, index)))
+            except ValueError as error:
+                malformed.append(f"{place}: {error}")
+    return GroundingSet(layout, folder, items, malformed, digest.hexdigest())
+
+
+class _Reader:
+    """Rows of one set to items; raises ValueError with what is wrong with a row."""
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self._layout = layout
+        self._folder = folder
+        self._sizes: dict[Picture, tuple[int, int]] = {}
+        self._classes = dict(_classes(folder / layout.classes)) if layout.classes else {}
+
+    def item(self, place: str, row: Any, file_trait: str, own: Picture) -> Item:
+        """The item of a row; `own` is its picture where the annotation file has it."""
+        layout = self._layout
+        if not isinstance(row, dict):
+            raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
+        missing = sorted(layout.keys - set(row))
+        if missing:
+            raise ValueError(f"has no {missing[0]!r}")
+        image = self._image(row) if layout.images else own
+        size = self._size(image)
+        if layout.size and row[layout.size] != list(size):
+            raise ValueError(
+                f"{layout.size} is {_short(row[layout.size])}, but {image.name} has {size[0]}x{size[1]} "
+                "pixels, so its box is in others"
+            )
+        return Item(
+            id=place,
+            image=image,
+            size=size,
+            instruction=_text(row, layout.instruction).strip(),
+            region=self._region(row, size),
+            traits=self._traits(row, file_trait),
+        )
+
+    def _image(self, row: Mapping[str, Any]) -> Picture:
+        name = _text(row, self._layout.image)
+        tried: list[str] = []
+        for folder in self._layout.images:
+            values = {key: _text(row, key) for key in ("platform",) if "{" + key + "}" in folder}
+            path = PurePosixPath(folder.format(**values)) / name
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(
+                    f"{self._layout.image} {_short(name)} leads out of the set's folder"
+                )
+            if (self._folder / path).is_file():
+                return Picture(self._folder / path)
+            tried.append(str(path))
+        raise ValueError(f"there is no picture {' or '.join(tried)}")
+
+    def _size(self, picture: Picture) -> tuple[int, int]:
+        if picture not in self._sizes:
+            try:
+                with Image.open(io.BytesIO(picture.read_bytes())) as image:
+                    self._sizes[picture] = image.size
+            except (UnidentifiedImageError, *BROKEN) as error:
+                raise ValueError(
+                    f"{picture.name} is no picture that can be read: {error}"
+                ) from None
+        return self._sizes[picture]
+
+    def _region(self, row: Mapping[str, Any], size: tuple[int, int]) -> Region | None:
+        layout = self._layout
+        form: Form
+        if isinstance(layout.form, str):
+            form = layout.form
+        else:
+            kind = row[layout.form_key]
+            if not isinstance(kind, str) or kind not in layout.form:
+                raise ValueError(
+                    f"{layout.form_key} must be one of {', '.join(layout.form)}, got {_short(kind)}"
+                )
+            form = layout.form[kind]
+        if form == "nothing":
+            return None
+        try:
+            region = FORMS[form](_numbers(row[layout.box]), size)
+        except ValueError as error:
+            raise ValueError(f"{layout.box} {_short(row[layout.box])}: {error}") from None
+        if region is not None and not bounds_of(region).overlaps(Box(0, 0, *size)):
+            raise ValueError(
+                f"{layout.box} {_short(row[layout.box])} lies outside of {size[0]}x{size[1]} pixels"
+            )
+        return region
+
+    def _traits(self, row: Mapping[str, Any], file_trait: str) -> dict[str, tuple[str, ...]]:
+        layout = self._layout
+        keys = {**layout.traits, **{t: key for t, key in layout.optional.items() if key in row}}
+        traits: dict[str, tuple[str, ...]] = {
+            trait: (_label(row, key),) for trait, key in keys.items()
+        }
+        for trait, key in layout.lists.items():
+            if not isinstance(row[key], list) or not all(
+                isinstance(each, str) for each in row[key]
+            ):
+                raise ValueError(f"{key} must be a list of texts, got {_short(row[key])}")
+            traits[trait] = tuple(dict.fromkeys(row[key]))
+        if layout.file_trait:
+            traits[layout.file_trait] = (file_trait,)
+        if layout.groups:
+            traits["group"] = (layout.groups.get(traits["platform"][0], "unknown"),)
+        if self._classes:
+            traits["category"] = self._classes.get(str(row.get("id")), ("unclassified",))
+        if ELEMENTS in traits and "group" in traits:
+            [group], [element] = traits["group"], traits[ELEMENTS]
+            traits["group, element"] = (f"{group}, {element}",)
+        return traits
+
+
+def _classes(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each id with its classes. Raises UserError for a file of another form."""
+    if not path.is_file():
+        return
+    try:
+        classified = json.loads(path.read_text(encoding="utf-8"))["classified"]
+        pairs = [(str(each["id"]), name) for name, listed in classified.items() for each in listed]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} must be {{'classified': {{name: [{{'id': ...}}, ...]}}}} ({error!r}); copy it "
+            "again, or remove it: scores are then not told by category"
+        ) from None
+    found: dict[str, dict[str, None]] = {}
+    for key, name in pairs:
+        found.setdefault(key, {})[name] = None
+    yield from ((key, tuple(names)) for key, names in found.items())
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{key} must be a text, got {_short(value)}")
+    return value
+
+
+def _label(row: Mapping[str, Any], key: str) -> str:
+    """What scores are told by: it may be empty, which is shown as unknown."""
+    if not isinstance(row[key], str):
+        raise ValueError(f"{key} must be a text, got {_short(row[key])}")  # noqa: TRY004 - a row's mistake
+    return row[key].strip() or "unknown"
+
+
+def _numbers(value: Any) -> Sequence[float]:
+    numbers = value if isinstance(value, list) else []
+    if not numbers or not all(
+        isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
+        for each in numbers
+    ):
+        raise ValueError("must be a list of numbers")
+    return [float(each) for each in numbers]
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,296 @@
+"""Models that point: an item in, candidates out.
+
+Scorer         what every one offers
+TextScorer     a model that writes coordinates, asked through a Responder of this process
+PointerScorer  a model that points: all candidates from one forward pass
+candidates_of  what a pointer means, best first
+make_scorer    the scorer of a loaded model
+answer_all     many items at once
+VerifiedScorer another scorer, whose candidates a verifier judges: the first good one, else the best, comes first
+verifier_config  the configuration of a verifier's prompts
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from bus.errors import ActionError, EngineError, EngineGoneError, UserError
+from bus.messages import ActRequest, PointerMap, Sampling
+from dart_cli.algo.regions import ranked_places
+from dart_cli.config.schema import Config
+from dart_cli.grounding.formats import (
+    AnswerFormat,
+    Pointed,
+    format_of,
+    opening_of,
+    prompt_config,
+)
+from dart_cli.grounding.items import Answer, Item, Point
+from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
+from envs.base import content_hash
+
+if TYPE_CHECKING:
+    from dart_cli.engines.base import Model, Responder
+    from dart_cli.engines.responder import PolicyResponder
+    from dart_cli.policy.verifier import Verifier, VerifierSpec
+
+ANSWER_S = 1800.0
+"""A model that gives no answer to one item in this time gives none."""
+
+
+class Scorer(Protocol):
+    """Points at what an instruction names on a screenshot."""
+
+    async def answer(self, item: Item) -> Answer:
+        """Candidates, best first.
+
+        Raises EngineError where the model gives none, e.g. for a screenshot that is too large for it.
+        """
+        ...
+
+
+class TextScorer:
+    """Asks a model that writes coordinates.
+
+    The first candidate is its greedy answer; with `candidates` above 1 the others are sampled at
+    `rollout.temperature`, in the order they are drawn.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        answers: AnswerFormat,
+        coordinate_map_of: Callable[[int, int], CoordinateMap],
+        config: Config,
+        candidates: int = 1,
+    ) -> None:
+        self._responder = responder
+        self._answers = answers
+        self._coordinate_map_of = coordinate_map_of
+        self._config = config
+        self._candidates = candidates
+
+    async def answer(self, item: Item) -> Answer:
+        """See Scorer."""
+        screenshot = await asyncio.to_thread(item.image.read_bytes)
+        try:
+            coordinates = self._coordinate_map_of(*item.size)
+        except ActionError as error:
+            raise EngineError(str(error)) from None
+        requests = [self._request(item, screenshot, nth) for nth in range(self._candidates)]
+        prepared = await self._responder.preload_images(requests[0])
+        completions = await asyncio.gather(*(self._responder.answer(each) for each in requests))
+        del prepared  # held until the engine has taken it
+        read: list[Pointed] = [self._answers.read(each.text, coordinates) for each in completions]
+        cut = "; it was cut off at rollout.max_tokens" if completions[0].stop == "length" else ""
+        first = read[0]
+        return Answer(
+            id=item.id,
+            points=[each.point for each in read],
+            texts=[each.text for each in completions],
+            refused=first.refused,
+            problem=f"{first.problem}{cut}" if first.point is None else "",
+        )
+
+    def _request(self, item: Item, screenshot: bytes, nth: int) -> ActRequest:
+        seed = int(content_hash(f"{item.id}/{nth}".encode())[:8], 16)
+        sampling = Sampling(
+            temperature=self._config.rollout.temperature if nth else 0.0,
+            max_tokens=self._config.rollout.max_tokens,
+            seed=(self._config.run.seed + 1) * 2**40 + seed,
+        )
+        return _request(item, screenshot, nth, sampling)
+
+
+class PointerScorer:
+    """Asks a model that points: the pass over prompt and answer up to the pointer gives all candidates.
+
+    The model does not choose what it says: its answer begins with `opening`, as in training, and points. So a
+    head on a frozen model is scored, too, and nothing is refused.
+    """
+
+    def __init__(self, responder: PolicyResponder, opening: str, candidates: int) -> None:
+        self._responder = responder
+        self._opening = responder.prompt_encoder.opening(opening)
+        self._candidates = candidates
+
+    async def answer(self, item: Item) -> Answer:
+        """See Scorer."""
+        pointed, click = await self.pointed(item)
+        points, scores = candidates_of(pointed, item.size, self._candidates)
+        return Answer(id=item.id, points=[click, *points[1:]], scores=scores)
+
+    async def pointed(self, item: Item) -> tuple[PointerMap, Point]:
+        """Where the model looks, and the pixel at which it would click. Raises EngineError."""
+        screenshot = await asyncio.to_thread(item.image.read_bytes)
+        greedy = Sampling(temperature=0.0, max_tokens=len(self._opening) + 1, seed=0)
+        request = _request(item, screenshot, 0, greedy).model_copy(
+            update={"partial": self._opening}
+        )
+        prepared = await self._responder.preload_images(request)
+        completion = await self._responder.answer(request)
+        del prepared  # held until the engine has taken it
+        [pointed] = completion.pointed
+        [click] = self._responder.prompt_encoder.clicks(request, pointed.candidates[:1])
+        return pointed, click
+
+
+def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> ActRequest:
+    width, height = item.size
+    return ActRequest(
+        trajectory_id=f"{item.id}/{nth}",
+        step=0,
+        instruction=item.instruction,
+        turns=[],
+        screenshot=screenshot,
+        width=width,
+        height=height,
+        sampling=sampling,
+    )
+
+
+def candidates_of(
+    pointed: PointerMap, size: tuple[int, int], most: int
+) -> tuple[list[Point | None], list[float]]:
+    """Candidates of a pointer's map, pixels of the screenshot, best first, and their probabilities.
+
+    Scores are shares of the largest probability.
+    """
+    heat = np.frombuffer(pointed.heat, dtype=np.uint8).reshape(pointed.rows, pointed.columns) / 255
+    found = ranked_places(heat, most)
+    wide, high = size
+    return (
+        [(min(int(x * wide), wide - 1), min(int(y * high), high - 1)) for x, y, _ in found],
+        [round(score, 4) for *_, score in found],
+    )
+
+
+def make_scorer(model: Model, config: Config, answers: AnswerFormat, candidates: int) -> Scorer:
+    """The scorer of a loaded model."""
+    policy = config.policy
+    if policy.pointing == "pointer":
+        responder = cast("PolicyResponder", model.responder)
+        return PointerScorer(responder, opening_of(answers), candidates)
+
+    resize = cast("PolicyResponder", model.responder).policy.images.screens
+
+    def coordinate_map_of(width: int, height: int) -> CoordinateMap:
+        return make_coordinate_map(policy.coordinates, width, height, resize)
+
+    return TextScorer(model.responder, answers, coordinate_map_of, config, candidates)
+
+
+async def answer_all(
+    scorer: Scorer, items: Sequence[Item], at_once: int, keep: Callable[[Answer], None]
+) -> dict[str, str]:
+    """Answer all items, `at_once` of them at a time; `keep` gets each answer as soon as it is there.
+
+    Returns why there is no answer, by the id of each item without one. Raises EngineGoneError where the
+    engine has ended.
+    """
+    waiting = deque(items)
+    unanswered: dict[str, str] = {}
+
+    async def work() -> None:
+        while waiting:
+            item = waiting.popleft()
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await scorer.answer(item)
+            except EngineGoneError:  # it would answer nothing else either
+                raise
+            except EngineError as error:
+                unanswered[item.id] = str(error)
+            except TimeoutError:
+                unanswered[item.id] = f"no answer within {ANSWER_S:.0f} s"
+            except OSError as error:
+                unanswered[item.id] = f"{item.image}: {error.strerror}"
+            else:
+                keep(answer)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(items))):
+                group.create_task(work())
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return unanswered
+
+
+# --- a second model judges the candidates ------------------------------------------------------
+
+
+def verifier_config(
+    model: str, spec: VerifierSpec, overrides: list[str]
+) -> tuple[Config, AnswerFormat]:
+    """The configuration of a verifier's prompts: the picture, then the question. Raises ConfigError."""
+    try:
+        codec = format_of("", model).codec
+    except UserError:  # not the tiny model's words; which language it acts in is not asked
+        codec = "uitars"
+    answers = AnswerFormat(
+        "verifier", _never_read, _never_written, template=spec.prompt, codec=codec
+    )
+    return prompt_config(model, answers, overrides), answers
+
+
+class VerifiedScorer:
+    """Another scorer's answers, with the candidate first that a verifier chooses."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        judge: Callable[[bytes, str, list[Point]], Iterator[float]],
+        threshold: float,
+    ) -> None:
+        """`judge` gives scores of places on an encoded screenshot, one after the other as they are asked for."""
+        self._scorer = scorer
+        self._judge = judge
+        self._threshold = threshold
+        self._one = asyncio.Lock()  # a verifier's model is asked by one thread at a time
+
+    async def answer(self, item: Item) -> Answer:
+        """See Scorer."""
+        answer = await self._scorer.answer(item)
+        points = [point for point in answer.points if point is not None]
+        if len(points) < 2 or len(points) < len(answer.points):
+            return answer
+        screenshot = await asyncio.to_thread(item.image.read_bytes)
+        async with self._one:
+            picked, judged = await asyncio.to_thread(
+                self._choose, screenshot, item.instruction, points
+            )
+        ranked: list[Point | None] = [points[picked], *points[:picked], *points[picked + 1 :]]
+        return answer.model_copy(update={"points": ranked, "judged": judged, "picked": picked})
+
+    def _choose(
+        self, screenshot: bytes, instruction: str, points: list[Point]
+    ) -> tuple[int, list[float]]:
+        from dart_cli.policy.verifier import first_good
+
+        return first_good(self._judge(screenshot, instruction, points), self._threshold)
+
+
+def judge_of(verifier: Verifier) -> Callable[[bytes, str, list[Point]], Iterator[float]]:
+    """How a loaded verifier judges."""
+    from dart_cli.policy.verifier import open_screenshot  # late: loads torch
+
+    def judge(screenshot: bytes, instruction: str, points: list[Point]) -> Iterator[float]:
+        opened = open_screenshot(screenshot)
+        for x, y in points:
+            yield verifier.score(opened, instruction, x, y)
+
+    return judge
+
+
+def _never_read(*_: object) -> Pointed:
+    raise AssertionError("a verifier's answer is a probability")
+
+
+def _never_written(*_: object) -> str:
+    raise AssertionError("a verifier's answer names no place")

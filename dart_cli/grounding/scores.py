@@ -1,0 +1,224 @@
+"""Scores of answers: pure, so that kept answers are scored again at every start.
+
+    score          all items with their answers -> Report
+    Score          hit@1, hit@3, overlap@1 of some items
+    Report         a set, whole and by each trait; refusals apart
+    report_tables  for people; `summary` for `--json`
+
+hit@1: the first candidate lies in the region, edges included. hit@3: one of the first three does. overlap@1:
+the square of REACH pixels around the first candidate has a point in common with the region. An item without
+an answer, or whose answer has no point, is a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from dart_cli.algo.proportion import wilson
+from dart_cli.grounding.items import Answer, Box, Item, share_of
+from dart_cli.runtime.kept_folder import StoredModel
+from dart_cli.runtime.tables import fraction, page_table
+
+REACH = 14.0
+"""Pixels of the screenshot from the point to each side of the square that overlap@1 goes by."""
+
+FIRST = 3
+"""Candidates that hit@3 looks at."""
+
+MOST_ROWS = 40
+"""Values of a trait that are printed; the report has all."""
+
+
+class Score(StoredModel):
+    """Some items that name a region."""
+
+    name: str
+    n: int
+    hits: int
+    hits_of_three: int | None  # None where there are fewer than three candidates
+    overlaps: int
+    pointless: int  # answers without a point
+    unanswered: int  # items without an answer
+
+    @property
+    def hit(self) -> float | None:
+        """hit@1; None without an item."""
+        return self.hits / self.n if self.n else None
+
+    @property
+    def hit_of_three(self) -> float | None:
+        """hit@3; None without an item, or without three candidates."""
+        return None if self.hits_of_three is None or not self.n else self.hits_of_three / self.n
+
+    @property
+    def overlap(self) -> float | None:
+        """overlap@1; None without an item."""
+        return self.overlaps / self.n if self.n else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of `hit`."""
+        return wilson(self.hits, self.n)
+
+
+class Refusals(StoredModel):
+    """Items that name nothing on their screen."""
+
+    n: int
+    refused: int  # rightly
+    refused_others: int  # of the items that name a region: wrongly
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the share that is refused."""
+        return wilson(self.refused, self.n)
+
+
+class Report(StoredModel):
+    """The scores of one set."""
+
+    overall: Score
+    chance: float  # hit@1 of a click anywhere: the regions' mean share of their screens
+    refusals: Refusals | None  # None where the set has no such items
+    by: dict[str, list[Score]]  # trait -> its values, by name
+
+
+def score(items: Sequence[Item], answers: Mapping[str, Answer], *, candidates: int) -> Report:
+    """Score `answers`, by item id, of a model that gave so many candidates to each item."""
+    pointed = [item for item in items if item.region is not None]
+    nothing = [item for item in items if item.region is None]
+    groups: dict[str, dict[str, list[Item]]] = {}
+    for item in pointed:
+        for trait, values in item.traits.items():
+            for value in values:
+                groups.setdefault(trait, {}).setdefault(value, []).append(item)
+
+    def refused(some: Iterable[Item]) -> int:
+        return sum(item.id in answers and answers[item.id].refused for item in some)
+
+    return Report(
+        overall=_score("all", pointed, answers, candidates),
+        chance=fmean(
+            [share_of(item.region, item.size) for item in pointed if item.region] or [0.0]
+        ),
+        refusals=Refusals(n=len(nothing), refused=refused(nothing), refused_others=refused(pointed))
+        if nothing
+        else None,
+        by={
+            trait: [_score(value, some, answers, candidates) for value, some in sorted(of.items())]
+            for trait, of in groups.items()
+        },
+    )
+
+
+def is_hit(item: Item, answer: Answer | None, first: int = 1) -> bool:
+    """Whether one of the first candidates lies in the item's region."""
+    if answer is None or item.region is None:
+        return False
+    return any(point is not None and item.region.contains(point) for point in answer.points[:first])
+
+
+def _overlaps(item: Item, answer: Answer | None) -> bool:
+    point = answer.points[0] if answer is not None and answer.points else None
+    if point is None or item.region is None:
+        return False
+    return item.region.overlaps(Box.around(point, REACH))
+
+
+def _score(
+    name: str, items: Sequence[Item], answers: Mapping[str, Answer], candidates: int
+) -> Score:
+    pairs = [(item, answers.get(item.id)) for item in items]
+    return Score(
+        name=name,
+        n=len(items),
+        hits=sum(is_hit(*pair) for pair in pairs),
+        hits_of_three=sum(is_hit(*pair, FIRST) for pair in pairs) if candidates >= FIRST else None,
+        overlaps=sum(_overlaps(*pair) for pair in pairs),
+        pointless=sum(a is not None and not any(a.points[:1]) for _, a in pairs),
+        unanswered=sum(answer is None for _, answer in pairs),
+    )
+
+
+# --- for people and scripts ------------------------------------------------------------------
+
+
+def report_tables(title: str, report: Report) -> list[Table]:
+    """The whole set, then each trait that has more than one value."""
+    tables = [_table(title, "items", [report.overall])]
+    for trait, scores in report.by.items():
+        if len(scores) > 1:
+            more = len(scores) - MOST_ROWS
+            label = f"{trait} ({more} more in report.json)" if more > 0 else trait
+            tables.append(_table(f"by {trait}", label, scores[:MOST_ROWS]))
+    return tables
+
+
+def _table(title: str, first: str, scores: Sequence[Score]) -> Table:
+    numbers = ("hit@1", "95 % interval", "hit@3", "overlap@1", "n")
+    table = page_table(title, first, *numbers, right=numbers)
+    for each in scores:
+        low, high = each.interval
+        table.add_row(
+            each.name,
+            fraction(each.hit),
+            f"{low:.2f} - {high:.2f}",
+            "n/a" if each.hit_of_three is None else fraction(each.hit_of_three),
+            fraction(each.overlap),
+            str(each.n),
+        )
+    return table
+
+
+def refusal_lines(report: Report) -> list[str]:
+    """What is told of refusals, if the set has some: they are in no table."""
+    told = report.refusals
+    if told is None:
+        return []
+    overall, (low, high) = report.overall, told.interval
+    right, n = overall.hits + told.refused, overall.n + told.n
+    below, above = wilson(right, n)
+    share = fraction(right / n if n else None)
+    others = f"{told.refused_others} of the other {overall.n}"
+    return [
+        f"refusals: {told.refused} of {told.n} refused [{low:.2f}, {high:.2f}], and {others}",
+        f"with refusals: {share} [{below:.2f}, {above:.2f}], n {n}",
+    ]
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The report for `--json`."""
+    result = {**_numbers(report.overall), "chance": report.chance}
+    if (told := report.refusals) is not None:
+        right, n = report.overall.hits + told.refused, report.overall.n + told.n
+        result["refusals"] = {
+            "n": told.n,
+            "refused": told.refused,
+            "interval": list(told.interval),
+            "refused_others": told.refused_others,
+        }
+        result["with_refusals"] = {
+            "n": n,
+            "score": right / n if n else None,
+            "interval": list(wilson(right, n)),
+        }
+    result["by"] = {
+        trait: {each.name: _numbers(each) for each in scores} for trait, scores in report.by.items()
+    }
+    return result
+
+
+def _numbers(each: Score) -> dict[str, Any]:
+    return {
+        "n": each.n,
+        "hit_1": each.hit,
+        "interval": list(each.interval),
+        "hit_3": each.hit_of_three,
+        "overlap_1": each.overlap,
+        "no_point": each.pointless,
+        "no_answer": each.unanswered,
+    }

@@ -1,0 +1,94 @@
+"""One episode whose player acts without a policy: no prompt, codec or lease. Probes, persons and random clicks.
+
+Player         the next action on a screen; None ends the episode
+play_actions   plays one; each call is timed by itself
+ActedEpisode   what came of it
+
+Rules for the beginning, the end and the verdict are those of dart_cli.env.episode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bus.errors import ActionCausedError, EnvError, NoOracleError
+from bus.messages import Outcome, StopReason
+from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.episode import admitted, already_true, stop_reason_after
+from envs.actions import Action, Wait
+from envs.base import Observation, Task, Verdict
+from envs.screenshots import pixels_of
+
+Player = Callable[[Observation], Awaitable[Action | None]]
+"""Raises NoOracleError, EnvError where a solution fails."""
+Watcher = Callable[[Action | None, Observation, str], None]
+"""Is told each screen with the action that led there, None at the beginning, and the instruction."""
+
+
+@dataclass
+class ActedEpisode:
+    """One episode."""
+
+    outcome: Outcome | None = None  # None: there is no solution, so that it was not played
+    reason: str = ""
+    reward: float | None = None  # the verdict's; None of an invalid episode
+    true_at_reset: bool = False
+    reset_s: float | None = None  # None where it did not begin
+    step_s: list[float] = field(default_factory=list)  # of its actions without waits
+    instruction: str = ""
+    screenshot: bytes = b""  # the first
+
+
+Acted = TypeVar("Acted", bound=ActedEpisode)
+
+
+async def play_actions(
+    env: AsyncEnv,
+    task: Task,
+    seed: int,
+    player: Player,
+    acted: Acted,
+    watch: Watcher = lambda *_: None,
+) -> Acted:
+    """Play one episode into `acted`; after an error its outcome is `invalid`, and the environment is renewed."""
+    began = time.monotonic()
+
+    def ended(verdict: Verdict) -> Acted:
+        acted.outcome, acted.reason, acted.reward = verdict.outcome, verdict.reason, verdict.reward
+        return acted
+
+    try:
+        screen, acted.instruction = await env.reset(task, seed)
+        pixels_of(screen.screenshot)  # a run decodes each for the policy
+        acted.reset_s, acted.screenshot = time.monotonic() - began, screen.screenshot
+        watch(None, screen, acted.instruction)
+        if (already := already_true(task, await env.judge_start())) is not None:
+            acted.true_at_reset = True
+            return ended(Verdict("invalid", already))
+        stop: StopReason = "step_limit"
+        for _ in range(task.max_steps):
+            action = await player(screen)
+            if action is None:
+                break
+            began = time.monotonic()
+            stepped = await env.step(action)
+            if not isinstance(action, Wait):  # a wait takes the time it was given
+                acted.step_s.append(time.monotonic() - began)
+            screen = stepped.observation
+            watch(action, screen, acted.instruction)
+            if (reason := stop_reason_after(action, stepped)) is not None:
+                stop = reason
+                break
+        return ended(admitted(task, stop, await env.evaluate()))
+    except NoOracleError as error:
+        acted.reason = str(error)
+        return acted
+    except ActionCausedError as error:
+        await env.renew()
+        return ended(Verdict("fail", str(error), 0.0))
+    except EnvError as error:
+        await env.renew()
+        return ended(Verdict("invalid", str(error)))

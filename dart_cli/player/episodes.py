@@ -1,0 +1,271 @@
+"""Episodes played in this process, without a bus and without the ledger.
+
+    play             plays a plan: next episode, policy, sink; `slots_at_once` episodes at a time
+    PlannedEpisode   one to play; planned, spread over tasks
+    PlayedEpisode    one that is over
+    RandomPolicy     an episode's policy that clicks anywhere: the baseline of a success rate
+    InProcessPolicy  one that asks a Responder directly
+    in_slots         environments of a suite, each closed at the end; for those who play otherwise
+
+Episodes are those of `dart env` (play_episode). Each call of an environment has its deadline of
+[env], see dart_cli.env.calls.AsyncEnv.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from bus.messages import (
+    Ack,
+    ActRequest,
+    Completion,
+    Lease,
+    SampledTokens,
+    Sampling,
+    StepRecord,
+    TrajectoryEnd,
+)
+from bus.packed import int32s
+from dart_cli.config.schema import Config, EnvConfig
+from dart_cli.env.async_env import AsyncEnv, make_async_env
+from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
+from envs.actions import Click
+from envs.base import Task
+from envs.screenshots import size_of
+
+if TYPE_CHECKING:
+    from dart_cli.engines.base import Responder
+
+logger = logging.getLogger(__name__)
+
+_STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
+_ATTEMPT_SEEDS = 2**50  # and of two attempts
+
+
+@dataclass(frozen=True)
+class PlannedEpisode:
+    """One episode to play."""
+
+    task: Task
+    seed: int
+    attempt: int = 0  # of the same task and seed
+    name: str = "episode"  # of its trajectory
+    greedy: bool = False
+    keep_steps: bool = True
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """One episode that is over."""
+
+    planned: PlannedEpisode
+    lease: Lease
+    end: TrajectoryEnd
+    seen: MemorySink
+    wall_s: float
+
+    @property
+    def task(self) -> Task:
+        """What was played."""
+        return self.planned.task
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """Its steps; none unless they were kept."""
+        return self.seen.records
+
+    @property
+    def instruction(self) -> str:
+        """What the policy was asked to do; the task's own text where no step was kept."""
+        return self.records[0].instruction if self.records else self.task.instruction
+
+
+def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[PlannedEpisode]:
+    """`episodes` spread over `tasks`, each with a seed of its own; none without a task."""
+    if not tasks:
+        return []
+    return [PlannedEpisode(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
+
+
+# --- policies and sink -----------------------------------------------------------------------
+
+
+class InProcessPolicy:
+    """Answers screens through a Responder of this process."""
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    async def act(self, request: ActRequest) -> Completion:
+        """What the policy says to one screen. Raises EngineError."""
+        return await self._responder.answer(request)
+
+
+class RandomPolicy:
+    """Clicks anywhere, whatever is asked; the same clicks for the same episode."""
+
+    def __init__(self, action_spec: ActionSpec, episode: PlannedEpisode) -> None:
+        self._action_spec = action_spec
+        self._rng = player_rng(episode.task, episode.seed, episode.attempt)
+
+    async def act(self, request: ActRequest) -> Completion:
+        """A click in the policy's own words, without tokens: no model has sampled it."""
+        width, height = request.width, request.height
+        coordinates = self._action_spec.coordinate_map_of(width, height)
+        return Completion(
+            prompt_token_ids=int32s([]),
+            sampled=SampledTokens(
+                token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
+            ),
+            text=self._action_spec.codec.format(
+                random_click(width, height, self._rng), coordinates
+            ),
+            stop="end",
+            queue_s=0.0,
+            engine_s=0.0,
+        )
+
+
+def random_click(width: int, height: int, rng: Random) -> Click:
+    """A click anywhere on a screen of so many pixels."""
+    return Click(x=rng.randrange(width), y=rng.randrange(height))
+
+
+def player_rng(task: Task, seed: int, attempt: int = 0) -> Random:
+    """Random numbers of a random player: the same for the same episode."""
+    again = f"/{attempt}" if attempt else ""
+    return Random(f"{task.id}/{seed}{again}")  # noqa: S311 - repeatable on purpose
+
+
+@dataclass
+class MemorySink:
+    """Notes of the steps of one episode; its end is what `play_episode` returns."""
+
+    keep_steps: bool = True
+    records: list[StepRecord] = field(default_factory=list)
+    screen: tuple[int, int] | None = None  # width and height of the first one, pixels
+    versions: set[int] = field(default_factory=set)  # of the weights that answered
+
+    async def step(self, record: StepRecord) -> Ack:
+        """Note one step."""
+        self.screen = self.screen or size_of(record.screenshot)
+        self.versions |= {span.version for span in record.sampled.version_spans}
+        if self.keep_steps:
+            self.records.append(record)
+        return Ack()
+
+    async def end(self, end: TrajectoryEnd) -> Ack:
+        """Log the end."""
+        logger.debug("%s: %s, %s", end.trajectory_id, end.outcome, end.reason)
+        return Ack()
+
+
+def lease_of(config: Config, episode: PlannedEpisode) -> Lease:
+    """The lease that `dart data` would give; its sampling seed follows from run.seed, seed and attempt."""
+    seeds = episode.seed * _STEP_SEEDS + episode.attempt * _ATTEMPT_SEEDS
+    return Lease(
+        trajectory_id=episode.name,
+        group_id="eval",
+        suite=config.env.suite,
+        task_id=episode.task.id,
+        task_seed=episode.seed,
+        max_steps=episode.task.max_steps,
+        sampling=Sampling(
+            temperature=0.0 if episode.greedy else config.rollout.temperature,
+            max_tokens=config.rollout.max_tokens,
+            seed=(config.run.seed + 1) * 2**40 + seeds,
+        ),
+        expires_s=config.data.lease_s,
+    )
+
+
+# --- playing ---------------------------------------------------------------------------------
+
+NextEpisode = Callable[[], Awaitable[PlannedEpisode | None]]
+"""The next one of a plan; None at its end. It may wait for the end of others."""
+PolicyOf = Callable[[AsyncEnv, PlannedEpisode], Policy]
+"""Who plays an episode in an environment."""
+
+
+async def play(
+    config: Config,
+    next_episode: NextEpisode,
+    policy_of: PolicyOf,
+    keep: Callable[[PlayedEpisode], None],
+    *,
+    most: int,
+    name: str = "eval",
+) -> None:
+    """Play a plan of at most `most` episodes; `keep` gets each as it ends.
+
+    Raises what `next_episode` and `keep` raise. An environment that broke is renewed for the next episode.
+    """
+    action_spec = action_spec_of(config)
+
+    async def play_some(env: AsyncEnv) -> None:
+        while (episode := await next_episode()) is not None:
+            lease, sink = lease_of(config, episode), MemorySink(episode.keep_steps)
+            policy, began = policy_of(env, episode), time.monotonic()
+            end = await play_episode(env, lease, episode.task, policy, sink, action_spec)
+            if end.outcome == "invalid":
+                logger.warning("%s is invalid: %s", episode.name, end.reason)
+            if end.stop_reason in BROKE:
+                await env.renew()
+            keep(PlayedEpisode(episode, lease, end, sink, time.monotonic() - began))
+
+    await in_slots(config.env, name, min(most, slots_at_once(config)), play_some)
+
+
+def each_of(episodes: Iterable[PlannedEpisode]) -> NextEpisode:
+    """A plan that is known beforehand, in its order."""
+    left = iter(episodes)
+
+    async def next_episode() -> PlannedEpisode | None:
+        return next(left, None)
+
+    return next_episode
+
+
+def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
+    """Who answers: the responder, or without one random clicks."""
+    action_spec = action_spec_of(config)
+
+    def policy_of(_env: AsyncEnv, episode: PlannedEpisode) -> Policy:
+        return InProcessPolicy(responder) if responder else RandomPolicy(action_spec, episode)
+
+    return policy_of
+
+
+def slots_at_once(config: Config) -> int:
+    """Environments to play at once: `env.slots`, or as many as fill a batch of the engine."""
+    return max(config.env.slots, config.rollout.max_batch)
+
+
+async def in_slots(
+    config: EnvConfig, name: str, slots: int, work: Callable[[AsyncEnv], Awaitable[None]]
+) -> None:
+    """Run `work` in `slots` environments at once, each closed at the end.
+
+    `name` is in their errors. Raises the first error that `work` raises; the other slots are
+    cancelled then.
+    """
+
+    async def run(slot: int) -> None:
+        env = make_async_env(config, f"{name}/{slot}")
+        try:
+            await work(env)
+        finally:
+            await env.close()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for slot in range(slots):
+                group.create_task(run(slot))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None

@@ -1,0 +1,93 @@
+"""The model that plays in this process.
+
+loaded_model     the configured engine with the weights to play
+chosen_weights   which weights that are
+folder_digest    what tells a model folder from another one, wherever it lies
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bus.errors import UserError
+from dart_cli.config.adapters import ADAPTER_TENSORS
+from dart_cli.config.endpoints import weights_dir
+from dart_cli.config.model_folder import (
+    PREPROCESSOR,
+    PROCESSOR,
+    TEMPLATE,
+    TOKENIZER,
+    model_folder,
+)
+from dart_cli.config.schema import Config
+from dart_cli.train.checkpoints.identity import model_identity
+
+if TYPE_CHECKING:
+    from dart_cli.engines.base import Model
+
+_SMALL = ("config.json", TOKENIZER, PREPROCESSOR, PROCESSOR, TEMPLATE, "chat_template.jinja")
+"""Files of a model folder, beside its tensors, that answers depend on."""
+
+
+@contextlib.asynccontextmanager
+async def loaded_model(
+    config: Config, directory: Path | None, version: int, *, load_s: float | None = None
+) -> AsyncIterator[Model]:
+    """The configured engine with the weights in `directory`, or the model's own for None.
+
+    Adapters are served with the settings that are stored with them. The engine is closed at the end. Raises ModelError, WeightsError, MissingPartError, and
+    TimeoutError if loading takes longer than `load_s` seconds.
+    """
+    from dart_cli.rollout.worker import load_model  # late: loads the engine's parts
+    from dart_cli.weights.manifest import read_manifest
+
+    if directory is not None and (lora := read_manifest(directory).lora) is not None:
+        stored = config.model.model_copy(update={"lora": lora, "adapters": ""})
+        config = config.model_copy(update={"model": stored})
+    if directory is None and config.model.adapters and config.rollout.engine == "vllm":
+        raise UserError(
+            'model.adapters are served by rollout.engine = "vllm" from a run\'s first version on; set '
+            '"transformers", or merge them into a model folder'
+        )
+    async with asyncio.timeout(load_s):
+        model = await asyncio.to_thread(load_model, config)
+    try:
+        if directory is not None:
+            await model.engine.update_weights(directory, version)
+        yield model
+    finally:
+        await model.engine.close()
+
+
+def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
+    """(directory, version) of the weight set to play; (None, -1) where the run has none yet.
+
+    Raises UserError for a directory that does not exist, WeightsError for one without weights.
+    """
+    from dart_cli.weights.manifest import newest_version, read_manifest
+
+    if weights is not None:
+        found = newest_version(weights)
+        if found is not None:
+            return found.path, found.policy_version
+        if not weights.is_dir():
+            raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
+        return weights, read_manifest(weights).policy_version
+    found = newest_version(weights_dir(config))
+    return (None, -1) if found is None else (found.path, found.policy_version)
+
+
+def folder_digest(folder: Path, adapters: str = "") -> str:
+    """Of the tensors and of the small files, wherever the folder lies, with `adapters` (`model.adapters`) on it."""
+    digest = hashlib.blake2b(model_identity(folder).encode(), digest_size=16)
+    for name in _SMALL:
+        if (folder / name).is_file():
+            digest.update(name.encode() + (folder / name).read_bytes())
+    if adapters:
+        digest.update((model_folder(adapters) / ADAPTER_TENSORS).read_bytes())
+    return digest.hexdigest()

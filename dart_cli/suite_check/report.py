@@ -1,0 +1,289 @@
+"""`dart env check`: probes every task of a suite, prints a table or JSON.
+
+run_check      plays, prints, returns the exit code: 0 where nothing needs fixing, else 1; 130
+               where it was stopped early, after printing the finished tasks
+summary        the JSON object
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from bus.errors import DartError, TaskError, UserError
+from dart_cli.config.schema import EnvConfig
+from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.calls import has_logged_tracebacks
+from dart_cli.player.episodes import in_slots
+from dart_cli.runtime.options import read_options
+from dart_cli.runtime.progress import progress
+from dart_cli.runtime.tables import page_table
+from dart_cli.suite_check import CheckOptions
+from dart_cli.suite_check.findings import Bounds, TaskReport, judge
+from dart_cli.suite_check.probes import play_task, probes_of
+from envs.base import Task
+from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
+
+_SLOT = re.compile(r"^check/[0-9]+: ")
+"""Which environment it was that raised."""
+
+STOPPED = 130  # exit code, as a shell has it for Ctrl-C
+
+MOST_LINES = 2
+"""Lines printed for one kind of mistake of one task; --json and --out hold all."""
+
+
+def run_check(options: CheckOptions) -> int:
+    """Check a suite, or tell what its tasks need; returns the exit code.
+
+    Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where `--out`
+    cannot be written.
+    """
+    tasks = select_tasks(options.suite, options.tasks or ())
+    if options.classify:
+        _classify(options, tasks)
+        return 0
+    probes, env = probes_of(options.probes), env_of(options)
+    check_options(options.suite, env.options)
+    if not options.isolate:
+        _try_options(env)
+    check_parts(options.suite, env.options, [task.id for task in tasks])
+    errors = broken_files(options.suite)
+    if not tasks and not errors:
+        raise TaskError(f"suite {options.suite} has no task")
+    with progress("probing", len(tasks) * options.seeds * len(probes), "episodes") as advance:
+        reports = asyncio.run(check_tasks(options, tasks, advance))
+    result = summary(options, reports, errors) | {"stopped": len(reports) < len(tasks)}
+    if not options.as_json:
+        _print(options, reports, errors)
+    _keep(options, result)
+    if result["stopped"]:
+        return STOPPED
+    return 0 if result["ok"] else 1
+
+
+def env_of(options: CheckOptions) -> EnvConfig:
+    """The environments, as a run would have them."""
+    return EnvConfig(
+        suite=options.suite,
+        options=read_options(options.options),
+        isolation="process" if options.isolate else "thread",
+    )
+
+
+def bounds_of(options: CheckOptions) -> Bounds:
+    """What counts as slow, and as guessable."""
+    return Bounds(options.slow_step, options.slow_reset, options.guessable)
+
+
+def _keep(options: CheckOptions, found: Mapping[str, Any]) -> None:
+    """Print with --json, and write --out."""
+    if options.as_json:
+        sys.stdout.write(f"{json.dumps(found)}\n")
+    if options.out is not None:
+        try:
+            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out {options.out}: cannot be written: {error.strerror}") from None
+
+
+def _try_options(env: EnvConfig) -> None:
+    """Make an environment and close it: a refused value is reported once, not for each task."""
+    try:
+        make_env(env.suite, **env.options).close()
+    except DartError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise UserError(f"suite {env.suite} makes no environment: {text}") from error
+
+
+def broken_files(suite: str) -> list[str]:
+    """The suite's errors for tasks that it could not read; most suites have none."""
+    return [str(error) for error in getattr(load_suite(suite), "errors", ())]
+
+
+async def check_tasks(
+    options: CheckOptions, tasks: Sequence[Task], advance: Callable[[int], None] = lambda _: None
+) -> list[TaskReport]:
+    """One report for each task, in their order; `advance(1)` is called after each episode.
+
+    If cancelled, it returns the reports of the finished tasks.
+    """
+    waiting, probes, bounds = deque(tasks), probes_of(options.probes), bounds_of(options)
+    reports: dict[str, TaskReport] = {}
+
+    async def check_some(env: AsyncEnv) -> None:
+        while waiting:
+            task = waiting.popleft()
+            played = await play_task(env, task, range(options.seeds), probes, advance)
+            reports[task.id] = judge(task, played, bounds)
+
+    with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: finished tasks are still reported
+        await in_slots(env_of(options), "check", min(options.slots, len(tasks)), check_some)
+    return [reports[task.id] for task in tasks if task.id in reports]
+
+
+def summary(
+    options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]
+) -> dict[str, Any]:
+    """What was found: counts over the suite, ids of tasks with a remark, each task."""
+    return {
+        "suite": options.suite,
+        "ok": not errors and not any(report.wrong for report in reports),
+        "tasks": len(reports),
+        "seeds": options.seeds,
+        "episodes": sum(report.episodes for report in reports),
+        "false_passes": sum(len(report.false_passes) for report in reports),
+        "errors": sum(len(report.errors) for report in reports),
+        "true_at_reset": sum(len(report.true_at_reset) for report in reports),
+        "flaky": sum(len(report.flaky) for report in reports),
+        "oracle_failures": sum(len(report.oracle_failures) for report in reports),
+        "odd_rewards": sum(len(report.odd_rewards) for report in reports),
+        "broken_files": list(errors),
+        "wrong": [report.task_id for report in reports if report.wrong],
+        "slow": [report.task_id for report in reports if report.slow],
+        "guessable": [report.task_id for report in reports if report.guessable],
+        "partial_passes": [report.task_id for report in reports if report.partial_passes],
+        "unproven": [report.task_id for report in reports if report.unproven],
+        "no_oracle": [report.task_id for report in reports if report.oracle is None],
+        "bounds": asdict(bounds_of(options)),
+        "per_task": {report.task_id: report.as_json() for report in reports},
+    }
+
+
+# --- printing --------------------------------------------------------------------------------
+
+
+def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]) -> None:
+    console = Console(markup=False, highlight=False)
+    numbers = ("false", "broken", "flaky", "oracle", "random", "reset", "step")
+    title = f"probes of {options.suite}; times in ms, 95th percentile"
+    table = page_table(title, "task", *numbers, right=numbers)
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.min_width = 6
+    prefix = f"{load_suite(options.suite).name}/"
+    for report in reports:
+        table.add_row(
+            report.task_id.removeprefix(prefix),  # the title names the suite
+            _count(len(report.false_passes) + len(report.true_at_reset)),
+            _count(len(report.errors)),
+            _count(len(report.flaky)),
+            _share(report.oracle),
+            _share(report.random),
+            _ms(report.reset_p95_s),
+            _ms(report.step_p95_s),
+            style="red" if report.wrong else "",
+        )
+    console.print(table)
+    for line in errors:
+        console.print(f"cannot be read: {line}", soft_wrap=True)
+    for line in _broken(reports):
+        console.print(line, soft_wrap=True)
+    if has_logged_tracebacks():
+        console.print("tracebacks: above, on standard error, one for each place that raises")
+    for report in reports:
+        for kind, found in report.mistakes.items():
+            if found is report.errors:
+                continue  # told by error, over all tasks
+            for line in found[:MOST_LINES]:
+                console.print(f"{report.task_id} {kind}: {line}", soft_wrap=True)
+            if len(found) > MOST_LINES:
+                console.print(f"{report.task_id} {kind}: {len(found) - MOST_LINES} times more")
+        for line in report.slow:
+            console.print(f"{report.task_id} is slow: {line}", soft_wrap=True)
+    guessable = [report.task_id for report in reports if report.guessable]
+    if guessable:
+        console.print(
+            f"guessable (random clicks pass in more than {options.guessable:.0%} of their "
+            f"episodes, 95 % sure): {', '.join(guessable)}",
+            soft_wrap=True,
+        )
+    partial = [report.task_id for report in reports if report.partial_passes]
+    if partial:
+        console.print(
+            "passes with a reward below 1 (as they should, where a task has a threshold of its own): "
+            f"{', '.join(partial)}",
+            soft_wrap=True,
+        )
+    unproven = [report.task_id for report in reports if report.unproven]
+    if unproven:
+        console.print(
+            "unproven (no solution is known and no episode passed; show by `dart env play` that each "
+            f"can be passed): {', '.join(unproven)}",
+            soft_wrap=True,
+        )
+    wrong = sum(report.wrong for report in reports)
+    console.print(
+        f"{_number(len(reports), 'task')}, "
+        f"{_number(sum(report.episodes for report in reports), 'episode')}: "
+        + (f"{wrong} to fix" if wrong or errors else "nothing to fix")
+        + (f", {len(errors)} files cannot be read" if errors else "")
+    )
+
+
+def _broken(reports: Sequence[TaskReport]) -> list[str]:
+    """One line for each error that broke episodes, with their number and the first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for report in reports:
+        for line in report.errors:
+            episode, _, reason = line.partition(": ")
+            found.setdefault(_SLOT.sub("", reason), []).append((report.task_id, episode))
+    return [
+        f"breaks: {reason} ({_number(len(episodes), 'episode')} of "
+        f"{_number(len({task_id for task_id, _ in episodes}), 'task')}, first {', '.join(episodes[0])})"
+        for reason, episodes in found.items()
+    ]
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _count(number: int) -> str:
+    return str(number) if number else "-"
+
+
+def _share(found: tuple[int, int] | None) -> str:
+    return "-" if found is None or not found[1] else f"{found[0]}/{found[1]}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.{1 if seconds < 1 else 0}f}"
+
+
+def _classify(options: CheckOptions, tasks: Sequence[Task]) -> None:
+    """Tell what the tasks need, without playing any. Raises UserError where the suite cannot tell."""
+    classify = getattr(load_suite(options.suite), "classify", None)
+    if classify is None:
+        raise UserError(
+            f"suite {options.suite} cannot tell what its tasks need; --classify is for osworld and osworld:FOLDER"
+        )
+    found: dict[str, Any] = classify([task.id for task in tasks])
+    _keep(options, found)
+    if options.as_json:
+        return
+    console = Console()
+    table = page_table(
+        f"{found['tasks']} tasks of {options.suite}", "what", "tasks", right=("tasks",)
+    )
+    for kind, number in found["kinds"].items():
+        table.add_row(kind, str(number))
+    table.add_section()
+    for name in ("set_up", "judged", "accounts"):
+        for value, number in found[name].items():
+            table.add_row(f"{name.replace('_', '-')}: {value}", str(number))
+    table.add_row("fetches files before the episode", str(found["fetches"]))
+    table.add_row("opens web sites", str(found["visits"]))
+    table.add_row("asks for a proxy", str(found["proxy"]))
+    console.print(table)

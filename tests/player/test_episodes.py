@@ -1,0 +1,57 @@
+"""Episodes played in this process: spread evenly, each with a seed of its own, and repeatable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import TRAIN_SEEDS, Config, LoraConfig
+from dart_cli.config.task_split import trained_tasks
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.player.episodes import PlayedEpisode, answered_by, each_of, planned, play
+from dart_cli.player.model import loaded_model
+from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.rollout.worker import load_model
+from tests.weights.sets import publish
+
+
+def test_episodes_are_spread_evenly_and_no_two_share_a_seed(config_path: Path) -> None:
+    config = load_config(config_path)
+    tasks = trained_tasks(config)
+    episodes = planned(tasks, 12, TRAIN_SEEDS)
+    assert [sum(each.task == task for each in episodes) for task in tasks] == [6, 6]
+    assert len({each.seed for each in episodes}) == 12
+    assert min(each.seed for each in episodes) >= 1_000_000
+    assert planned([], 12, 0) == []
+
+
+async def test_the_same_seeds_give_the_same_episodes(config_path: Path) -> None:
+    config = load_config(config_path)
+    episodes = planned(trained_tasks(config), 8, TRAIN_SEEDS)
+    runs = []
+    for _ in range(2):
+        model = load_model(config)
+        played: list[PlayedEpisode] = []
+        answered = answered_by(config, model.responder)
+        await play(config, each_of(episodes), answered, played.append, most=8)
+        await model.engine.close()
+        runs.append({each.lease.task_seed: (each.end.outcome, each.end.steps) for each in played})
+    assert len(runs[0]) == 8
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("now", [LoraConfig(rank=2, alpha=8.0), LoraConfig(), None], ids=str)
+async def test_adapters_are_played_with_the_settings_that_are_stored_with_them(
+    tmp_path: Path, now: LoraConfig | None
+) -> None:
+    pytest.importorskip("peft")
+    lora = LoraConfig(rank=2, alpha=4.0)
+    config = Config.model_validate({"run": {"dir": tmp_path}, "model": {"lora": now}})
+    adapters = weight_tensors(load_policy(config.model.path, lora=lora).model)
+    made = publish(adapters, tmp_path / "weights", 1, lora=lora)
+    async with loaded_model(config, made.path, 1) as model:
+        assert isinstance(model.engine, TransformersEngine)
+        assert model.engine.policy.lora == lora
+        assert model.engine.policy_version == 1
