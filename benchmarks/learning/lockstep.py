@@ -1,6 +1,8 @@
 """Rollouts and updates in one process, in turns: staleness exactly as requested, and repeatable.
 
-    Loop      plays a batch, keeps it until it is due, trains on it, and on each once more if asked to
+    Loop          plays a batch, keeps it until it is due, trains on it, and on each once more if asked to
+    uses_of       what each update trains on
+    updates_for   how many updates so many fresh batches take
 
 The engine, the learner, the episodes, the advantages and the order of replays are those of a run. Time
 plays no part: a fresh batch is trained on exactly `delay` versions after the weights that sampled it (fewer
@@ -17,7 +19,6 @@ from itertools import count
 from random import Random
 from statistics import mean
 
-from benchmarks.learning.lockstep_order import Use, uses_of
 from benchmarks.speed.playing import GroupMember, Played, Player, step_of
 from bus.messages import Batch
 from dart_cli.algo.schedule import MovingAverage, deviation_weights
@@ -27,6 +28,7 @@ from dart_cli.data.baselines import Baselines
 from dart_cli.data.batching import step_credit
 from dart_cli.data.chains import chained
 from dart_cli.data.curate import FinishedGroup, Member, curate, no_gradient
+from dart_cli.data.replay import Replays
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import BatchRow, MetricPoint, TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
@@ -35,6 +37,35 @@ from dart_cli.policy.model import load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from envs.base import Task
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one update trains on."""
+
+    first: int
+    """The update, from 1, that trained on these samples first: this one, if `reused` is 0."""
+    reused: int  # how often they were trained on before
+
+
+def uses_of(reuse: int, gap: int) -> Iterator[Use]:
+    """What each update trains on, forever, in the order of a run that refuses no replay."""
+    replays = Replays(reuse, gap)
+    for update in count(1):
+        due = replays.due()
+        use = Use(update, 0) if due is None else Use(due.first, due.reused + 1)
+        replays.filed(update, use.first if use.reused else None, use.reused)
+        yield use
+
+
+def updates_for(fresh: int, reuse: int, gap: int) -> int:
+    """How many updates it takes to train on so many fresh batches."""
+    number = 0
+    for update, use in enumerate(uses_of(reuse, gap), start=1):
+        number += not use.reused
+        if number == fresh:
+            return update
+    raise AssertionError("uses_of does not end")
 
 
 @dataclass
