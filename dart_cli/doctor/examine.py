@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +31,8 @@ from dart_cli.doctor.findings import (
 )
 from dart_cli.doctor.planned import plan
 from dart_cli.runtime.run_dir import read_run
+
+Check = Callable[[], Iterable[Finding]]
 
 
 def run_doctor(
@@ -82,45 +85,53 @@ def examine(
             yield error("config", str(fault), "fix it first; the host is examined without it")
         else:
             yield ok("config", f"{target} can be read")
-    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+    checks = _of_host(config)
+    if config is not None:
+        checks |= _of_model(config) if of_model else _of_run(config, steps)
+        more = {
+            "episode": (played, _play),
+            "values": (read, run.values),
+            "parity": (compared, _compare),
+        }
+        checks |= {name: partial(check, config) for name, (asked, check) in more.items() if asked}
+    for subject, check in checks.items():
+        yield from guarded(subject, check)
+
+
+def _of_host(config: Config | None) -> dict[str, Check]:
+    suite = None
+    if config is not None and "url" not in config.env.options:
+        suite = config.env.suite  # a guest that runs already has its programs where it runs
+    return {
         "python": machine.python,
         "packages": machine.packages,
-        "gpu": lambda: machine.gpus(needed=config is not None and _asks_gpu(config)),
-        # A guest that runs already (env.options.url) has its programs where it runs.
-        "programs": lambda: machine.programs(
-            config.env.suite if config and "url" not in config.env.options else None
-        ),
+        "gpu": partial(machine.gpus, needed=config is not None and _asks_gpu(config)),
+        "programs": partial(machine.programs, suite),
         "memory": machine.memory,
         "shared memory": machine.shared_memory,
         "open files": machine.open_files,
     }
-    if config is not None and of_model:
-        mine = config
-        checks["model"] = lambda: run.model_folder_alone(mine)
-        checks["family"] = lambda: run.family(mine, of_model=True)
-    elif config is not None:
-        of_run = config
-        checks |= {
-            "config": lambda: run.configuration(of_run),
-            "run directory": lambda: run.directory(of_run),
-            "ports": lambda: run.ports(of_run),
-            "model": lambda: run.model(of_run),
-            "family": lambda: run.family(of_run),
-            "train.lr": lambda: run.learning_rate(of_run),
-            "plan": lambda: plan(of_run, steps),
-            "slots": lambda: machine.env_limits(of_run),
-            "tasks": lambda: run.tasks(of_run),
-        }
-        if played:
-            checks["episode"] = lambda: _play(of_run)
-    if config is not None and read:
-        asked_of = config
-        checks["values"] = lambda: run.values(asked_of)
-    if config is not None and compared:
-        asked = config
-        checks["parity"] = lambda: _compare(asked)
-    for subject, check in checks.items():
-        yield from guarded(subject, check)
+
+
+def _of_model(config: Config) -> dict[str, Check]:
+    return {
+        "model": partial(run.model_folder_alone, config),
+        "family": partial(run.family, config, of_model=True),
+    }
+
+
+def _of_run(config: Config, steps: int | None) -> dict[str, Check]:
+    return {
+        "config": partial(run.configuration, config),
+        "run directory": partial(run.directory, config),
+        "ports": partial(run.ports, config),
+        "model": partial(run.model, config),
+        "family": partial(run.family, config),
+        "train.lr": partial(run.learning_rate, config),
+        "plan": partial(plan, config, steps),
+        "slots": partial(machine.env_limits, config),
+        "tasks": partial(run.tasks, config),
+    }
 
 
 def _config(target: Path, overrides: list[str], *, of_model: bool) -> Config:

@@ -1,9 +1,7 @@
 """Whether a plan fits: each need against what there is, with a hint of what would make it fit.
 
 Room        what there is: GPUs, main memory, shared memory, disk; unknown parts are None
-Misfit      one need above it: a refusal, or a warning where the run works all the same
-misfits     what is refused, for one role or for all of a run
-cautions    what is warned of
+problems    needs above it, for one role or for all of a run: refused, or warned of where the run works all the same
 lies_on     which GPUs the trainer and each engine take
 gb          bytes as text
 
@@ -15,10 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dart_cli.config.devices import gpus_per_worker
 from dart_cli.config.schema import Config
+from dart_cli.doctor.findings import Finding, error, warning
 from dart_cli.doctor.host_room import PROCESSES
 from dart_cli.doctor.plan import PAST_TURN, GpuKind, Plan
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
@@ -30,9 +29,6 @@ LEAST_PROMPTS = 1.0
 
 MOST_GPUS = 8
 """GPUs that a hint reckons with where the host's are not known."""
-
-Subject = Literal["trainer", "engine", "gpus", "host", "disk"]
-"""A line of the plan, or the GPUs that several lines share."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +54,11 @@ def gb(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count < 1e12 else f"{count / 1e12:.1f} TB"
 
 
-@dataclass(frozen=True)
-class Misfit:
-    """A need above what there is, and what may make it fit."""
+def problems(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Finding]:
+    """What there is no room for, of one role's processes or (None) of all; then what the run should not do without.
 
-    subject: Subject
-    text: str
-    cure: str
-
-
-def misfits(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Misfit]:
-    """Everything that there is no room for, of one role's processes or (None) of all."""
+    A finding's subject is a line of the plan, or `gpus`, which several lines share.
+    """
     if role in (None, "rollout") and plan.engine is not None:
         yield from _sequence(plan, config)
     if room.on_cpu:
@@ -81,42 +71,36 @@ def misfits(plan: Plan, config: Config, room: Room, role: Role | None = None) ->
         if role is None:
             yield from _shared_gpus(plan, config, room)
         yield from _host(plan, room, role)
-    if role in (None, "train"):
-        yield from _disk(plan, room)
-
-
-def cautions(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Misfit]:
-    """What the run can do without, but should not."""
     if role in (None, "rollout") and plan.engine is not None:
-        together = together_at_most(config)
-        if LEAST_PROMPTS <= plan.engine.prompts < together:
-            yield Misfit(
-                "engine",
-                f"{together} requests of {plan.longest} tokens do not fit together, "
-                f"{int(plan.engine.prompts)} do: the others wait",
-                f"set rollout.max_batch = {int(plan.engine.prompts)}, or show fewer screens",
-            )
-    if role not in (None, "train"):
-        return
+        yield from _waiting(plan, plan.engine.prompts, config)
+    if role in (None, "train"):
+        yield from _shared_memory(plan, room, role)
+        yield from _disk(plan, config, room)
+
+
+def _waiting(plan: Plan, prompts: float, config: Config) -> Iterator[Finding]:
+    """Whether requests wait for one another."""
+    together = together_at_most(config)
+    if LEAST_PROMPTS <= prompts < together:
+        yield warning(
+            "engine",
+            f"{together} requests of {plan.longest} tokens do not fit together, {int(prompts)} do: the "
+            "others wait",
+            f"set rollout.max_batch = {int(prompts)}, or show fewer screens",
+        )
+
+
+def _shared_memory(plan: Plan, room: Room, role: Role | None) -> Iterator[Finding]:
     # Storage.make wants room for two sets before it writes one (dart_cli/weights/storage.py).
     wanted = plan.host.shared + plan.host.set_bytes
     fits = room.memory is None or plan.host.memory_of(role) + plan.host.shared <= room.memory
     if room.shared is not None and plan.host.shared and fits and wanted > room.shared:
         size = -(-wanted // 10**9)
-        yield Misfit(
+        yield warning(
             "host",
             f"weight sets stay in /dev/shm where {gb(wanted)} are free, {gb(room.shared)} are: they are "
             "written to run.dir, and read from there",
             f"mount -o remount,size={size}G /dev/shm; for a container: --shm-size={size}g",
-        )
-    database = config.data.max_gb * 1e9
-    if room.disk is not None and plan.host.disk <= room.disk < plan.host.disk + database:
-        left = int((room.disk - plan.host.disk) / 1e9)
-        yield Misfit(
-            "disk",
-            f"beside {gb(plan.host.disk)} of checkpoints and weight sets {left} GB are left for the "
-            f"database, data.max_gb = {config.data.max_gb:g}",
-            f"set data.max_gb = {left}, or free some" if left else "free some",
         )
 
 
@@ -126,13 +110,13 @@ def together_at_most(config: Config) -> int:
     return min(config.rollout.max_batch, -(-slots // max(1, config.up.rollouts)))
 
 
-def _sequence(plan: Plan, config: Config) -> Iterator[Misfit]:
+def _sequence(plan: Plan, config: Config) -> Iterator[Finding]:
     """Whether the engine takes the longest sequence."""
     if not 0 < plan.positions < plan.longest:
         return
     asked = config.vllm.max_model_len if config.rollout.engine == "vllm" else 0
     lower = "set policy.history_images or history_turns lower"
-    yield Misfit(
+    yield error(
         "engine",
         f"the longest prompt and its completion have {plan.longest} tokens (turns of {PAST_TURN}), "
         + (
@@ -146,10 +130,10 @@ def _sequence(plan: Plan, config: Config) -> Iterator[Misfit]:
     )
 
 
-def _trainer(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+def _trainer(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
     if plan.trainer is not None and plan.trainer.total > room.gpu.memory:
         each = "a trainer rank" if plan.setup.ranks > 1 else "the trainer"
-        yield Misfit(
+        yield error(
             "trainer",
             f"{each} needs {gb(plan.trainer.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
             _trainer_hint(plan, config, room),
@@ -181,17 +165,17 @@ def _trainer_hint(plan: Plan, config: Config, room: Room) -> str:
     )
 
 
-def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
     if plan.engine is None:
         return
     if plan.engine.prompts < LEAST_PROMPTS:
-        yield Misfit(
+        yield error(
             "engine",
             f"an engine has room for {plan.engine.prompts:.1f} prompts of {plan.longest} tokens",
             _engine_hint(config),
         )
     elif plan.engine.total > room.gpu.memory:
-        yield Misfit(
+        yield error(
             "engine",
             f"an engine needs {gb(plan.engine.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
             _engine_hint(config),
@@ -239,7 +223,7 @@ def lies_on(plan: Plan, config: Config) -> list[tuple[str, list[int], int]]:
     return found
 
 
-def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
+def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
     """Whether several processes, each of which fits, take one GPU that has no room for all of them."""
     placed = lies_on(plan, config)
     if not room.found or any(size > room.gpu.memory for _, _, size in placed):
@@ -252,7 +236,7 @@ def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
         if len(names) < 2 or need <= room.gpu.memory:
             continue
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
-        yield Misfit(
+        yield error(
             "gpus",
             f"{listed} take GPU {gpu} and need {gb(need)} of it, it has {gb(room.gpu.memory)}",
             _apart_hint(plan, config, room),
@@ -260,11 +244,11 @@ def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Misfit]:
         return
 
 
-def _host(plan: Plan, room: Room, role: Role | None) -> Iterator[Misfit]:
+def _host(plan: Plan, room: Room, role: Role | None) -> Iterator[Finding]:
     need = plan.host.memory_of(role) + (plan.host.shared if role != "rollout" else 0)
     if room.memory is not None and need > room.memory:
         held = " with /dev/shm" if role != "rollout" and plan.host.shared else ""
-        yield Misfit(
+        yield error(
             "host",
             f"the host needs {gb(need)} of main memory{held}, {gb(room.memory)} are there",
             "more main memory, weights.directory on a disk, model.lora, or fewer of env.slots, up.envs "
@@ -272,18 +256,27 @@ def _host(plan: Plan, room: Room, role: Role | None) -> Iterator[Misfit]:
         )
 
 
-def _disk(plan: Plan, room: Room) -> Iterator[Misfit]:
-    if room.disk is not None and plan.host.disk > room.disk:
-        size = plan.host.sets
-        sets = f" and {gb(size)} of weight sets" if size else ""
-        yield Misfit(
+def _disk(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+    if room.disk is None:
+        return
+    if plan.host.disk > room.disk:
+        sets = f" and {gb(plan.host.sets)} of weight sets" if plan.host.sets else ""
+        yield error(
             "disk",
             f"run.dir takes {gb(plan.host.checkpoints)} of checkpoints{sets}, {gb(room.disk)} are free",
             f"free {gb(plan.host.disk - room.disk)}, or choose another run.dir",
         )
+    elif room.disk < plan.host.disk + config.data.max_gb * 1e9:
+        left = int((room.disk - plan.host.disk) / 1e9)
+        yield warning(
+            "disk",
+            f"beside {gb(plan.host.disk)} of checkpoints and weight sets {left} GB are left for the "
+            f"database, data.max_gb = {config.data.max_gb:g}",
+            f"set data.max_gb = {left}, or free some" if left else "free some",
+        )
 
 
-def _on_cpu(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Misfit]:
+def _on_cpu(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Finding]:
     """Trainer and engines share main memory."""
     need = sum(part.size for part in plan.host.parts_of(role) if part.name != PROCESSES)
     if role in (None, "train") and plan.trainer is not None:
@@ -292,7 +285,7 @@ def _on_cpu(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterat
         need += plan.engine.total * (config.up.rollouts if role is None else 1)
     if room.memory is not None and need > room.memory:
         whose = {"train": "the trainer needs", "rollout": "an engine needs"}
-        yield Misfit(
+        yield error(
             "trainer" if plan.trainer is not None and role != "rollout" else "engine",
             f"{whose.get(role or '', 'trainer and engines need')} {gb(need)} of main memory, "
             f"{gb(room.memory)} are there",

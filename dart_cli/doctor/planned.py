@@ -22,7 +22,7 @@ from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
 from dart_cli.doctor.findings import Finding, error, ok, warning
-from dart_cli.doctor.fit import Misfit, Room, cautions, gb, misfits, together_at_most
+from dart_cli.doctor.fit import Room, gb, problems, together_at_most
 from dart_cli.doctor.host_room import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
 from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
@@ -71,33 +71,20 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
         return
     if made is None:
         return
-    refused = list(misfits(made.plan, config, made.room))
-    warned = list(cautions(made.plan, config, made.room))
+    found = list(problems(made.plan, config, made.room))
     for subject, text in made.lines(config, None).items():
-        yield from _line(subject, text, refused, warned)
-    yield from (_refusal(each) for each in refused if each.subject == "gpus")
+        own = [each for each in found if each.subject == subject]
+        if not own:
+            yield ok("plan", f"{subject}: {text}")
+        for each in own:  # the first one with the line
+            yield _verdict(each, f"; planned: {text}" if each is own[0] else "")
+    yield from (_verdict(each) for each in found if each.subject == "gpus")
 
 
-def _line(
-    subject: str, text: str, refused: Sequence[Misfit], warned: Sequence[Misfit]
-) -> Iterator[Finding]:
-    """A line of the plan, with the verdict on what it says; a second verdict is a line of its own."""
-    found = [_refusal(each) for each in refused if each.subject == subject]
-    found += [
-        warning("plan", f"{subject}: {each.text}", each.cure)
-        for each in warned
-        if each.subject == subject
-    ]
-    if not found:
-        yield ok("plan", f"{subject}: {text}")
-        return
-    first = found[0]
-    yield Finding("plan", first.level, f"{first.text}; planned: {text}", first.cure)
-    yield from found[1:]
-
-
-def _refusal(misfit: Misfit) -> Finding:
-    return error("plan", f"{misfit.subject}: does not fit: {misfit.text}", misfit.cure)
+def _verdict(found: Finding, planned: str = "") -> Finding:
+    fits = "does not fit: " if found.level == "error" else ""
+    text = f"{found.subject}: {fits}{found.text}{planned}"
+    return Finding("plan", found.level, text, found.cure)
 
 
 def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
@@ -124,10 +111,10 @@ def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[st
     if made is None:
         return
     yield from made.lines(config, role).items()
-    for each in cautions(made.plan, config, made.room, role):
+    for each in problems(made.plan, config, made.room, role):
+        if each.level == "error":
+            raise ConfigError(f"the run does not fit: {each.text}; {each.cure}")
         yield "warning", f"{each.text}; {each.cure}"
-    for each in misfits(made.plan, config, made.room, role):
-        raise ConfigError(f"the run does not fit: {each.text}; {each.cure}")
 
 
 def planned(config: Config, steps: int | None = None) -> Planned | None:

@@ -10,6 +10,8 @@ import pytest
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import Finding
+from dart_cli.doctor.fit import Room, problems
+from dart_cli.doctor.plan import Plan
 
 
 def doctor(*arguments: object) -> int:
@@ -26,3 +28,13 @@ def config_in(folder: Path, **sections: Any) -> Config:
 def worst(findings: list[Finding]) -> Finding:
     """The most serious of them."""
     return max(findings, key=lambda each: ("ok", "warning", "error").index(each.level))
+
+
+def misfits(plan: Plan, config: Config, room: Room, role: Any = None) -> list[Finding]:
+    """What cannot fit."""
+    return [each for each in problems(plan, config, room, role) if each.level == "error"]
+
+
+def cautions(plan: Plan, config: Config, room: Room, role: Any = None) -> list[Finding]:
+    """What the run works without."""
+    return [each for each in problems(plan, config, room, role) if each.level == "warning"]

@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
-from dart_cli.doctor.fit import Misfit, Room, cautions, misfits
+from dart_cli.doctor.findings import Finding
+from dart_cli.doctor.fit import Room
 from dart_cli.doctor.plan import H100, make_plan
 from dart_cli.doctor.planned import plan_lines
+from tests.doctor.parts import cautions, misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
 EIGHT = Room(H100, gpus=8, found=True)
 Sections = dict[str, dict[str, Any]]
 
 
-def refused(room: Room, sections: Sections | None = None, role: Any = None) -> list[Misfit]:
+def refused(room: Room, sections: Sections | None = None, role: Any = None) -> list[Finding]:
     """What cannot fit on a room's GPUs."""
     config = config_of(**(sections or {}))
-    return list(misfits(make_plan(config, CONFIG, CUT, room.gpu), config, room, role))
+    return misfits(make_plan(config, CONFIG, CUT, room.gpu), config, room, role)
 
 
 def cured(sections: Sections, cure: str) -> Sections:

@@ -11,9 +11,10 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
-from dart_cli.doctor.fit import Room, misfits
+from dart_cli.doctor.fit import Room
 from dart_cli.doctor.plan import H100, EpisodeForm, episode_tokens, make_plan
 from dart_cli.doctor.planned import plan_lines
+from tests.doctor.parts import misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_the_hint_is_the_first_change_that_is_enough_by_itself(
 ) -> None:
     given = {"pack_tokens": 16_384, **changes}
     room = Room(H100, gpus=gpus, found=True)
-    found = next(misfits(plan_of(train=given), config_of(train=given), room))
+    found = misfits(plan_of(train=given), config_of(train=given), room)[0]
     assert found.subject == "trainer"
     assert found.cure.startswith(hint)
 
