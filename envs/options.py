@@ -1,6 +1,8 @@
 """Options of suites, checked by their types before anything starts.
 
 checked    a `make_env` whose options are checked by its annotations
+read_toml  a TOML file as a model, checked
+first_problem  what is wrong with values from outside, in a line
 Seconds, Pause, Count, Megabytes, Size, ImageEncoding   types that several suites have
 SharedPools, ResourcePool   guests or devices that an option names, shared out to slots
 """
@@ -8,16 +10,19 @@ SharedPools, ResourcePool   guests or devices that an option names, shared out t
 from __future__ import annotations
 
 import threading
+import tomllib
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Generic, Literal, ParamSpec, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, validate_call
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, validate_call
 
 from bus.errors import EnvError, TaskError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T", bound=Hashable)
 
 Seconds = Annotated[float, Field(gt=0, strict=True)]
@@ -51,11 +56,32 @@ def checked(make: Callable[P, R]) -> Callable[P, R]:
         try:
             return call(*args, **options)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            said = first["msg"].replace("Input should", f"{first['loc'][0]} must", 1)
-            raise TaskError(f"{said}, got {first['input']!r}") from None
+            raise TaskError(first_problem(error, depth=1)) from None
 
     return made
+
+
+def first_problem(error: ValidationError, depth: int | None = None) -> str:
+    """What pydantic found first: the place, to `depth` parts, and what is wrong there, in a line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"][:depth])) or "it"
+    said = first["msg"].removeprefix("Value error, ").replace("Field required", "is missing")
+    said = said.replace("Input should", "must", 1)
+    said = f" {said}" if said.startswith(("must", "is ")) else f": {said}"
+    given = "" if first["type"] in ("missing", "value_error") else repr(first["input"])[:80]
+    return f"{where}{said}" + (f", got {given}" if given else "")
+
+
+def read_toml(path: Path, model: type[M]) -> M:
+    """What a TOML file says, checked. Raises TaskError that names the place."""
+    try:
+        return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: no TOML: {error}") from None
+    except ValidationError as error:
+        raise TaskError(f"{path}: {first_problem(error)}") from None
 
 
 class ResourcePool(Generic[T]):

@@ -57,7 +57,7 @@ MADE_OF: dict[str, tuple[str, str]] = {
     "osworld": ("envs.osworld.suite:OsworldFolder", "FOLDER"),
     "gym": ("envs.gym.env:GymSuite", "ENV_ID"),
     "openenv": ("envs.openenv.env:OpenenvSuite", "PROFILE"),
-    "served": ("envs.served.suite:ServedSuite", "FILE.toml"),
+    "served": ("envs.served:ServedSuite", "FILE.toml"),
 }
 """Prefix -> the class that makes a suite of what stands behind `prefix:`, and what that is."""
 

@@ -20,13 +20,17 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
-from bus.errors import ActionError, TaskError
-from envs.actions import Action, Fail, action_from_dict
-from envs.base import Split, Verdict
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from bus.errors import TaskError
+from envs.actions import Action, Fail
+from envs.base import Split, Task, Verdict
+from envs.options import first_problem
 
 Conjunction = Literal["and", "or"]
 
@@ -39,12 +43,15 @@ INFEASIBLE = "infeasible"
 DEFAULT_MAX_STEPS = 15  # OSWorld's
 
 
+_Text = Annotated[str, Field(pattern=r"\S")]
+
+
 @dataclass(frozen=True)
 class SetupStep:
     """One entry of `config` or `postconfig`, e.g. type `launch` with `command`."""
 
     type: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,21 @@ class Getter:
     type: str
     parameters: Mapping[str, Any]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, value: Any) -> Any:
+        """In a file its other fields stand beside the type."""
+        if not isinstance(value, dict) or "type" not in value:
+            return value
+        rest = {key: each for key, each in value.items() if key != "type"}
+        return {"type": value["type"], "parameters": rest}
+
 
 @dataclass(frozen=True)
 class Check:
     """One function of an evaluator: func(result, expected, **options) -> 0.0 to 1.0."""
 
-    func: str
+    func: _Text
     result: Getter | None = None
     expected: Getter | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +88,24 @@ class Evaluator:
     checks: tuple[Check, ...]
     conj: Conjunction = "and"
     postconfig: tuple[SetupStep, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, value: Any) -> Any:
+        """In a file the functions and their values are columns in step; "none" is an evaluator without any."""
+        if value == NO_EVALUATOR:
+            return {"checks": ()}
+        if not isinstance(value, dict):
+            return value
+        columns = ("func", "result", "expected", "options")
+        _refuse_near(value, (*columns, "conj", "postconfig"))
+        func = value.get("func")
+        funcs = func if isinstance(func, list) else [func]
+        if not funcs or (len(funcs) > 1 and INFEASIBLE in funcs):
+            raise ValueError(f"func must be functions, among which {INFEASIBLE!r} must stand alone")
+        rows = zip(funcs, *(_in_step(value, key, func) for key in columns[1:]), strict=True)
+        rest = {key: value[key] for key in ("conj", "postconfig") if key in value}
+        return {"checks": [dict(zip(columns, row, strict=True)) for row in rows], **rest}
 
     @property
     def missing(self) -> bool:
@@ -96,31 +130,50 @@ class NearMiss:
 class TaskFile:
     """One task. The fields from `split` on are our additions to the schema, all optional."""
 
-    id: str  # unique in its folder
-    snapshot: str  # the state it starts from; in OSWorld mostly the name of an application
-    instruction: str
-    config: tuple[SetupStep, ...]
+    id: _Text  # unique in its folder
+    instruction: _Text
     evaluator: Evaluator
+    snapshot: str = ""  # the state it starts from; in OSWorld mostly the name of an application
+    config: tuple[SetupStep, ...] = ()
     split: Split = "train"
-    max_steps: int = DEFAULT_MAX_STEPS
+    max_steps: Annotated[int, Field(ge=1, strict=True)] = DEFAULT_MAX_STEPS
     solution: tuple[Action, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     draw: Mapping[str, Any] = field(default_factory=dict)  # values drawn from the seed, by name
     extra: Mapping[str, Any] = field(default_factory=dict)  # e.g. related_apps, proxy
     path: Path | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, value: Any) -> Any:
+        """Fields that are unknown here are kept."""
+        if not isinstance(value, dict):
+            return value
+        known = {each.name for each in fields(cls)} - {"extra", "path"}
+        _refuse_near(value, known)
+        extra = {key: each for key, each in value.items() if key not in known}
+        return {key: value[key] for key in known & value.keys()} | {"extra": extra}
 
-@dataclass(frozen=True)
-class LoadedTasks:
+    def task(self, suite: str, **params: Any) -> Task:
+        """As a task of `suite`."""
+        return Task(
+            f"{suite}/{self.id}",
+            suite,
+            self.instruction,
+            max_steps=self.max_steps,
+            tier=max(1, len(self.solution)),
+            split=self.split,
+            params=params,
+            feasible=not self.evaluator.infeasible,
+            evaluated=not self.evaluator.missing,
+        )
+
+
+class LoadedTasks(NamedTuple):
     """What a folder holds; each error names file, field and cure."""
 
     tasks: Mapping[str, TaskFile]  # by id, in the order of their paths
     errors: tuple[TaskError, ...]
-
-
-_OURS = ("split", "max_steps", "solution", "near_misses", "draw")
-_FIELDS = ("id", "snapshot", "instruction", "config", "evaluator", *_OURS)
-_EVALUATOR_FIELDS = ("func", "result", "expected", "options", "conj", "postconfig")
 
 
 def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
@@ -141,7 +194,7 @@ def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
             task = read_task(_decode(path), path, heldout=heldout)
             if task.id in tasks:
                 other = tasks[task.id].path
-                _refuse(path, "id", f"is {task.id!r} in {other} too; give each task its own")
+                raise TaskError(f"{path}: id is {task.id!r} in {other} too; give each task its own")
             tasks[task.id] = task
         except TaskError as error:
             errors.append(error)
@@ -164,27 +217,14 @@ def read_ids(path: Path) -> list[str]:
 
 def read_task(value: object, path: Path, *, heldout: Collection[str] = ()) -> TaskFile:
     """The task that a decoded file describes. Raises TaskError naming file, field and cure."""
-    if not isinstance(value, dict):
-        _refuse(path, "the file", "must hold one JSON object, with id, instruction, evaluator")
-    for key in value:
-        near = difflib.get_close_matches(key, _FIELDS, 1, 0.85)
-        if near and key != near[0]:
-            _refuse(path, key, f"is not a field of a task; did you mean {near[0]!r}?")
-    task_id = _text(path, value, "id")
-    return TaskFile(
-        id=task_id,
-        snapshot=_text(path, value, "snapshot", default=""),
-        instruction=_text(path, value, "instruction"),
-        config=_setup(path, "config", value.get("config", [])),
-        evaluator=_evaluator(path, value.get("evaluator")),
-        split="heldout" if task_id in heldout else _split(path, value.get("split", "train")),
-        max_steps=_max_steps(path, value.get("max_steps", DEFAULT_MAX_STEPS)),
-        solution=_actions(path, "solution", value.get("solution", [])),
-        near_misses=_near_misses(path, value.get("near_misses", [])),
-        draw=_object(path, "draw", value.get("draw", {})),
-        extra={key: each for key, each in value.items() if key not in _FIELDS},
-        path=path,
-    )
+    try:
+        task = _TASK_FILE.validate_python(value)
+    except ValidationError as error:
+        raise TaskError(f"{path}: {first_problem(error)}") from None
+    return replace(task, path=path, split="heldout" if task.id in heldout else task.split)
+
+
+_TASK_FILE = TypeAdapter(TaskFile)
 
 
 def _decode(path: Path) -> Any:
@@ -199,138 +239,25 @@ def _decode(path: Path) -> Any:
         raise TaskError(f"{path}: is not JSON: {error.msg} at {where}") from error
 
 
-def _evaluator(path: Path, value: object) -> Evaluator:
-    if value == NO_EVALUATOR:
-        return Evaluator(())
-    if not isinstance(value, dict):
-        cure = 'must be an object with func, e.g. {"func": "exact_match", ...}, or "none" for a task without'
-        _refuse(path, "evaluator", cure)
+def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ValueError for a field whose name is nearly a known one."""
     for key in value:
-        near = difflib.get_close_matches(key, _EVALUATOR_FIELDS, 1, 0.85)
+        near = difflib.get_close_matches(key, known, 1, 0.85)
         if near and key != near[0]:
-            _refuse(path, f"evaluator.{key}", f"is not a field; did you mean {near[0]!r}?")
-    conj = value.get("conj", "and")
-    if conj not in ("and", "or"):
-        _refuse(path, "evaluator.conj", f'must be "and" or "or", got {conj!r}')
-    checks = _checks(path, value)
-    if len(checks) > 1 and any(check.func == INFEASIBLE for check in checks):
-        _refuse(path, "evaluator.func", f"{INFEASIBLE!r} must stand alone")
-    postconfig = _setup(path, "evaluator.postconfig", value.get("postconfig", []))
-    return Evaluator(checks, cast("Conjunction", conj), postconfig)
+            raise ValueError(f"{key} is not a field; did you mean {near[0]!r}?")
 
 
-def _checks(path: Path, value: Mapping[str, Any]) -> tuple[Check, ...]:
-    func = value.get("func")
-    funcs = func if isinstance(func, list) else [func]
-    if not funcs or not all(isinstance(each, str) and each for each in funcs):
-        cure = 'must be the name of a function, e.g. "exact_match", or a list of names'
-        _refuse(path, "evaluator.func", f"{cure}, got {func!r}")
-    columns = {
-        key: _in_step(path, key, value.get(key), func) for key in ("result", "expected", "options")
-    }
-    return tuple(
-        Check(
-            name,
-            _getter(path, "evaluator.result", result),
-            _getter(path, "evaluator.expected", expected),
-            _object(path, "evaluator.options", options or {}),
-        )
-        for name, result, expected, options in zip(funcs, *columns.values(), strict=True)
-    )
-
-
-def _in_step(path: Path, key: str, value: object, func: object) -> list[object]:
-    """`value` as a list with one entry for each function; an empty value gives Nones."""
+def _in_step(value: Mapping[str, Any], key: str, func: object) -> list[Any]:
+    """A column as a list with one entry for each function; an empty value gives Nones."""
+    column: Any = value.get(key)
+    empty: Any = {} if key == "options" else None
     count = len(func) if isinstance(func, list) else 1
-    if value is None or value in ([], {}):
-        return [None] * count
-    if not isinstance(func, list):
-        if isinstance(value, list):
-            _refuse(path, f"evaluator.{key}", "is a list: evaluator.func must be one too")
-        return [value]
-    if not isinstance(value, list) or len(value) != count:
-        cure = f"must be a list of {count}, one for each of evaluator.func (null where none)"
-        _refuse(path, f"evaluator.{key}", cure)
-    return value
-
-
-def _getter(path: Path, where: str, value: object) -> Getter | None:
-    if value is None or value == {}:
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        _refuse(
-            path, where, f'must be an object with a type, e.g. {{"type": "rule"}}, got {value!r}'
-        )
-    return Getter(value["type"], {key: each for key, each in value.items() if key != "type"})
-
-
-def _setup(path: Path, where: str, value: object) -> tuple[SetupStep, ...]:
-    if not isinstance(value, list):
-        _refuse(path, where, 'must be a list of {"type": ..., "parameters": {...}}')
-    steps = []
-    for number, entry in enumerate(value):
-        here = f"{where}[{number}]"
-        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-            _refuse(path, here, 'must be an object with a type, e.g. {"type": "launch"}')
-        parameters = _object(path, f"{here}.parameters", entry.get("parameters", {}))
-        steps.append(SetupStep(entry["type"], parameters))
-    return tuple(steps)
-
-
-def _near_misses(path: Path, value: object) -> tuple[NearMiss, ...]:
-    if not isinstance(value, list):
-        _refuse(path, "near_misses", 'must be a list of {"why": ..., "actions": [...]}')
-    found = []
-    for number, entry in enumerate(value):
-        here = f"near_misses[{number}]"
-        if not isinstance(entry, dict) or not isinstance(entry.get("why"), str):
-            _refuse(path, here, 'must say what is wrong: {"why": "...", "actions": [...]}')
-        found.append(
-            NearMiss(entry["why"], _actions(path, f"{here}.actions", entry.get("actions")))
-        )
-    return tuple(found)
-
-
-def _actions(path: Path, where: str, value: object) -> tuple[Action, ...]:
-    if not isinstance(value, list):
-        _refuse(path, where, 'must be a list of actions, e.g. [{"kind": "done"}]')
-    found = []
-    for number, entry in enumerate(value):
-        try:
-            found.append(action_from_dict(entry))
-        except ActionError as error:
-            _refuse(path, f"{where}[{number}]", f"is not an action of envs/actions.py: {error}")
-    return tuple(found)
-
-
-def _split(path: Path, value: object) -> Split:
-    if value not in ("train", "heldout"):
-        _refuse(path, "split", f'must be "train" or "heldout", got {value!r}')
-    return value
-
-
-def _max_steps(path: Path, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        _refuse(path, "max_steps", f"must be a whole number of at least 1, got {value!r}")
-    return value
-
-
-def _text(path: Path, value: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    found = value.get(key, default)
-    if not isinstance(found, str) or (default is None and not found.strip()):
-        told = "is missing" if found is None else f"is {found!r}"
-        _refuse(path, key, f"{told}; it must be a text")
-    return found
-
-
-def _object(path: Path, where: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        _refuse(path, where, f"must be an object, got {value!r}")
-    return value
-
-
-def _refuse(path: Path, where: str, cure: str) -> NoReturn:
-    raise TaskError(f"{path}: {where} {cure}")
+    if column in (None, [], {}):
+        return [empty] * count
+    entries = column if isinstance(func, list) else [column]
+    if isinstance(column, list) != isinstance(func, list) or len(entries) != count:
+        raise ValueError(f"{key} must be in step with func: {count} entries (null where none)")
+    return [empty if each in (None, {}) else each for each in entries]
 
 
 Metric = Callable[[Any, Mapping[str, Any]], float]

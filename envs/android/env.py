@@ -282,16 +282,7 @@ class AndroidSuite:
         for each in errors:
             logger.error("left out: %s", each)
         self.tasks: Mapping[str, Task] = {
-            task_id: Task(
-                task_id,
-                name,
-                file.instruction,
-                max_steps=file.max_steps,
-                split=file.split,
-                feasible=not file.evaluator.infeasible,
-                evaluated=not file.evaluator.missing,
-            )
-            for task_id, file in self._files.items()
+            task_id: file.task(name) for task_id, file in self._files.items()
         }
         self._serials = SharedPools[str]("serial", str)
 

@@ -51,17 +51,7 @@ class DesktopSuite:
             f"{self.name}/{each.id}": each for each in loaded.tasks.values() if not missing[each.id]
         }
         self.tasks: Mapping[str, Task] = {
-            name: Task(
-                name,
-                self.name,
-                each.instruction,
-                max_steps=each.max_steps,
-                tier=max(1, len(each.solution)),
-                split=each.split,
-                params={"application": each.snapshot},
-                feasible=not each.evaluator.infeasible,
-                evaluated=not each.evaluator.missing,
-            )
+            name: each.task(self.name, application=each.snapshot)
             for name, each in self.files.items()
         }
 

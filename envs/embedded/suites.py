@@ -163,7 +163,10 @@ class RecallSuite(MiniSuite):
         }
 
 
-_DESK: dict[str, tuple[SceneFactory, int, Split]] = {
+Templates = Mapping[str, tuple[SceneFactory, int, Split]]
+"""Template -> scene, the most steps that its shortest solution takes, split."""
+
+_DESK: Templates = {
     "press": (small.PressScene, 1, "train"),
     "menu": (small.DeskMenuScene, 2, "train"),
     "close": (small.CloseScene, 2, "train"),
@@ -196,7 +199,6 @@ _DESK: dict[str, tuple[SceneFactory, int, Split]] = {
     "files-copy": (files.CopyScene, 5, "heldout"),
     "files-tidy": (files.TidyScene, 10, "heldout"),
 }
-"""Template -> scene, the most steps that its shortest solution takes, split."""
 
 
 class DeskSuite:
@@ -204,22 +206,28 @@ class DeskSuite:
 
     name = "desk"
     size = (448, 336)
+    templates: Templates = _DESK
 
     def __init__(self) -> None:
-        self.scenes: Mapping[str, SceneFactory] = {
-            f"desk/{kind}": scene for kind, (scene, _, _) in _DESK.items()
-        }
+        made = {f"{self.name}/{kind}": each for kind, each in self.templates.items()}
+        self.scenes: Mapping[str, SceneFactory] = {name: each[0] for name, each in made.items()}
         self.tasks: Mapping[str, Task] = {
-            f"desk/{kind}": Task(
-                f"desk/{kind}",
+            name: Task(
+                name,
                 self.name,
                 "{instruction}",
                 max_steps=steps + DESK_SLACK,
                 tier=steps,
                 split=split,
+                params=self.params_of(name),
             )
-            for kind, (_, steps, split) in _DESK.items()
+            for name, (_, steps, split) in made.items()
         }
+
+    @staticmethod
+    def params_of(_: str) -> Mapping[str, str]:
+        """Of the task of that id."""
+        return {}
 
     @checked
     def make_env(
@@ -243,7 +251,7 @@ class DeskSuite:
         )
 
 
-APPS: dict[str, tuple[SceneFactory, int, Split]] = {
+_APPS: Templates = {
     "mail-star": (mail.StarScene, 3, "train"),
     "mail-archive": (mail.ArchiveScene, 3, "train"),
     "mail-delete": (mail.DeleteMailScene, 5, "train"),
@@ -267,49 +275,15 @@ APPS: dict[str, tuple[SceneFactory, int, Split]] = {
     "centre-role": (centre.RoleScene, 5, "heldout"),
     "centre-forget": (centre.ForgetScene, 5, "heldout"),
 }
-"""Template -> scene, the most steps that its shortest solution takes, split."""
 
 
-class AppsSuite:
+class AppsSuite(DeskSuite):
     """A mail client, a shop and a settings centre: many screens each, for tasks and for exploring."""
 
     name = "apps"
-    size = DeskSuite.size
+    templates = _APPS
 
-    def __init__(self) -> None:
-        self.scenes: Mapping[str, SceneFactory] = {
-            f"{self.name}/{kind}": scene for kind, (scene, _, _) in APPS.items()
-        }
-        self.tasks: Mapping[str, Task] = {
-            f"{self.name}/{kind}": Task(
-                f"{self.name}/{kind}",
-                self.name,
-                "{instruction}",
-                max_steps=steps + DESK_SLACK,
-                tier=steps,
-                split=split,
-                params={"application": kind.partition("-")[0]},
-            )
-            for kind, (_, steps, split) in APPS.items()
-        }
-
-    @checked
-    def make_env(
-        self,
-        *,
-        size: Size = size,
-        encoding: ImageEncoding = "png",
-        slack: Count = DESK_SLACK,
-    ) -> EmbeddedEnv:
-        """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
-        return EmbeddedEnv(
-            self.name,
-            self.tasks,
-            self.scenes,
-            size=size,
-            design=self.size,
-            max_scale=1.6,
-            encoding=encoding,
-            slack=slack,
-            themes=DESK_THEMES,
-        )
+    @staticmethod
+    def params_of(task_id: str) -> Mapping[str, str]:
+        """The application that it is about."""
+        return {"application": task_id.partition("/")[2].partition("-")[0]}

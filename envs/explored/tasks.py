@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bus.errors import TaskError
 from envs.base import Split
 from envs.elements import Operation
+from envs.options import first_problem
 
 FILE = "tasks.json"
 
@@ -83,9 +84,7 @@ def read_file(folder: Path) -> ExploredFile:
             f"no tasks at {path}; `dart explore tasks EXPLORATION {folder}` makes them"
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise TaskError(f"{path}: {place}: {first['msg']}; make the tasks again") from None
+        raise TaskError(f"{path}: {first_problem(error)}; make the tasks again") from None
     ids = [task.id for task in file.tasks]
     if twice := next((each for each in ids if ids.count(each) > 1), None):
         raise TaskError(f"{path}: {twice} is there twice; make the tasks again")

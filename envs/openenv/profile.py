@@ -26,6 +26,7 @@ from bus.errors import TaskError
 from envs.actions import Action, Drag, KeyDown, KeyPress, KeyUp, Scroll, Wait, within
 from envs.base import Task
 from envs.inputs import canonical
+from envs.options import first_problem
 from envs.own_code import did_you_mean
 
 _Path = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
@@ -149,9 +150,7 @@ def read_profile(named: str, suite: str) -> Profile:
         text = _text_of(named)
         return Profile(_Profile.model_validate(tomllib.loads(text)), suite)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise TaskError(f"profile {named}: {where}: {first['msg']}") from None
+        raise TaskError(f"profile {named}: {first_problem(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TaskError(f"profile {named}: no TOML: {error}") from None
     except TaskError as error:

@@ -64,16 +64,7 @@ class OsworldSuite:
             f"{name}/{file.id}": file for file in loaded.tasks.values() if file.id in wanted
         }
         self.tasks: Mapping[str, Task] = {
-            task_id: Task(
-                task_id,
-                name,
-                file.instruction,
-                max_steps=file.max_steps,
-                split=file.split,
-                params={"snapshot": file.snapshot},
-                evaluated=not file.evaluator.missing,
-                feasible=not file.evaluator.infeasible,
-            )
+            task_id: file.task(name, snapshot=file.snapshot)
             for task_id, file in self._files.items()
         }
         self._urls = SharedPools[Address]("url", read_address)

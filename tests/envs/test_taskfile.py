@@ -108,24 +108,29 @@ def test_our_additions_are_read() -> None:
 @pytest.mark.parametrize(
     ("where", "value", "told"),
     [
-        ("id", None, "id is missing"),
-        ("instruction", 3, "instruction is 3; it must be a text"),
-        ("config", {}, "config must be a list"),
-        ("config", [{"parameters": {}}], r"config\[0\] must be an object with a type"),
-        ("config", [{"type": "open", "parameters": 1}], r"config\[0\]\.parameters must be"),
-        ("evaluator", None, "evaluator must be an object with func"),
-        ("evaluator.func", [], r"evaluator\.func must be the name of a function"),
-        ("evaluator.func", "exact_match", r"evaluator\.result is a list"),
-        ("evaluator.result", [{"type": "x"}], r"evaluator\.result must be a list of 2"),
-        ("evaluator.expected", [{}, {"rules": 1}], r"evaluator\.expected must be an object"),
-        ("evaluator.conj", "xor", r'evaluator\.conj must be "and" or "or", got \'xor\''),
+        ("id", None, "id must be a valid string"),
+        ("instruction", 3, "instruction must be a valid string, got 3"),
+        ("instruction", " ", "instruction: String should match"),
+        ("config", 3, "config must be a valid"),
+        ("config", [{"parameters": {}}], r"config\.0\.type is missing"),
+        ("config", [{"type": "open", "parameters": 1}], r"config\.0\.parameters must be"),
+        ("evaluator", None, "evaluator must be a dictionary"),
+        ("evaluator.func", [], "evaluator: func must be functions"),
+        ("evaluator.func", "exact_match", "evaluator: result must be in step with func: 1"),
+        ("evaluator.result", [{"type": "x"}], "evaluator: result must be in step with func: 2"),
+        (
+            "evaluator.expected",
+            [{}, {"rules": 1}],
+            r"evaluator\.checks\.1\.expected\.type is missing",
+        ),
+        ("evaluator.conj", "xor", "evaluator.conj must be 'and' or 'or', got 'xor'"),
         ("evaluator.func", ["a", "infeasible"], "'infeasible' must stand alone"),
-        ("split", "test", "split must be"),
-        ("max_steps", True, "max_steps must be a whole number"),
-        ("solution", [{"kind": "clik"}], r"solution\[0\] is not an action"),
-        ("near_misses", [{"actions": []}], r"near_misses\[0\] must say what is wrong"),
-        ("solutoin", [], "solutoin is not a field of a task; did you mean 'solution'"),
-        ("evaluator.postconfi", [], r"evaluator\.postconfi is not a field"),
+        ("split", "test", "split must be 'train' or 'heldout'"),
+        ("max_steps", True, "max_steps must be a valid integer"),
+        ("solution", [{"kind": "clik"}], r"solution\.0: Input tag 'clik'"),
+        ("near_misses", [{"actions": []}], r"near_misses\.0\.why is missing"),
+        ("solutoin", [], "solutoin is not a field; did you mean 'solution'"),
+        ("evaluator.postconfi", [], "evaluator: postconfi is not a field"),
     ],
 )
 def test_a_mistake_names_file_field_and_cure(where: str, value: Any, told: str) -> None:
@@ -147,7 +152,7 @@ def test_a_malformed_file_costs_only_its_own_task(tmp_path: Path) -> None:
     assert "line 2" in broken
     assert f"id is '0bf05a7d' in {tmp_path / 'calc' / 'good.json'} too" in twin
     assert "is not UTF-8" in latin
-    assert "must hold one JSON object" in no_object
+    assert "it must be a dictionary" in no_object
 
 
 def test_ids_in_a_list_are_held_out(tmp_path: Path) -> None:

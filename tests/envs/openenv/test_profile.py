@@ -122,7 +122,7 @@ def test_a_button_may_have_a_template_of_its_own():
     ("change", "why"),
     [
         ('name = ""', "name: String should match"),
-        ('encoding = "list"|encoding = "png"', "observation.encoding: Input should be 'list'"),
+        ('encoding = "list"|encoding = "png"', "observation.encoding must be 'list'"),
         ("actions = {}|actions = { clik = {} }", "actions.clik: no action 'clik'; did you mean 'click'?"),
         ('actions = {}|actions = { click = "$z" }', r"click has no \$z; its values are \$x, \$y"),
         ('actions = {}|actions = { "wait:left" = {} }', "a button is left"),

@@ -39,7 +39,7 @@ def test_the_tasks_of_a_file(suite):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "tasks: Field required"),
+        ("", "tasks is missing"),
         ("tasks = []", "tasks: List should have at least 1"),
         ("[[tasks]]\n", r"tasks\.0 has no env_path"),
         ('env_path = "a"\n[[tasks]]\n[[tasks]]\n', "a second time"),

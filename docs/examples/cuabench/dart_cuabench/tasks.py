@@ -11,16 +11,16 @@ count = 12
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from bus.errors import TaskError
 from envs.base import Task
+from envs.options import read_toml
 
 _Steps = Annotated[int, Field(ge=1, le=10_000)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -59,14 +59,7 @@ class _File(BaseModel):
 
 def read_tasks(path: Path, suite: str) -> dict[str, tuple[Task, WorkerTask]]:
     """The tasks of a file by id. Raises TaskError that names the place."""
-    try:
-        file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise TaskError(f"{path}: the file cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: no TOML: {error}") from None
-    except ValidationError as error:
-        raise TaskError(f"{path}: {told(error)}") from None
+    file = read_toml(path, _File)
     found: dict[str, tuple[Task, WorkerTask]] = {}
     for number, entry in enumerate(file.tasks):
         env_path = entry.env_path or file.env_path
@@ -81,12 +74,6 @@ def read_tasks(path: Path, suite: str) -> dict[str, tuple[Task, WorkerTask]]:
                 )
             found[task.id] = (task, asked)
     return found
-
-
-def told(error: ValidationError) -> str:
-    """The first thing that is wrong, with its place."""
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc']) or 'the file'}: {first['msg']}"
 
 
 def _task(suite: str, entry: _Entry, asked: WorkerTask, max_steps: int) -> Task:
