@@ -295,8 +295,8 @@ def raw_rows(reader: Any, plan: BatchPlan) -> list[Any]:
 
 def as_packed(reader: Reader, plan: BatchPlan, part: Callable[..., Any]) -> int:
     """As the processes do it; with a model's tables in place of a model."""
-    from dart_cli.train.packs.pack import PackMaker, check
-    from dart_cli.train.packs.share import packed_batches
+    from dart_cli.train.packs.pack import PackMaker
+    from dart_cli.train.packs.share import check, packed_batches
 
     policy: Any = stand_in()
     batch: Batch = part("load", load, reader, plan)

@@ -14,7 +14,7 @@ One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is
                  newest version and the next one, whole (dart_cli/weights/file.py). Beside a GPU they are
                  pinned, which torch takes in powers of two
     features     of a frozen tower, from the first pack of a rank that shows a screen to the last
-                 (dart_cli/train/packs/feed.py): counted as each screen of an update once, of which
+                 (dart_cli/train/packs/pack.py): counted as each screen of an update once, of which
                  the packs of 48 episodes hold less than a third at a time, on all ranks together
     screens      of a batch, as PNG: on rank 0, and dealt to the ranks
 """

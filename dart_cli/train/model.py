@@ -13,11 +13,13 @@ Float32 in one process is plain tensors. With several ranks, or in bfloat16, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -31,11 +33,9 @@ from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.packed import PackedInputs, packed_hidden
-from dart_cli.policy.pointer.head import head_of
+from dart_cli.policy.pointer.head import PointerHead, head_of
 from dart_cli.policy.recompute import use_recompute
-from dart_cli.train.packs.pack import Pack
-from dart_cli.train.packs.pointers import PointerRows
-from dart_cli.train.patch_scores import patch_scores
+from dart_cli.train.packs.pack import Pack, PointerRows
 from dart_cli.train.sharded import (
     ShardingPlan,
     load_sharded,
@@ -106,7 +106,7 @@ class Scorer(torch.nn.Module):
         found = self._of_tokens(states[spoken], token_ids[spoken], temperature)
         if len(ends):
             assert features is not None
-            pointed = patch_scores(
+            pointed = _patch_scores(
                 head,
                 states[ends],
                 features.embeds,
@@ -315,3 +315,34 @@ def _blank(policy: LoadedPolicy) -> PreparedImage:
 def _scores(scorer: Scorer, pack: Pack, temperature: float) -> TokenScores:
     inputs = pack.inputs, pack.features, pack.rows, pack.token_ids
     return TokenScores(*scorer(*inputs, temperature, pack.pointers))
+
+
+def _patch_scores(
+    head: PointerHead,
+    hidden: torch.Tensor,
+    visual: Sequence[torch.Tensor],
+    screens: torch.Tensor,
+    patches: torch.Tensor,
+    *,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [M] and entropies [M], nats, of the distributions over patches.
+
+    `hidden` [M, d] are the states of the pads, `visual` [P, d] the embeddings of each distinct image, of
+    which `screens` [M] is pointed into, and `patches` [M] the cells that were drawn; `temperature` divides
+    the logits, as those of tokens. An image's keys are made once, however many pointers look at it. The
+    entropies have no gradient. In float32 or better.
+    """
+    logprobs: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    order: list[torch.Tensor] = []
+    for screen in sorted(set(screens.tolist())):
+        rows = torch.nonzero(screens == screen)[:, 0].to(hidden.device)
+        table = F.log_softmax(head(visual[screen], hidden[rows]) / temperature, dim=-1)
+        chosen = patches.to(hidden.device)[rows]
+        logprobs.append(table.gather(1, chosen[:, None])[:, 0])
+        told = table.detach()
+        entropies.append(-(told.exp() * told).sum(dim=-1))
+        order.append(rows)
+    back = torch.cat(order).argsort()
+    return torch.cat(logprobs)[back], torch.cat(entropies)[back]

@@ -2,6 +2,7 @@
 
     ComparedTokens       tokens with both log-probabilities, their version, the screens of their prompt
     compare              those of a pack that has just been scored
+    step_mismatches      how far the two differ in each step, for the viewer; sent with BatchTrained
     ParityGate           metrics, which weights are kept for comparison, when the run must stop
     describe, alarm_of   metrics and an explanation; `dart doctor --parity` reports the same
 
@@ -23,19 +24,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import isfinite
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from bus.messages import Batch
+from bus.messages import Batch, StepMismatch
 from bus.ranks import PackedBatch
 from dart_cli.algo.mismatch import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
 from dart_cli.train.model import TrainModel
-from dart_cli.train.packs.feed import PackFeed
-from dart_cli.train.packs.pack import Pack, check
-from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.packs.pack import Pack, PackFeed
+from dart_cli.train.packs.share import check, packed_batches
 from dart_cli.train.sharded import local_shard
 
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -107,6 +108,26 @@ def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
         np.repeat(np.array(seen, dtype=np.int64), pack.lengths),
     )
     return whole.only((pack.drawn & ~pack.unknown).numpy())
+
+
+def step_mismatches(proximal: torch.Tensor, pack: Pack) -> list[StepMismatch]:
+    """Of the samples of `pack`, whose tokens' log-probabilities before the update are `proximal` [N].
+
+    Over the tokens that were drawn. A gap that is not finite is left out: the update says what is wrong there.
+    """
+    gaps = proximal.double().cpu() - pack.behaviour_logprobs
+    drawn = torch.split(pack.drawn, pack.lengths)
+    pieces = [gap[own] for gap, own in zip(torch.split(gaps, pack.lengths), drawn, strict=True)]
+    return [
+        StepMismatch(
+            trajectory_id=sample.trajectory_id,
+            step=sample.step,
+            mean=mean,
+            largest=piece.abs().max().item(),
+        )
+        for sample, piece in zip(pack.samples, pieces, strict=True)
+        if sample.behaviour_logprobs and isfinite(mean := piece.mean().item())
+    ]
 
 
 def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:

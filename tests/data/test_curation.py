@@ -13,7 +13,7 @@ from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
-from dart_cli.train.packs.pack import batch_shares, trajectory_of
+from dart_cli.train.packs.share import batch_shares, trajectory_of
 from tests.data.parts import (
     FAILED,
     MIXED,

@@ -33,7 +33,7 @@ def _sequences(shown: int) -> tuple[list[np.ndarray], list[set[int]]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 6])
 def test_features_of_screens_are_held_for_fewer_than_an_updates(ranks: int) -> None:
-    """From the first pack of a rank that shows a screen to the last (dart_cli/train/packs/feed.py)."""
+    """From the first pack of a rank that shows a screen to the last (dart_cli/train/packs/pack.py)."""
     sequences, screens = _sequences(5)
     dealt = plan(sequences, pack_tokens=400, costs=Costs(1.0, 0.001), ranks=ranks)
     held = np.zeros(len(dealt[0]), dtype=np.int64)

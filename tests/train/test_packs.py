@@ -22,7 +22,8 @@ from dart_cli.policy.forward import rope_positions as rope_of_the_engine
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.packs.pack import batch_shares, rope_positions, trajectory_of
+from dart_cli.train.packs.pack import rope_positions
+from dart_cli.train.packs.share import batch_shares, trajectory_of
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.trees import tree_batch

@@ -22,7 +22,7 @@ from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.packs.pack import check
+from dart_cli.train.packs.share import check
 from dart_cli.train.parity import rescore
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES

@@ -12,10 +12,8 @@ from dart_cli.data.store.rows import BatchStep
 from dart_cli.doctor.parity import draw
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.model import TrainModel
-from dart_cli.train.packs.feed import PackFeed
-from dart_cli.train.packs.pack import Pack
-from dart_cli.train.packs.pointers import pad_of
-from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.packs.pack import Pack, PackFeed
+from dart_cli.train.packs.share import packed_batches, pad_of
 from envs.base import content_hash
 
 SIZES = ((448, 224), (224, 224), (224, 448))

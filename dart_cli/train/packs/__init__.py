@@ -1,8 +1,6 @@
 """A batch becomes packs: sequences of many steps, each pack one forward pass.
 
+share   a batch, checked and cut into the shares of the ranks
 plan    which tokens are one forward pass, on which rank (pure)
-share   a batch, cut into the shares of the ranks
-pack    chains to tensors: `Pack`, and where its completions are predicted
-pointers  where samples point: forced tokens, patches and the screens they are of
-feed    packs one after another, their screens prepared ahead
+pack    a share as tensors: packs one after another, their screens prepared ahead
 """

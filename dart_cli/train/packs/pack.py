@@ -1,51 +1,63 @@
-"""A rank's part of a batch to tensors.
+"""A rank's part of a batch to tensors: packs, one after another, their screens prepared ahead.
 
-    check            an error for a batch that does not fit the model, which names the sample
-    Pack             one forward pass, and where its samples' completion tokens are predicted
-    PackMaker        makes the packs of a rank's part
-    batch_shares     what each token of a batch weighs in its loss
-    tokens_of        a chain as the plan reads it: each image is a token of its own
-    cut_chain        a chain up to its last sample that is trained on
+    Pack        one forward pass, and where its samples' completion tokens are predicted
+    PackMaker   makes the packs of a rank's part
+    PackFeed    iterates over them; prepares screens in threads, features of a frozen tower once
 
 A pack is trees of tokens (plan.py): what a group shares stands once, and each branch sees its path
 alone, with the positions that it has there. So a sample's numbers are those that it has alone:
 tests/train/test_packs.py compares them.
 
+A full-HD screen takes 0.1 s to prepare and 6 MiB, and its features 19 MB (bfloat16). While one pack is in
+the model, threads prepare what the next one shows. Where the vision tower is frozen, a screen goes
+through it once in an update, however many packs and models show it: its features are held in main memory
+until the last pack that does, since those of 1,440 screens would take 28 GB of a GPU. A trained tower is
+part of each pack's own pass.
+
 Axes: `[L]` tokens of a pack or a chain; `[N]` completion tokens of a pack's samples, one sample after
-another.
+another; `[M]` patches that pointers drew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bus.errors import ProtocolError
-from bus.messages import Batch, Chain, Sample
+from bus.messages import Batch, Sample
 from bus.packed import IntArray
 from bus.ranks import PackedBatch
-from dart_cli.algo.objective import LossShares, Normalise, loss_shares
-from dart_cli.policy.forward import ImageFeatures
+from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
-from dart_cli.train.packs.plan import IMAGE, Tokens
-from dart_cli.train.packs.pointers import (
-    PointerRows,
-    drawn_tokens,
-    pointer_fault,
-    pointer_rows,
-)
+from dart_cli.train.packs.share import firsts, ids, image_sizes, pad_of
 
-_NONE = np.zeros(0)
+MOST_PATCHES = 1 << 17
+"""Patches of screens that go through a frozen tower at once: a dozen of full HD."""
+
+WORKERS = 4
+"""Threads of each rank that prepare screens ahead of the model."""
 
 Grid = tuple[int, int, int]
 """Time, rows and columns of an image, in patches."""
+
+
+@dataclass(frozen=True)
+class PointerRows:
+    """Of the pack's completion tokens [N] those of pointers; `[M]` patches."""
+
+    drawn: torch.Tensor  # [N], bool: False for pads
+    ends: torch.Tensor  # [M], int64, index into the N tokens
+    patches: torch.Tensor  # [M], int64, the cell that was drawn
+    screens: torch.Tensor  # [M], int64, which of the pack's distinct images it is a cell of
 
 
 @dataclass(frozen=True)
@@ -78,155 +90,6 @@ class Pack:
     def lengths(self) -> list[int]:
         """Completion tokens of each sample."""
         return [len(sample) for sample in self.samples]
-
-
-# --- what is refused ----------------------------------------------------------------------------
-
-
-def check(batch: Batch, policy: LoadedPolicy) -> None:
-    """Refuse a batch that cannot be trained on. Raises ProtocolError naming sample and cause."""
-    vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
-    never = np.zeros(vocabulary, dtype=bool)
-    never[list(policy.absent_token_ids)] = True
-    sizes = image_sizes(batch, policy)
-    chains = [_chain_fault(chain, vocabulary, policy, sizes) for chain in batch.chains]
-    for sample in batch.samples:
-        cause = _fault(sample, batch, policy) or chains[sample.chain]
-        if not cause and never[ids(batch.completion(sample))].any():
-            cause = "its completion holds a token that is never sampled"
-        cause = cause or _image_fault(sample, batch, policy, sizes)
-        if cause or (cause := pointer_fault(batch, sample, policy, sizes)):
-            raise ProtocolError(
-                f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: {cause}; "
-                "was it sampled with this model?"
-            )
-
-
-def image_sizes(batch: Batch, policy: LoadedPolicy) -> dict[str, int]:
-    """Tokens of each image, by content hash. Raises EngineError for one that does not decode."""
-    shown = {name for chain in batch.chains for name in chain.image_hashes}
-    return {
-        name: policy.images.token_count(batch.images[name], name)
-        for name in shown
-        if name in batch.images
-    }
-
-
-def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
-    """What is wrong with a sample but for its tokens; empty if nothing is."""
-    if not sample.chain < len(batch.chains):
-        return f"chain {sample.chain} is missing"
-    chain = batch.chains[sample.chain]
-    if not 0 < sample.start < sample.end:
-        return "its prompt or completion is empty"
-    if sample.end > len(chain.token_ids) or sample.images > len(chain.image_hashes):
-        return "its chain ends before it"
-    if len(sample.behaviour_logprobs) not in (0, len(sample)):
-        return f"{len(sample)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
-    if sample.end > policy.max_positions:
-        return f"{sample.end} tokens, the model has {policy.max_positions} positions"
-    numbers = np.frombuffer(sample.behaviour_logprobs) if sample.behaviour_logprobs else _NONE
-    if not (np.isfinite(numbers).all() and isfinite(sample.advantage) and isfinite(sample.weight)):
-        return "a log-probability, advantage or weight is not finite"
-    return ""
-
-
-def _chain_fault(
-    chain: Chain, vocabulary: int, policy: LoadedPolicy, sizes: Mapping[str, int]
-) -> str:
-    """What is wrong with the tokens and images of a chain."""
-    missing = [name for name in chain.image_hashes if name not in sizes]
-    if missing:
-        return f"image {missing[0]} is missing"
-    token_ids = ids(chain.token_ids)
-    if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
-        return "a token id is not in the vocabulary"
-    places = np.flatnonzero(token_ids == policy.image_token_id)
-    needed = sum(sizes[name] for name in chain.image_hashes)
-    if len(places) != needed:
-        return f"{len(places)} image placeholders, its images need {needed}"
-    firsts = _firsts(places, [sizes[name] for name in chain.image_hashes])
-    for first, name in zip(firsts, chain.image_hashes, strict=True):
-        if (token_ids[first : first + sizes[name]] != policy.image_token_id).any():
-            return f"the {sizes[name]} placeholders of an image are not adjacent"
-    return ""
-
-
-def _image_fault(
-    sample: Sample, batch: Batch, policy: LoadedPolicy, sizes: Mapping[str, int]
-) -> str:
-    """Whether the prompt shows as many images as it says, whole."""
-    prompt = ids(batch.chains[sample.chain].token_ids)[: sample.start]
-    shown = int((prompt == policy.image_token_id).sum())
-    needed = sum(sizes[name] for name in batch.image_hashes(sample))
-    return "" if shown == needed else f"{shown} image placeholders, its images need {needed}"
-
-
-# --- chains -------------------------------------------------------------------------------------
-
-
-def ids(values: IntArray) -> NDArray[np.int32]:
-    """The numbers of a packed array, not copied."""
-    return np.frombuffer(values, dtype=np.int32)
-
-
-def cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:
-    """The first `length` tokens, with the images that they show; `sizes` in tokens by content hash."""
-    if length == len(chain.token_ids):
-        return chain
-    token_ids = chain.token_ids[:length]
-    left, names = int((ids(token_ids) == image_token).sum()), []
-    for name in chain.image_hashes:
-        if left > 0:
-            names.append(name)
-            left -= sizes[name]
-    return chain.model_copy(update={"token_ids": token_ids, "image_hashes": names})
-
-
-def tokens_of(
-    chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
-) -> Tokens:
-    """The chain as the plan reads it: each image by its number.
-
-    `numbers` and `sizes` are those of images by content hash: any number, and tokens.
-    """
-    token_ids = ids(chain.token_ids)
-    read = token_ids.astype(np.uint32)
-    counts = [sizes[name] for name in chain.image_hashes]
-    images = np.array([IMAGE + numbers[name] for name in chain.image_hashes], dtype=np.uint32)
-    read[token_ids == image_token] = images.repeat(counts)
-    return read
-
-
-def rope_positions(
-    token_ids: NDArray[np.int32], grids: Sequence[Grid], image_token: int, merge: int
-) -> NDArray[np.int64]:
-    """Positions [3, L] of a chain in Qwen's multi-modal RoPE (arXiv 2409.12191, 2.1).
-
-    The same as policy.forward.rope_positions, without a loop over tokens.
-    """
-    positions = np.empty((3, len(token_ids)), dtype=np.int64)
-    places = np.flatnonzero(token_ids == image_token)
-    counts = [rows * columns // merge**2 for _, rows, columns in grids]
-    at = position = 0
-    for first, count, (_, rows, columns) in zip(
-        _firsts(places, counts), counts, grids, strict=True
-    ):
-        positions[:, at:first] = np.arange(position, position + first - at)
-        position += first - at
-        rows, columns = rows // merge, columns // merge
-        positions[0, first : first + count] = position
-        positions[1, first : first + count] = position + np.arange(rows).repeat(columns)
-        positions[2, first : first + count] = position + np.tile(np.arange(columns), rows)
-        position += max(rows, columns)
-        at = first + count
-    positions[:, at:] = np.arange(position, position + len(token_ids) - at)
-    return positions
-
-
-def _firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
-    """Where each image begins, of the places of all placeholders."""
-    return [int(places[index]) for index in np.cumsum([0, *counts])[: len(counts)]]
 
 
 # --- packs --------------------------------------------------------------------------------------
@@ -318,7 +181,7 @@ class PackMaker:
             for sample in samples
         ]  # fmt: skip
         weights = spread([self._weights[index] for index in chosen])
-        pointers = pointer_rows(self._batch, samples, self._policy, place)
+        pointers = _pointer_rows(self._batch, samples, self._policy, place)
         if pointers is not None:
             weights = weights.where(pointers.drawn, 0.0)
         return Pack(
@@ -388,26 +251,157 @@ def _versions(sample: Sample) -> NDArray[np.int64]:
     return versions
 
 
-# --- what a token weighs ------------------------------------------------------------------------
+def rope_positions(
+    token_ids: NDArray[np.int32], grids: Sequence[Grid], image_token: int, merge: int
+) -> NDArray[np.int64]:
+    """Positions [3, L] of a chain in Qwen's multi-modal RoPE (arXiv 2409.12191, 2.1).
+
+    The same as policy.forward.rope_positions, without a loop over tokens.
+    """
+    positions = np.empty((3, len(token_ids)), dtype=np.int64)
+    places = np.flatnonzero(token_ids == image_token)
+    counts = [rows * columns // merge**2 for _, rows, columns in grids]
+    at = position = 0
+    for first, count, (_, rows, columns) in zip(firsts(places, counts), counts, grids, strict=True):
+        positions[:, at:first] = np.arange(position, position + first - at)
+        position += first - at
+        rows, columns = rows // merge, columns // merge
+        positions[0, first : first + count] = position
+        positions[1, first : first + count] = position + np.arange(rows).repeat(columns)
+        positions[2, first : first + count] = position + np.tile(np.arange(columns), rows)
+        position += max(rows, columns)
+        at = first + count
+    positions[:, at:] = np.arange(position, position + len(token_ids) - at)
+    return positions
 
 
-def trajectory_of(sample: Sample) -> tuple[str, str]:
-    """Which trajectory of the batch a sample is of: its group's id, and its own."""
-    return sample.group_id, sample.trajectory_id
-
-
-def batch_shares(batch: Batch, normalise: Normalise, pad: int | None = None) -> LossShares:
-    """The weight of each token in the batch's loss; samples of weight 0 count nowhere, nor does `pad`."""
-    return loss_shares(
-        (
-            (trajectory_of(sample), drawn_tokens(batch, sample, pad))
-            for sample in batch.samples
-            if sample.weight != 0
-        ),
-        normalise,
+def _pointer_rows(
+    batch: Batch, samples: Sequence[Sample], policy: LoadedPolicy, place: Mapping[str, int]
+) -> PointerRows | None:
+    """The pointers of `samples`, one after another; `place` is the pack's index of an image by its hash."""
+    pad = pad_of(policy)
+    if pad is None:
+        return None
+    drawn: list[bool] = []
+    ends, patches, screens = [], [], []
+    for sample in samples:
+        begin = len(drawn)
+        drawn += [token != pad for token in batch.completion(sample)]
+        for at, patch in enumerate(sample.patches):
+            if patch >= 0:
+                ends.append(begin + at)
+                patches.append(patch)
+                screens.append(place[batch.image_hashes(sample)[-1]])
+    if all(drawn):
+        return None
+    return PointerRows(
+        torch.tensor(drawn, dtype=torch.bool),
+        *(torch.tensor(values, dtype=torch.int64) for values in (ends, patches, screens)),
     )
 
 
-def completion_tokens(batch: Batch, pad: int | None = None) -> int:
-    """How many tokens the batch's loss is over."""
-    return sum(drawn_tokens(batch, each, pad) for each in batch.samples if each.weight != 0)
+# --- one after another ---------------------------------------------------------------------------
+
+
+class PackFeed:
+    """Packs with their screens. A context manager: its threads end with it."""
+
+    def __init__(
+        self,
+        part: PackedBatch,
+        token_weights: Sequence[float],
+        policy: LoadedPolicy,
+    ) -> None:
+        self._policy = policy
+        self._images = part.batch.images
+        self._maker = PackMaker(part, token_weights, policy)
+        self._shown = [self._maker.shown(number) for number in range(len(self._maker))]
+        inner: Any = policy.model.model
+        self._is_frozen = not any(each.requires_grad for each in inner.visual.parameters())
+        self._left = Counter(name for names in self._shown for name in names)
+        self._features: dict[str, _Features] = {}
+        self._waiting: dict[str, Future[PreparedImage]] = {}
+        self._pool = ThreadPoolExecutor(WORKERS, "screens")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def __iter__(self) -> Iterator[Pack]:
+        """One pass over the packs. Raises EngineError for a screen that does not decode."""
+        for number in range(len(self._maker)):
+            self._request(number)
+            self._request(number + 1)
+            yield self._pack(number)
+
+    def _request(self, number: int) -> None:
+        """Have the screens of a pack prepared that are not."""
+        for name in self._shown[number] if number < len(self._shown) else []:
+            if name not in self._features and name not in self._waiting:
+                self._waiting[name] = self._pool.submit(
+                    self._policy.images.prepare, self._images[name], name
+                )
+
+    def _pack(self, number: int) -> Pack:
+        names = self._shown[number]
+        new = [name for name in names if name not in self._features]
+        prepared = {name: self._waiting[name].result() for name in new}
+        if not self._is_frozen:
+            self._let_go(number)
+            return self._maker.make(number, prepared)
+        self._see(prepared)
+        held = {name: self._features[name] for name in names}
+        self._let_go(number)
+        levels = max((len(each.deepstack) for each in held.values()), default=0)
+        inner: Any = self._policy.model.model
+        device = next(inner.visual.parameters()).device
+        features = ImageFeatures(
+            embeds=tuple(each.embeds.to(device) for each in held.values()),
+            deepstack=tuple(
+                tuple(each.deepstack[level].to(device) for each in held.values())
+                for level in range(levels)
+            ),
+        )
+        return self._maker.make(number, {name: each.image for name, each in held.items()}, features)
+
+    def _let_go(self, number: int) -> None:
+        """Forget the screens that no later pack shows, and prepared ones that the next does not."""
+        following = self._shown[number + 1] if number + 1 < len(self._shown) else []
+        self._left.subtract(self._shown[number])
+        for name in self._shown[number]:
+            if self._is_frozen or name not in following:
+                self._waiting.pop(name, None)
+            if not self._left[name]:
+                self._features.pop(name, None)
+
+    @torch.no_grad()
+    def _see(self, prepared: dict[str, PreparedImage]) -> None:
+        """Screens through the frozen tower, some at a time."""
+        part: list[PreparedImage] = []
+        patches = 0
+        for image in [*prepared.values(), None]:
+            if part and (image is None or patches + len(image.pixels) > MOST_PATCHES):
+                found = image_features(self._policy.model, part)
+                for index, each in enumerate(part):
+                    self._features[each.key] = _Features(each, found, index)
+                part, patches = [], 0
+            if image is not None:
+                part.append(image)
+                patches += len(image.pixels)
+
+
+class _Features:
+    """What a frozen tower makes of one screen, in main memory."""
+
+    def __init__(self, image: PreparedImage, found: ImageFeatures, index: int) -> None:
+        # Copies: a view would hold the features of all screens that went through together.
+        self.image = replace(image, pixels=image.pixels.new_empty((0, *image.pixels.shape[1:])))
+        self.embeds = found.embeds[index].to("cpu", copy=True)
+        self.deepstack = tuple(level[index].to("cpu", copy=True) for level in found.deepstack)

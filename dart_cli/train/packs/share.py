@@ -1,36 +1,216 @@
-"""A batch, cut into the shares of the ranks; rank 0 does this, for all.
+"""A batch, checked and cut into the shares of the ranks; rank 0 does this, for all.
 
+    check            an error for a batch that does not fit the model, which names the sample
+    batch_shares     what each token of a batch weighs in its loss
     packed_batches   a batch -> for each rank its samples, and the packs in which it scores them
     shares_of        a batch -> the Share of each rank
-    costs_of         what the model computes for a token, a pair of tokens and an image
 
 Which samples are in one pack, and on which rank, changes no number of the update (up to the order in
 which gradients are added): divisors are the whole batch's, and ranks add up what they find before
 anything is decided (ranks/group.py).
+
+With `<|pointer_end|>` a patch of the prompt's last screenshot was drawn; `<|pointer_pad|>` follows from
+the token before it: it has no gradient, so it weighs nothing and counts in no length and no mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
-from bus.messages import Batch, Chain
-from bus.packed import float64s, int32s
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.errors import ProtocolError
+from bus.messages import Batch, Chain, Sample
+from bus.packed import IntArray, float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
-from dart_cli.algo.objective import LossShares
+from dart_cli.algo.objective import LossShares, Normalise, loss_shares
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.packs.pack import (
-    completion_tokens,
-    cut_chain,
-    image_sizes,
-    tokens_of,
-    trajectory_of,
-)
-from dart_cli.train.packs.plan import Costs, PlannedPack, plan
-from dart_cli.train.packs.pointers import drawn_tokens, pad_of
+from dart_cli.policy.pointer.patches import patch_mistake
+from dart_cli.train.packs.plan import IMAGE, Costs, PlannedPack, Tokens, plan
+
+_NONE = np.zeros(0)
 
 
-def costs_of(policy: LoadedPolicy) -> Costs:
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def check(batch: Batch, policy: LoadedPolicy) -> None:
+    """Refuse a batch that cannot be trained on. Raises ProtocolError naming sample and cause."""
+    vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
+    never = np.zeros(vocabulary, dtype=bool)
+    never[list(policy.absent_token_ids)] = True
+    sizes = image_sizes(batch, policy)
+    chains = [_chain_fault(chain, vocabulary, policy, sizes) for chain in batch.chains]
+    for sample in batch.samples:
+        cause = _fault(sample, batch, policy) or chains[sample.chain]
+        if not cause and never[ids(batch.completion(sample))].any():
+            cause = "its completion holds a token that is never sampled"
+        cause = cause or _image_fault(sample, batch, policy, sizes)
+        if cause or (cause := _pointer_fault(batch, sample, policy, sizes)):
+            raise ProtocolError(
+                f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: {cause}; "
+                "was it sampled with this model?"
+            )
+
+
+def image_sizes(batch: Batch, policy: LoadedPolicy) -> dict[str, int]:
+    """Tokens of each image, by content hash. Raises EngineError for one that does not decode."""
+    shown = {name for chain in batch.chains for name in chain.image_hashes}
+    return {
+        name: policy.images.token_count(batch.images[name], name)
+        for name in shown
+        if name in batch.images
+    }
+
+
+def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
+    """What is wrong with a sample but for its tokens; empty if nothing is."""
+    if not sample.chain < len(batch.chains):
+        return f"chain {sample.chain} is missing"
+    chain = batch.chains[sample.chain]
+    if not 0 < sample.start < sample.end:
+        return "its prompt or completion is empty"
+    if sample.end > len(chain.token_ids) or sample.images > len(chain.image_hashes):
+        return "its chain ends before it"
+    if len(sample.behaviour_logprobs) not in (0, len(sample)):
+        return f"{len(sample)} tokens, {len(sample.behaviour_logprobs)} log-probabilities"
+    if sample.end > policy.max_positions:
+        return f"{sample.end} tokens, the model has {policy.max_positions} positions"
+    numbers = np.frombuffer(sample.behaviour_logprobs) if sample.behaviour_logprobs else _NONE
+    if not (np.isfinite(numbers).all() and isfinite(sample.advantage) and isfinite(sample.weight)):
+        return "a log-probability, advantage or weight is not finite"
+    return ""
+
+
+def _chain_fault(
+    chain: Chain, vocabulary: int, policy: LoadedPolicy, sizes: Mapping[str, int]
+) -> str:
+    """What is wrong with the tokens and images of a chain."""
+    missing = [name for name in chain.image_hashes if name not in sizes]
+    if missing:
+        return f"image {missing[0]} is missing"
+    token_ids = ids(chain.token_ids)
+    if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
+        return "a token id is not in the vocabulary"
+    places = np.flatnonzero(token_ids == policy.image_token_id)
+    needed = sum(sizes[name] for name in chain.image_hashes)
+    if len(places) != needed:
+        return f"{len(places)} image placeholders, its images need {needed}"
+    begins = firsts(places, [sizes[name] for name in chain.image_hashes])
+    for first, name in zip(begins, chain.image_hashes, strict=True):
+        if (token_ids[first : first + sizes[name]] != policy.image_token_id).any():
+            return f"the {sizes[name]} placeholders of an image are not adjacent"
+    return ""
+
+
+def _image_fault(
+    sample: Sample, batch: Batch, policy: LoadedPolicy, sizes: Mapping[str, int]
+) -> str:
+    """Whether the prompt shows as many images as it says, whole."""
+    prompt = ids(batch.chains[sample.chain].token_ids)[: sample.start]
+    shown = int((prompt == policy.image_token_id).sum())
+    needed = sum(sizes[name] for name in batch.image_hashes(sample))
+    return "" if shown == needed else f"{shown} image placeholders, its images need {needed}"
+
+
+def firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
+    """Where each image begins, of the places of all placeholders."""
+    return [int(places[index]) for index in np.cumsum([0, *counts])[: len(counts)]]
+
+
+# --- what a token weighs ------------------------------------------------------------------------
+
+
+def trajectory_of(sample: Sample) -> tuple[str, str]:
+    """Which trajectory of the batch a sample is of: its group's id, and its own."""
+    return sample.group_id, sample.trajectory_id
+
+
+def batch_shares(batch: Batch, normalise: Normalise, pad: int | None = None) -> LossShares:
+    """The weight of each token in the batch's loss; samples of weight 0 count nowhere, nor does `pad`."""
+    return loss_shares(
+        (
+            (trajectory_of(sample), drawn_tokens(batch, sample, pad))
+            for sample in batch.samples
+            if sample.weight != 0
+        ),
+        normalise,
+    )
+
+
+def completion_tokens(batch: Batch, pad: int | None = None) -> int:
+    """How many tokens the batch's loss is over."""
+    return sum(drawn_tokens(batch, each, pad) for each in batch.samples if each.weight != 0)
+
+
+def pad_of(policy: LoadedPolicy) -> int | None:
+    """The id of `<|pointer_pad|>` where the policy points; else None."""
+    return policy.pointer.pad if policy.pointer and policy.pointing == "pointer" else None
+
+
+def drawn_tokens(batch: Batch, sample: Sample, pad: int | None) -> int:
+    """How many of the sample's tokens the policy drew: all but its `pad`s."""
+    return len(sample) if pad is None else len(sample) - batch.completion(sample).count(pad)
+
+
+def _pointer_fault(
+    batch: Batch, sample: Sample, policy: LoadedPolicy, sizes: Mapping[str, int]
+) -> str:
+    """What is wrong with a sample's patches; empty if nothing. `sizes` are cells of an image by its hash."""
+    if policy.pointer is None or policy.pointing == "text":
+        return "it points, the policy writes numbers (policy.pointing)" if sample.patches else ""
+    shown = batch.image_hashes(sample)
+    if sample.patches and not shown:
+        return "it points, but its prompt shows no screen"
+    return patch_mistake(
+        batch.completion(sample).tolist(),
+        sample.patches,
+        np.frombuffer(sample.behaviour_logprobs).tolist() if sample.behaviour_logprobs else (),
+        triple=policy.pointer.triple,
+        cells=sizes[shown[-1]] if shown else None,
+    )
+
+
+# --- packs and shares --------------------------------------------------------------------------
+
+
+def ids(values: IntArray) -> NDArray[np.int32]:
+    """The numbers of a packed array, not copied."""
+    return np.frombuffer(values, dtype=np.int32)
+
+
+def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:
+    """The first `length` tokens, with the images that they show; `sizes` in tokens by content hash."""
+    if length == len(chain.token_ids):
+        return chain
+    token_ids = chain.token_ids[:length]
+    left, names = int((ids(token_ids) == image_token).sum()), []
+    for name in chain.image_hashes:
+        if left > 0:
+            names.append(name)
+            left -= sizes[name]
+    return chain.model_copy(update={"token_ids": token_ids, "image_hashes": names})
+
+
+def _tokens_of(
+    chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
+) -> Tokens:
+    """The chain as the plan reads it: each image by its number.
+
+    `numbers` and `sizes` are those of images by content hash: any number, and tokens.
+    """
+    token_ids = ids(chain.token_ids)
+    read = token_ids.astype(np.uint32)
+    counts = [sizes[name] for name in chain.image_hashes]
+    images = np.array([IMAGE + numbers[name] for name in chain.image_hashes], dtype=np.uint32)
+    read[token_ids == image_token] = images.repeat(counts)
+    return read
+
+
+def _costs_of(policy: LoadedPolicy) -> Costs:
     """Floating-point operations of a forward pass.
 
     Two for each weight that a token meets; four for each pair of tokens, head and its width (arXiv
@@ -61,13 +241,13 @@ def packed_batches(
     sizes = image_sizes(batch, policy)
     numbers = {name: index for index, name in enumerate(batch.images)}
     cut = {
-        chain: cut_chain(batch.chains[chain], length, policy.image_token_id, sizes)
+        chain: _cut_chain(batch.chains[chain], length, policy.image_token_id, sizes)
         for chain, length in lengths.items()
     }
     planned = plan(
-        [tokens_of(cut[chain], policy.image_token_id, numbers, sizes) for chain in chains],
+        [_tokens_of(cut[chain], policy.image_token_id, numbers, sizes) for chain in chains],
         pack_tokens=pack_tokens,
-        costs=costs_of(policy),
+        costs=_costs_of(policy),
         ranks=ranks,
     )
     return [_part(batch, cut, chains, packs) for packs in planned]
