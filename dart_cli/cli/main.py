@@ -237,7 +237,7 @@ def train(
         print_dry_run(config, "train", force=force)
         return
     from dart_cli.runtime.role import run_role
-    from dart_cli.train.ranks.board import rank_of
+    from dart_cli.train.ranks.watch import rank_of
 
     if rank_of():
         from dart_cli.train.ranks.follower import serve

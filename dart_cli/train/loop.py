@@ -15,7 +15,7 @@ checkpoints; most of both is done beside what follows).
 The order of an update, and what a crash after each step costs:
 
     update        nothing: the batch is not acknowledged, data serves it again
-    checkpoint    it is begun here and written beside what follows (checkpoints/saver.py). Until it
+    checkpoint    it is begun here and written beside what follows (checkpoints/checkpoint.py). Until it
                   is complete, the one before counts, and a crash costs what the last line says; then
                   TrainerHello says that the batch is in it, and data marks it trained
     publish       it is begun here, and complete beside what follows. Until it is announced, data knows
@@ -61,20 +61,24 @@ from bus.messages import (
 from bus.pubsub import Publisher
 from bus.requester import Requester
 from dart_cli.config import endpoints
+from dart_cli.config.engines import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
-from dart_cli.train.assembly import identity_of, make_channel, make_learner
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics
-from dart_cli.train.checkpoints.checkpoint import load_newest
-from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, recipe_of
-from dart_cli.train.checkpoints.saver import CheckpointSaver
+from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
+from dart_cli.train.checkpoints.identity import (
+    TrainedPart,
+    TrainerProgress,
+    model_identity,
+    recipe_of,
+)
 from dart_cli.train.data_client import DataClient, StopRequested
 from dart_cli.train.metric_writer import MetricWriter
-from dart_cli.train.publishing import Publications
-from dart_cli.train.ranks.board import is_ranked
+from dart_cli.train.publishing import Publications, make_channel
 from dart_cli.train.ranks.processes import Ranks
+from dart_cli.train.ranks.watch import is_ranked
 from dart_cli.weights.file import Publication
 from dart_cli.weights.manifest import KnownVersion, Published
 
@@ -227,7 +231,7 @@ class Trainer:
     def _load(self) -> Learner:
         learner = self._make_learner()
         with self._alone("reading the model folder and the checkpoints"):
-            self._model = identity_of(self._config)
+            self._model = _identity_of(self._config)
             checkpoint = load_newest(self._checkpoints)
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         if checkpoint is not None:
@@ -248,7 +252,7 @@ class Trainer:
 
     def _make_learner(self) -> Learner:
         if self._ranks is None or self._config.train.learner != "torch":
-            return make_learner(self._config)
+            return _make_learner(self._config)
         from dart_cli.train.ranks.lead import RankedLearner
 
         self._lead = RankedLearner.begin(self._config, self._ranks)
@@ -449,3 +453,25 @@ class Trainer:
         """Run a function in torch's thread, beside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._torch_thread, function, *arguments)
+
+
+# --- what a configuration asks for ------------------------------------------------------------
+
+
+def _identity_of(config: Config) -> str:
+    """What tells the model folder from another one; empty without a model. Raises ModelError."""
+    if config.train.learner != "torch":
+        return ""
+    from dart_cli.config.model_folder import resolve
+
+    return model_identity(resolve(config.model.path))
+
+
+def _make_learner(config: Config) -> Learner:
+    """The learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
+    if config.train.learner != "torch":
+        return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
+    from dart_cli.train.learner import PolicyLearner
+    from dart_cli.train.model import TrainModel
+
+    return PolicyLearner(TrainModel.load(config), config.train)

@@ -1,5 +1,6 @@
 """The trainer's publications: begun after an update, complete beside what follows.
 
+make_channel   the weight channel that a configuration asks for
 Publications   one at a time: holds the next change of the weights back until they are copied, and
                announces a version once it is complete
 
@@ -17,10 +18,25 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from bus.weights import WeightsPublished
-from dart_cli.weights.file import Publication
+from dart_cli.config.endpoints import own_address, weights_dir
+from dart_cli.config.schema import Config
+from dart_cli.weights.broadcast.channel import BroadcastChannel
+from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.file import FileChannel, Publication
 from dart_cli.weights.manifest import Published
 
 Announce = Callable[[WeightsPublished], Awaitable[None]]
+
+
+def make_channel(config: Config) -> FileChannel:
+    """The weight channel that a configuration asks for. Raises RunDirectoryError, ConfigError."""
+    weights = config.weights
+    directory, shared = weights_dir(config).absolute(), weights.directory is None
+    lora = config.model.lora
+    if weights.channel == "file":
+        return FileChannel(directory, weights.keep, shared=shared, lora=lora)
+    transport = Transport(weights.channel, own_address(config), config.train.device)
+    return BroadcastChannel(directory, transport, weights.keep, shared=shared, lora=lora)
 
 
 class Publications:

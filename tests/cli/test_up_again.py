@@ -17,14 +17,14 @@ from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
 from dart_cli.runtime.run_dir import claim, read_run, save_config
+from dart_cli.train.checkpoints.checkpoint import complete, draft_of
+from dart_cli.train.checkpoints.checkpoint import path_of as checkpoint_path
 from dart_cli.train.checkpoints.identity import (
     CheckpointState,
     TrainedPart,
     TrainerProgress,
     model_identity,
 )
-from dart_cli.train.checkpoints.saver import complete, draft_of
-from dart_cli.train.checkpoints.saver import path_of as checkpoint_path
 from dart_cli.weights.manifest import MANIFEST, path_of
 from tests.inspection.parts import evaluation
 

@@ -63,7 +63,7 @@ from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import load_model, run
 from dart_cli.runtime.background import background
-from dart_cli.train.assembly import make_channel
+from dart_cli.train.publishing import make_channel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.file import FileChannel
 from dart_cli.weights.manifest import WEIGHTS, Published

@@ -18,9 +18,8 @@ from pathlib import Path
 from dart_cli.config.schema import Config
 from dart_cli.runtime.role import run_role
 from dart_cli.train.ranks import processes
-from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, rank_of
 from dart_cli.train.ranks.follower import serve
-from dart_cli.train.ranks.watch import RankWatch
+from dart_cli.train.ranks.watch import CONFIG, FOLDER_VARIABLE, RankWatch, rank_of
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 

@@ -24,9 +24,8 @@ from bus.messages import (
 from bus.replier import Replier
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoints.checkpoint import load_newest
+from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest, path_of
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
-from dart_cli.train.checkpoints.saver import CheckpointSaver, path_of
 from dart_cli.train.process import run
 from tests.waiting import PATIENCE_S
 

@@ -15,10 +15,10 @@ from dart_cli.config.schema import Config
 from dart_cli.policy.shard_files import shard_rows
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.ranks.board import Membership
 from dart_cli.train.ranks.distributed import Command, DistributedGroup
-from dart_cli.train.ranks.lead import RankedLearner, follow
-from dart_cli.train.ranks.watch import RankWatch
+from dart_cli.train.ranks.follower import follow
+from dart_cli.train.ranks.lead import RankedLearner
+from dart_cli.train.ranks.watch import Membership, RankWatch
 from dart_cli.train.sharded import local_shard
 from dart_cli.weights.file import FileChannel
 from dart_cli.weights.flat_weights import TensorStream

@@ -10,10 +10,9 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dart_cli.train.checkpoints.checkpoint import load, load_newest
+from dart_cli.train.base import restore, state_of
+from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load, load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
-from dart_cli.train.checkpoints.saver import CheckpointSaver
-from dart_cli.train.optimizer import restore, state_of
 
 
 def trained(

@@ -20,15 +20,14 @@ from bus.errors import CheckpointError, ModelError, RunDirectoryError
 from bus.messages import Batch
 from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import Config
-from dart_cli.train.checkpoints import saver as saving
-from dart_cli.train.checkpoints.checkpoint import load, load_newest, newest_weights
+from dart_cli.train.checkpoints import checkpoint as saving
+from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load, load_newest, newest_weights
 from dart_cli.train.checkpoints.identity import (
     STATE,
     TrainedPart,
     TrainerProgress,
     model_identity,
 )
-from dart_cli.train.checkpoints.saver import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from tests.train.parts import Held, save
@@ -392,7 +391,7 @@ def test_a_full_disk_is_an_error_with_its_cure_and_leaves_the_checkpoint_before(
 import resource, torch
 from pathlib import Path
 from dart_cli.train.checkpoints.identity import TrainerProgress
-from dart_cli.train.checkpoints.saver import CheckpointSaver
+from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 saver = CheckpointSaver(Path({str(tmp_path)!r}))
 saver.begin(TrainerProgress(updates=2), {{"w": torch.zeros(100_000)}}, "")
@@ -425,7 +424,7 @@ def test_a_kill_while_it_is_written_leaves_the_one_before(tmp_path: Path, where:
     code = f"""
 import sys, threading, torch
 from pathlib import Path
-from dart_cli.train.checkpoints import saver as saving
+from dart_cli.train.checkpoints import checkpoint as saving
 from dart_cli.train.checkpoints.identity import TrainerProgress
 original = saving.{where}
 def stuck(*given, **named):

@@ -33,7 +33,7 @@ from bus.weights import WeightsPublished
 from dart_cli.config import endpoints
 from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
 from dart_cli.train import loop
-from dart_cli.train.checkpoints import saver
+from dart_cli.train.checkpoints import checkpoint as checkpoints
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import (
     STATE,
@@ -214,7 +214,7 @@ async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on, third = threading.Event(), asyncio.Event()
-    original = saver.write
+    original = checkpoints.write
 
     def slow(*given: object, **named: object) -> dict[str, str]:
         digests = original(*given, **named)  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained
                 third.set()
             return await super().handle(client, message)
 
-    monkeypatch.setattr(saver, "write", slow)
+    monkeypatch.setattr(checkpoints, "write", slow)
     first = another_run(config, "first", checkpoint_every=2)
     killed = another_run(config, "killed", checkpoint_every=2)
     before, after = Noting(batches), Data(batches)
@@ -265,7 +265,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_a_trainer_that_waits_for
                 waits.set()
             return await super().handle(client, message)
 
-    monkeypatch.setattr(saver, "write", full)
+    monkeypatch.setattr(checkpoints, "write", full)
     with pytest.raises(CheckpointError, match=r"No space left.*is the disk full\?"):
         await train(config, Empty(batches[:1]))
     assert load_newest(config.run.dir / "checkpoints") is None
@@ -296,7 +296,7 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for the last one, which each run waits for."""
-    lead, make, write = Lead(), loop.Trainer._make_learner, saver.write
+    lead, make, write = Lead(), loop.Trainer._make_learner, checkpoints.write
 
     def made(self: loop.Trainer) -> object:
         self._lead = lead
@@ -309,7 +309,7 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
 
     monkeypatch.setattr(loop, "BEAT_S", 0.01)
     monkeypatch.setattr(loop.Trainer, "_make_learner", made)
-    monkeypatch.setattr(saver, "write", slow)
+    monkeypatch.setattr(checkpoints, "write", slow)
     await train(config, Data(batches))
     assert load_newest(config.run.dir / "checkpoints") is not None
 
@@ -337,7 +337,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
 
     monkeypatch.setattr(loop.Trainer, "_make_learner", made)
     for place, names in {
-        loop: ("identity_of", "load_newest"),
+        loop: ("_identity_of", "load_newest"),
         FileChannel: ("resume", "publish", "close"),
     }.items():
         for name in names:
@@ -345,7 +345,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
     await train(config, Data(batches))
     reading, publishing = "reading the model folder and the checkpoints", "publishing its weights"
     assert found == {
-        "identity_of": {reading},
+        "_identity_of": {reading},
         "load_newest": {reading},
         "resume": {publishing},
         "publish": {publishing},

@@ -8,7 +8,7 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config.schema import Config, RunConfig, TrainConfig
-from dart_cli.train.ranks.board import RankBoard, is_ranked, membership, rank_of
+from dart_cli.train.ranks.watch import RankBoard, is_ranked, membership, rank_of
 
 HALVES: list[dict[str, str]] = [{}, {"RANK": "1"}, {"WORLD_SIZE": "8"}]
 

@@ -11,9 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from dart_cli.train.ranks import board
-from dart_cli.train.ranks.board import Membership, RankBoard, new_folder
-from dart_cli.train.ranks.watch import SILENT_S, RankWatch
+from dart_cli.train.ranks import watch as watching
+from dart_cli.train.ranks.watch import SILENT_S, Membership, RankBoard, RankWatch, new_folder
 from tests.waiting import PATIENCE_S
 
 DEADLINE_S = 60.0
@@ -114,10 +113,10 @@ def refuse(number: int) -> Callable[..., NoReturn]:
 def test_without_hard_links_the_first_verdict_stands(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board.os, "link", refuse(errno.EPERM))
+    monkeypatch.setattr(watching.os, "link", refuse(errno.EPERM))
     assert RankBoard(folder).judge("rank 1 hangs") == "rank 1 hangs"
     assert RankBoard(folder).judge("rank 2 hangs") == "rank 1 hangs"
-    assert not list(folder.glob(".draft-*"))
+    assert [path.name for path in folder.iterdir()] == ["verdict"]
 
 
 def test_a_hang_is_noticed_and_told_where_nothing_can_be_written(
@@ -127,19 +126,11 @@ def test_a_hang_is_noticed_and_told_where_nothing_can_be_written(
     member = Membership(0, 2, 0, folder, is_ours=True)
     watch = RankWatch(member, tmp_path, 0.01, ends.put)
     watch.__enter__()
-    monkeypatch.setattr(board.tempfile, "mkstemp", refuse(errno.ENOSPC))
+    monkeypatch.setattr(watching.Path, "write_text", refuse(errno.ENOSPC))
     watch.doing("pack 1 of 2")
     line = ends.get(timeout=PATIENCE_S)
     assert "does not answer" in line
     assert f"{folder} cannot be written: refused" in line
-
-
-def test_a_full_disk_is_not_filled_with_drafts(
-    folder: Path, watch: Callable[[int], RankWatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(board.os, "fdopen", refuse(errno.ENOSPC))
-    watch(0).doing("pack 1 of 2")
-    assert not list(folder.iterdir())
 
 
 def test_a_watch_that_fails_ends_its_rank(

@@ -25,7 +25,7 @@ import os, sys
 from pathlib import Path
 import torch
 from dart_cli.config.schema import Config
-from dart_cli.train.ranks.board import membership
+from dart_cli.train.ranks.watch import membership
 from dart_cli.train.ranks.distributed import join, met
 
 folder = Path(sys.argv[1])

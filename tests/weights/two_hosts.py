@@ -17,7 +17,7 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.rollout.worker import receiving
-from dart_cli.train.assembly import make_channel
+from dart_cli.train.publishing import make_channel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from tests.weights.broadcasting import tell, tensors

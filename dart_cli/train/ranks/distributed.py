@@ -31,8 +31,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bus.errors import ConfigError, MissingPartError, RankError
-from dart_cli.train.ranks.board import Membership, new_folder
-from dart_cli.train.ranks.watch import POLL_S, RankWatch
+from dart_cli.train.ranks.watch import POLL_S, Membership, RankWatch, new_folder
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
@@ -68,24 +67,18 @@ class DistributedGroup:
         self._commands = _distributed.new_group(backend="gloo")
         self._turn = 0
 
-    def _total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, float64, on the CPU; added in order of rank, so equal on all."""
-        mine = values.detach().to("cpu", torch.float64).contiguous()
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        with self.watch.raising():
-            _distributed.all_gather(parts, mine, group=self._commands)
-        return torch.stack(parts).sum(dim=0)
-
     def gathered(self, part: bytes) -> list[bytes]:
         """What each rank gave, in order of rank."""
-        lengths = self._total(_one_hot(self.rank, self.size, len(part))).to(torch.int64).tolist()
-        longest = max(*lengths, 1)
-        mine = torch.zeros(longest, dtype=torch.uint8)
+        length = torch.tensor([len(part)])
+        lengths = [torch.empty_like(length) for _ in range(self.size)]
+        with self.watch.raising():
+            _distributed.all_gather(lengths, length, group=self._commands)
+        mine = torch.zeros(max(1, *map(int, lengths)), dtype=torch.uint8)
         mine[: len(part)] = _as_tensor(part)
         parts = [torch.empty_like(mine) for _ in lengths]
         with self.watch.raising():
             _distributed.all_gather(parts, mine, group=self._commands)
-        return [bytes(each[:length].numpy()) for each, length in zip(parts, lengths, strict=True)]
+        return [bytes(p[: int(n)].numpy()) for p, n in zip(parts, lengths, strict=True)]
 
     def doing(self, what: str) -> None:
         """Note what this rank begins; it has the deadline from now."""
@@ -117,32 +110,22 @@ class DistributedGroup:
                 _distributed.broadcast(more, 0, group=self._commands)
         return command, bytes(more.numpy())
 
-    def deal(self, parts: Sequence[Sequence[bytes]]) -> None:
-        """Rank 0: send each other rank its frames; `parts` is by rank, its own is not sent."""
+    def deal(self, parts: Sequence[bytes]) -> None:
+        """Rank 0: send each other rank its part; `parts` is by rank, its own is not sent."""
         with self.watch.raising():
             for rank in range(1, self.size):
-                frames = [_as_tensor(frame) for frame in parts[rank]]
-                lengths = torch.tensor([len(frames), *map(len, frames)], dtype=torch.int64)
-                _distributed.send(lengths[:1], rank, group=self._commands)
-                _distributed.send(lengths[1:], rank, group=self._commands)
-                for frame in frames:
-                    if len(frame):
-                        _distributed.send(frame, rank, group=self._commands)
+                part = _as_tensor(parts[rank])
+                _distributed.send(torch.tensor([len(part)]), rank, group=self._commands)
+                _distributed.send(part, rank, group=self._commands)
 
-    def dealt(self) -> list[bytes]:
-        """Other ranks: the frames that rank 0 deals to this one."""
-        count = torch.zeros(1, dtype=torch.int64)
+    def dealt(self) -> bytes:
+        """Other ranks: what rank 0 deals to this one."""
+        length = torch.zeros(1, dtype=torch.int64)
         with self.watch.raising():
-            _distributed.recv(count, 0, group=self._commands)
-            lengths = torch.zeros(int(count), dtype=torch.int64)
-            _distributed.recv(lengths, 0, group=self._commands)
-            frames = []
-            for length in lengths.tolist():
-                frame = torch.empty(length, dtype=torch.uint8)
-                if length:
-                    _distributed.recv(frame, 0, group=self._commands)
-                frames.append(bytes(frame.numpy()))
-        return frames
+            _distributed.recv(length, 0, group=self._commands)
+            part = torch.empty(int(length), dtype=torch.uint8)
+            _distributed.recv(part, 0, group=self._commands)
+        return bytes(part.numpy())
 
     def rest(self) -> None:
         """This rank has done its part of the turn. Rank 0's next beat is soon."""
@@ -265,9 +248,3 @@ def _as_tensor(data: bytes) -> torch.Tensor:
         if data
         else torch.empty(0, dtype=torch.uint8)
     )
-
-
-def _one_hot(place: int, size: int, value: float) -> torch.Tensor:
-    found = torch.zeros(size, dtype=torch.float64)
-    found[place] = value
-    return found

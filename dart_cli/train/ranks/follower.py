@@ -1,6 +1,7 @@
 """A rank above 0: does what rank 0 says, and ends with it.
 
-    serve   the life of the process; torchrun's `dart train` and `python -m dart_cli.train.ranks.follower` call it
+    serve    the life of the process; torchrun's `dart train` and `python -m dart_cli.train.ranks.follower` call it
+    follow   the calls that rank 0 asks for, until STOP
 
 It has no bus, no curves and no data of its own. Signals that ask a run to end are rank 0's to answer: it
 finishes its update and its last checkpoint, for which it needs the others, then says STOP.
@@ -13,14 +14,24 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bus.codec import BATCH_LIMITS, parted
 from bus.errors import RankError
+from bus.ranks import Share
 from dart_cli.config.schema import Config
 from dart_cli.runtime import stack_dump
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import limit_threads
-from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, membership
+from dart_cli.train.checkpoints.identity import TrainerProgress
+from dart_cli.train.ranks.watch import CONFIG, FOLDER_VARIABLE, membership
+
+if TYPE_CHECKING:
+    from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
+    from dart_cli.train.learner import PolicyLearner
+    from dart_cli.train.ranks.distributed import DistributedGroup
 
 log = logging.getLogger(__name__)
 
@@ -52,37 +63,59 @@ def serve(config: Config) -> int:
 def _work(config: Config) -> None:
     import torch
 
-    from dart_cli.train.checkpoints.checkpoint import load
-    from dart_cli.train.checkpoints.identity import TrainerProgress
-    from dart_cli.train.checkpoints.saver import CheckpointSaver
+    from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel
-    from dart_cli.train.ranks.lead import follow
     from dart_cli.train.ranks.processes import Ranks
 
     torch.set_num_threads(config.train.threads)
     with Ranks(config) as ranks:
         rank_group = ranks.rank_group
         with rank_group.working("loading the model", within_s=ranks.start_s):
-            learner = PolicyLearner(
-                TrainModel.load(config, rank_group.mesh), config.train, rank_group
-            )
+            model = TrainModel.load(config, rank_group.mesh)
+            learner = PolicyLearner(model, config.train, rank_group)
         torch.manual_seed(config.run.seed % 2**64)
-        directory = config.run.dir / "checkpoints"
-        saver = CheckpointSaver(directory, rank=rank_group.rank, ranks=rank_group.size)
-
-        def save(what: str) -> None:
-            told = json.loads(what)
-            progress = TrainerProgress.model_validate_json(told["progress"])
-            saver.begin(progress, learner.state(), told["model"])
-
-        def restore(path: str) -> None:
-            checkpoint = load(Path(path), verify=False)
-            learner.restore(checkpoint.tensors)
-            torch.set_rng_state(checkpoint.generator)
-
-        follow(learner, rank_group, save, restore)
+        saver = CheckpointSaver(
+            config.run.dir / "checkpoints", rank=rank_group.rank, ranks=rank_group.size
+        )
+        follow(learner, rank_group, saver)
         saver.wait()
+
+
+def follow(learner: PolicyLearner, rank_group: DistributedGroup, saver: CheckpointSaver) -> None:
+    """Do what rank 0 says, until STOP. Raises RankError where another rank is lost."""
+    import torch
+
+    from dart_cli.train.checkpoints.checkpoint import load
+    from dart_cli.train.ranks.distributed import Command
+    from dart_cli.train.ranks.lead import OwnForward, trained
+
+    own = OwnForward(learner.model.scorer, rank_group.device)
+    while True:
+        command, more = rank_group.heard()
+        if command is Command.STOP:
+            return
+        if command is Command.UPDATE:
+            with rank_group.working("receiving its share"):
+                share = parted(rank_group.dealt(), BATCH_LIMITS)
+            assert isinstance(share, Share)
+            trained(learner, rank_group, own, share, time.monotonic())
+        elif command is Command.PUBLISH:
+            with rank_group.working("gathering the weights"):
+                for _ in learner.model.stream().tensors:
+                    pass
+        elif command is Command.CHECKPOINT:
+            with rank_group.working("beginning a checkpoint"):
+                told = json.loads(more)
+                progress = TrainerProgress.model_validate_json(told["progress"])
+                saver.begin(progress, learner.state(), told["model"])
+        elif command is Command.RESTORE:
+            with rank_group.working("restoring a checkpoint", within_s=rank_group.disk_s):
+                checkpoint = load(Path(more.decode()), verify=False)
+                learner.restore(checkpoint.tensors)
+                torch.set_rng_state(checkpoint.generator)
+        elif command is Command.BEAT:
+            rank_group.gathered(b"")
 
 
 if __name__ == "__main__":

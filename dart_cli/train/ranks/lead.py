@@ -1,7 +1,8 @@
-"""One learner on many ranks: what rank 0 tells, and what the others do.
+"""One learner on many ranks: what rank 0 tells the others (follower.py), which make the same calls.
 
     RankedLearner   rank 0's: each of its calls is a turn of all ranks (distributed.Command)
-    follow          the other ranks': the same calls, until STOP
+    trained         a rank's part in an update
+    OwnForward      how long a rank computes by itself, without its waits for the others
 
 Every rank has the same PolicyLearner over its shards. Rank 0 plans an update and deals each rank its
 share: its packs, and the chains and screens that they show, and nothing of the others'.
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from bus.codec import BATCH_LIMITS, joined, parted
+from bus.codec import joined
 from bus.messages import Batch
 from bus.ranks import Share
 from dart_cli.config.schema import Config
@@ -29,14 +32,13 @@ from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
-from dart_cli.train.ranks.own_work import OwnForward
 from dart_cli.train.ranks.processes import Ranks
 from dart_cli.weights.flat_weights import TensorStream
 
 log = logging.getLogger(__name__)
 
-Begin = Callable[[str], None]
-"""Begins to write this rank's part of a checkpoint; the text is rank 0's."""
+_cuda: Any = torch.cuda  # whose events have no types
+Moment = Any  # seconds of the monotonic clock, or an event of a stream
 
 
 class RankedLearner:
@@ -77,11 +79,11 @@ class RankedLearner:
         shares = self._learner.shares(batch, updates_done, policy_version)
         self._rank_group.tell(Command.UPDATE)
         with self._rank_group.working(f"sending its shares of batch {batch.batch_id}"):
-            self._rank_group.deal([[b""], *([joined(share)] for share in shares[1:])])
+            self._rank_group.deal([b"", *map(joined, shares[1:])])
         return self._train(shares[0], began)
 
     def _train(self, share: Share, began: float) -> Update:
-        update, facts = _trained(self._learner, self._rank_group, self._own, share, began)
+        update, facts = trained(self._learner, self._rank_group, self._own, share, began)
         slowest = max(range(len(facts)), key=lambda rank: facts[rank]["own_s"])
         self.gauges |= {
             "slowest_rank": float(slowest),
@@ -154,36 +156,7 @@ class _GatheredModel:
         return self._learner.model.frozen()
 
 
-def follow(
-    learner: PolicyLearner, rank_group: DistributedGroup, save: Begin, restore: Begin
-) -> None:
-    """Do what rank 0 says, until STOP. Raises RankError where another rank is lost."""
-    own = OwnForward(learner.model.scorer, rank_group.device)
-    while True:
-        command, more = rank_group.heard()
-        if command is Command.STOP:
-            return
-        if command is Command.UPDATE:
-            with rank_group.working("receiving its share"):
-                [frame] = rank_group.dealt()
-            share = parted(frame, BATCH_LIMITS)
-            assert isinstance(share, Share)
-            _trained(learner, rank_group, own, share, time.monotonic())
-        elif command is Command.PUBLISH:
-            with rank_group.working("gathering the weights"):
-                for _ in learner.model.stream().tensors:
-                    pass
-        elif command is Command.CHECKPOINT:
-            with rank_group.working("beginning a checkpoint"):
-                save(more.decode())
-        elif command is Command.RESTORE:
-            with rank_group.working("restoring a checkpoint", within_s=rank_group.disk_s):
-                restore(more.decode())
-        elif command is Command.BEAT:
-            rank_group.gathered(b"")
-
-
-def _trained(
+def trained(
     learner: PolicyLearner,
     rank_group: DistributedGroup,
     own: OwnForward,
@@ -207,3 +180,48 @@ def _trained(
     ]
     rank_group.rest()
     return update, found
+
+
+class OwnForward:
+    """Measures the innermost units of an FSDP2 model, from their gathered weights to their output.
+
+    Ranks meet in each layer: before it runs, its weights are gathered. A rank that is slow makes all others
+    wait there, so the times of their forward passes are about the same. What lies between a layer's
+    gathering and its end is the rank's own.
+
+    On a GPU by events of its stream, which wait for the gathering as the layer's work does.
+    """
+
+    def __init__(self, root: nn.Module, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._spans: list[tuple[Moment, Moment]] = []
+        self._began: dict[nn.Module, Moment] = {}
+        for module in root.modules():
+            inner = [each for each in module.modules() if isinstance(each, FSDPModule)]
+            if inner == [module]:
+                # Behind FSDP2's own hook, which gathers; and before the one that frees.
+                module.register_forward_pre_hook(self._begin)
+                module.register_forward_hook(self._end, prepend=True)
+
+    def taken(self) -> float:
+        """Seconds since the last call; waits for the GPU to be done with them."""
+        spans, self._spans = self._spans, []
+        if self._is_cuda and spans:
+            torch.cuda.current_stream().synchronize()
+        taken: float = sum(
+            begin.elapsed_time(end) / 1000 if self._is_cuda else end - begin for begin, end in spans
+        )
+        return taken
+
+    def _begin(self, module: nn.Module, _inputs: Any) -> None:
+        self._began[module] = self._now()
+
+    def _end(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._spans.append((self._began.pop(module), self._now()))
+
+    def _now(self) -> Moment:
+        if not self._is_cuda:
+            return time.monotonic()
+        event = _cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -26,7 +26,6 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.run_dir import leave_error
 from dart_cli.runtime.streams import say_error
-from dart_cli.train.ranks.board import CONFIG, FOLDER_VARIABLE, Membership, RankBoard, membership
 from dart_cli.train.ranks.distributed import (
     Command,
     DistributedGroup,
@@ -35,7 +34,15 @@ from dart_cli.train.ranks.distributed import (
     memory_mb,
     met,
 )
-from dart_cli.train.ranks.watch import RAISE_S, RankWatch
+from dart_cli.train.ranks.watch import (
+    CONFIG,
+    FOLDER_VARIABLE,
+    RAISE_S,
+    Membership,
+    RankBoard,
+    RankWatch,
+    membership,
+)
 
 log = logging.getLogger(__name__)
 
