@@ -61,7 +61,7 @@ from bus.messages import (
 from bus.pubsub import Publisher
 from bus.requester import Requester
 from dart_cli.config import endpoints
-from dart_cli.config.engines import made_by_own
+from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
