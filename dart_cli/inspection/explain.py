@@ -260,12 +260,10 @@ def _trained(reader: Reader, shown: Shown) -> Iterator[Event]:
             yield Event(_used(step, use, batch, others), of_step=True)
         if batch.state == "trained" and batch.trained_at is not None:
             yield Event(f"batch {batch.id} is trained{_made(batch)}", batch.trained_at)
-        elif has_ended(reader):
-            yield Event(
-                f"batch {batch.id} is served, the run ended before the trainer acknowledged it"
-            )
         else:
-            yield Event(f"batch {batch.id} is served, the trainer has not acknowledged it yet")
+            left = "the run ended before the trainer acknowledged it"
+            left = left if has_ended(reader) else "the trainer has not acknowledged it yet"
+            yield Event(f"batch {batch.id} is served, {left}")
         yield from _used_again(reader, batch_id)
 
 

@@ -3,6 +3,7 @@
 find_run       a configuration file, a run directory, or nothing -> the run that is meant
 find_subject   a trajectory by its id, of the run or of its pool; or an error with the nearest cure
 written_at     when a database was last written to
+nearest        what to write instead of an id that nothing has
 has_ended      whether the `dart data` that served the run is gone
 check_tasks    whether the run has such tasks
 check_reason   whether trajectories are dropped for such a reason
@@ -103,9 +104,9 @@ def find_subject(reader: Reader, name: str) -> Subject:
         many = f"{len(members)} of its members begin with it, write more of the id"
         none = "`dart data ls --pool` lists its members"
         raise UserError(
-            f"no pool member {name!r} in {run_dir_of(reader)}; {many if members else none}"
+            f"no pool member {name!r} in {reader.path.parent}; {many if members else none}"
         )
-    raise UserError(f"no trajectory {name!r} in {run_dir_of(reader)}; {_nearest(reader, name)}")
+    raise UserError(f"no trajectory {name!r} in {reader.path.parent}; {nearest(reader, name)}")
 
 
 def check_tasks(reader: Reader, names: Iterable[str]) -> None:
@@ -115,7 +116,7 @@ def check_tasks(reader: Reader, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise UserError(
-                f"--task {name}: {run_dir_of(reader)} has no such task{did_you_mean(name, known)}; "
+                f"--task {name}: {reader.path.parent} has no such task{did_you_mean(name, known)}; "
                 "`dart data stats` lists those it has"
             )
 
@@ -130,20 +131,15 @@ def check_reason(reader: Reader, reason: str | None) -> None:
     )
 
 
-def run_dir_of(reader: Reader) -> Path:
-    """The run directory that a reader reads."""
-    return reader.path.parent
-
-
-def _nearest(reader: Reader, name: str) -> str:
-    """What to write instead of an id that no trajectory has."""
+def nearest(reader: Reader, name: str) -> str:
+    """What to write instead of an id that no trajectory, or no group, has."""
     newest = reader.newest_group()
     if not newest:
         return "nothing was played in it yet"
     found = _GROUP_ID.fullmatch(name)
     if found is None:
         return (
-            f"ids look like {group_id(newest)}-00; `dart data ls {run_dir_of(reader)}` lists them"
+            f"ids look like {group_id(newest)}-00; `dart data ls {reader.path.parent}` lists them"
         )
     wanted = group_id(int(found[1]))
     members = [row.id for row in reader.trajectories(group_ids=[wanted])]

@@ -128,7 +128,8 @@ def why_short(config: Config, run: RunRow, counts: RunCounts) -> str:
     train, updates = config.train, counts.replays.updates
     if updates >= train.updates or 0 < train.stop_at <= run.learned:
         return ""
-    over = sum(e.number for e in counts.all.states if e.state not in ("leased", "playing"))
+    states = counts.all.by_state
+    over = counts.all.trajectories - states["leased"] - states["playing"]
     text = f"{updates} of {train.updates} updates ({updates / train.updates:.0%})"
     if 0 < 60 * train.max_minutes <= run.active_s:
         text += f" in train.max_minutes = {train.max_minutes:g}; raise it to go on from here"

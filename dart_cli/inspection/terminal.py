@@ -46,20 +46,16 @@ def print_list(
     console.print(table)
     if len(rows) > limit:
         console.print(f"the newest {limit} that fit; --limit shows more")
-    if not rows and pool:
-        console.print("the pool is empty; `dart data collect` and `dart data import` fill it")
-    elif not rows:
-        console.print("no trajectory fits")
+    if not rows:
+        empty = "the pool is empty; `dart data collect` and `dart data import` fill it"
+        console.print(empty if pool else "no trajectory fits")
 
 
 def left_out_note(count: int) -> str:
     """How many cancelled trajectories are not listed, and the option that lists them; empty without any."""
-    if not count:
-        return ""
-    told = "one that the end of the run cut off is"
-    if count > 1:
-        told = "ones that the end of the run cut off are"
-    return f"{count} cancelled {told} left out; --reason {CANCELLED} lists them"
+    ones, are = ("one", "is") if count == 1 else ("ones", "are")
+    told = f"{count} cancelled {ones} that the end of the run cut off {are} left out"
+    return f"{told}; --reason {CANCELLED} lists them" if count else ""
 
 
 def _trajectories(place: str, rows: Sequence[Subject]) -> Table:

@@ -55,13 +55,11 @@ def line_chart(
 
 def legend(series: Sequence[Series]) -> Markup:
     """The names of lines, each with its colour."""
-    rows = (
-        Markup(
-            '<li><svg class="key" viewBox="0 0 24 8"><path class="{}" d="M0 4H24"/></svg>{}</li>'
-        ).format(each.kind, each.name)
-        for each in series
+    row = Markup(
+        '<li><svg class="key" viewBox="0 0 24 8"><path class="{}" d="M0 4H24"/></svg>{}</li>'
     )
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
+    rows = Markup("").join(row.format(each.kind, each.name) for each in series)
+    return Markup('<ul class="legend">{}</ul>').format(rows)
 
 
 def sparkline(points: Sequence[Interval], label: str) -> Markup:

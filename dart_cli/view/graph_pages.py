@@ -190,11 +190,9 @@ def _growth(screens: dict[str, list[Screen]], last: int) -> Markup:
     """Distinct screens against steps, by application."""
     lines = []
     for at, (name, own) in enumerate(screens.items()):
-        points: list[tuple[float, float]] = []
-        for count, each in enumerate(sorted(own, key=lambda one: one.first_step), start=1):
-            points += [(each.first_step, count - 1), (each.first_step, count)] if points else []
-            points = points or [(each.first_step, 1)]
-        lines.append(Series(name, [*points, (last, len(own))], f"t{at % TASK_COLOURS}"))
+        found = sorted(each.first_step for each in own)
+        stairs = [(step, count + up) for count, step in enumerate(found) for up in (0, 1)]
+        lines.append(Series(name, [*stairs[1:], (last, len(own))], f"t{at % TASK_COLOURS}"))
     chart = line_chart(lines, width=900, height=200, low=0.0, label="distinct screens by step")
     return chart and chart + (legend(lines) if len(lines) > 1 else Markup(""))
 
@@ -324,10 +322,7 @@ def _moves(edges: Iterable[Edge], drawn: set[str]) -> dict[tuple[str, str], list
 
 
 def _line(
-    at: Mapping[str, tuple[int, int]],
-    pair: tuple[str, str],
-    steps: Sequence[Edge],
-    kind: str,
+    at: Mapping[str, tuple[int, int]], pair: tuple[str, str], steps: Sequence[Edge], kind: str
 ) -> Markup:
     """A step from screen to screen: forwards from the right side, back from the left one."""
     (x, y), (to_x, to_y) = at[pair[0]], at[pair[1]]

@@ -29,7 +29,7 @@ from dart_cli.evaluation.results import read_evaluation
 from dart_cli.inspection import curves
 from dart_cli.inspection.counts import OUTCOMES, RunCounts, count, counts_of
 from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.find import find_subject, nearest
 from dart_cli.inspection.report import BEFORE
 from dart_cli.inspection.trajectories import (
     CANCELLED,
@@ -216,11 +216,7 @@ def group(reader: Reader, site: Site, query: Query, name: str) -> Values:
     """One group and its members side by side. Raises UserError for an unknown group."""
     row = reader.groups_by_id([name]).get(name)
     if row is None:
-        newest = reader.newest_group()
-        known = f"its groups go from g000001 to g{newest:06d}"
-        raise UserError(
-            f"no group {name} in this run; {known if newest else 'no group was opened yet'}"
-        )
+        raise UserError(f"no group {name} in this run; {nearest(reader, name)}")
     members = reader.trajectories(group_ids=[name])
     finals = _screens(reader, [member.final_screenshot for member in members])
     reload = row.state in ("open", "ready", "batched")

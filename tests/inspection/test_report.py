@@ -175,7 +175,7 @@ def counts(updates: int, played: int, groups: dict[tuple[str, str], int]) -> Run
     """What a run made."""
     states = [StateCount("finished", "", played)]
     return RunCounts(
-        all=replace(counts_of([]), states=states),
+        all=replace(counts_of([]), states=states, trajectories=played),
         tasks={},
         groups=[StateCount(*key, number) for key, number in groups.items()],
         pool={},
