@@ -282,7 +282,7 @@ def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
     left.legend(fontsize=8, frameon=False)
     steps = [[row.step for row in rows] for rows in parts]
     last = max((row.step for row in known), default=0)
-    right.hist(steps, bins=range(last + 2), align="left", stacked=True, color=colours, label=names)
+    right.hist(steps, range(last + 2), align="left", rwidth=0.8, stacked=True, color=colours)
     right.set_xlabel("step of its trajectory")
     _plain(left, right)
 
