@@ -120,21 +120,21 @@ class _Direct:
         self._env = env
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
-        """See EpisodeEnv."""
+        """See AsyncEnv."""
         observation, info = self._env.reset(seed=seed, options={"task": task})
         return observation, str(info["instruction"])
 
     async def judge_start(self) -> Verdict | None:
-        """See EpisodeEnv."""
+        """See AsyncEnv."""
         return self._env.evaluate()
 
     async def step(self, action: Action) -> StepResult:
-        """See EpisodeEnv."""
+        """See AsyncEnv."""
         observation, _, terminated, truncated, _ = self._env.step(action)
         return StepResult(observation, terminated, truncated)
 
     async def evaluate(self) -> Verdict:
-        """See EpisodeEnv."""
+        """See AsyncEnv."""
         return self._env.evaluate()
 
 

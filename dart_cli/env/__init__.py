@@ -5,11 +5,9 @@ episode          one episode: reset -> (ask the policy -> parse its text -> act)
 peers            what it is connected with: telemetry, data, rollout workers
 data_client      leases and hand-ins; waits while data is away
 router           chooses a rollout worker for each request, and another one if it fails
-load_balancing   the choice itself, pure
 gate             holds completions back during the trainer's turn of a coupled run
 async_env        an environment called from an event loop, whose episodes a second model may judge, too, or alone
-threaded         its calls carried by a thread, with a deadline on every call
-isolated         its calls carried by a process of its own, which can be killed
+carriers         its calls carried by a thread, or by a process that can be killed, with a deadline on every call
 child            that process, and the frames to it
 calls            one call to an environment, its answer checked against the contract
 """

@@ -3,7 +3,7 @@
 AsyncEnv        its calls, carried by a thread or a process
 JudgedEnv       one whose episodes a second model judges as well, or alone where a task has no evaluator
 Deadlines       how long each call may take
-Carrier         what carries a call: ThreadedEnv (threaded.py) or IsolatedEnv (isolated.py)
+Carrier         what carries a call: ThreadedEnv or IsolatedEnv (carriers.py)
 make_async_env  the environment of a configuration
 reporting_wait  reports a call that is out to a WaitReporter
 """
@@ -21,8 +21,7 @@ from bus.heartbeat import WaitReporter
 from bus.messages import Judgement
 from dart_cli.config.schema import EnvConfig, observed_kinds
 from dart_cli.env.calls import Looked, StepResult
-from dart_cli.env.isolated import IsolatedEnv
-from dart_cli.env.threaded import ThreadedEnv
+from dart_cli.env.carriers import IsolatedEnv, ThreadedEnv
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, Purpose, judge_of
 from envs.actions import Action, Answer, Done, Fail, action_to_dict

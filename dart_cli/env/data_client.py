@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections import deque
@@ -109,28 +110,16 @@ class DataClient:
         """Log the warnings that were not logged yet."""
         self._warnings.close()
 
-    async def lease(self, request: LeaseRequest) -> Lease:
-        """Wait for a task to play; the heartbeat reports why there is none yet."""
-        since, what = time.monotonic(), "a lease from data"
-        while True:
-            reply = await self._insist(request, what, since, "lease", self._lease_requester)
-            assert isinstance(reply, LeaseReply)
-            if reply.lease is not None:
-                self.leases.note(time.monotonic() - since)
-                return reply.lease
-            what = f"a lease from data: {reply.reason}"
-            pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
-            await self._reporting(asyncio.sleep(pause_s), what, since, "lease")
+    async def lease(self, request: LeaseRequest, within_s: float = math.inf) -> Lease:
+        """Wait for a task to play; the heartbeat reports why there is none yet.
 
-    async def lease_within(self, request: LeaseRequest, seconds: float) -> Lease:
-        """A task to play, for one who does not wait for ever.
-
-        Raises DeadlineError with what the wait was for, TaskError where the request names no task of the run.
+        Raises DeadlineError after `within_s` with what the wait was for, TaskError where the request names no
+        task of the run.
         """
         since, what = time.monotonic(), "a lease from data"
         try:
-            async with asyncio.timeout(seconds + LAST_LEASE_S):
-                while (waited_s := time.monotonic() - since) < seconds:
+            async with asyncio.timeout(None if within_s == math.inf else within_s + LAST_LEASE_S):
+                while (waited_s := time.monotonic() - since) < within_s:
                     reply = await self._insist(request, what, since, "lease", self._lease_requester)
                     assert isinstance(reply, LeaseReply)
                     if reply.lease is not None:
@@ -140,9 +129,8 @@ class DataClient:
                     pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
                     await self._reporting(asyncio.sleep(pause_s), what, since, "lease")
         except TimeoutError:
-            raise DeadlineError(
-                f"waited {seconds:g} s for {what}: dart data does not answer"
-            ) from None
+            told = f"waited {within_s:g} s for {what}: dart data does not answer"
+            raise DeadlineError(told) from None
         raise DeadlineError(f"waited {waited_s:.0f} s for {what}")
 
     async def step(self, record: StepRecord) -> Ack:

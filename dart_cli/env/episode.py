@@ -41,6 +41,7 @@ from bus.messages import (
     Turn,
 )
 from dart_cli.config.schema import Config
+from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import StepResult, sendable
 from dart_cli.policy.codec import Codec, PointCodec, make_codec, summary_of
 from dart_cli.policy.coordinates import (
@@ -90,26 +91,6 @@ class TrajectorySink(Protocol):
 
     async def end(self, end: TrajectoryEnd) -> Ack:
         """Keep the end; all steps have been acknowledged before."""
-        ...
-
-
-class EpisodeEnv(Protocol):
-    """The part of AsyncEnv that an episode uses."""
-
-    async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
-        """Start the task; returns the first observation and the instruction."""
-        ...
-
-    async def judge_start(self) -> Verdict | None:
-        """Judge the state right after reset; None where it cannot be told."""
-        ...
-
-    async def step(self, action: Action) -> StepResult:
-        """Perform one action."""
-        ...
-
-    async def evaluate(self) -> Verdict:
-        """Judge the present state."""
         ...
 
 
@@ -184,7 +165,7 @@ def admitted(task: Task, stop_reason: StopReason, verdict: Verdict) -> Verdict:
 
 
 async def play_episode(
-    env: EpisodeEnv,
+    env: AsyncEnv,
     lease: Lease,
     task: Task,
     policy: Policy,
@@ -200,7 +181,7 @@ class Episode:
 
     def __init__(
         self,
-        env: EpisodeEnv,
+        env: AsyncEnv,
         lease: Lease,
         task: Task,
         policy: Policy,

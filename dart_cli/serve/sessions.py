@@ -219,7 +219,7 @@ class Sessions:
             text = f"waited {wait_s:g} s for {self._router.missing()}"
             raise unavailable(text, "no_rollout") from None
         try:
-            lease = await self._data.lease_within(request, wait_s)
+            lease = await self._data.lease(request, wait_s)
         except DeadlineError as error:
             raise unavailable(f"no task to play: {error}", "no_lease") from None
         task = find_task(lease.suite, lease.task_id)

@@ -22,8 +22,8 @@ from bus.messages import (
     VersionSpan,
 )
 from dart_cli.env.async_env import AsyncEnv, Deadlines
+from dart_cli.env.carriers import ThreadedEnv
 from dart_cli.env.episode import ActionSpec
-from dart_cli.env.threaded import ThreadedEnv
 from dart_cli.policy.codec import Codec, make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.history import History

@@ -14,9 +14,9 @@ import pytest
 from bus.errors import EnvError, NoOracleError, TaskError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv, Deadlines, make_async_env
+from dart_cli.env.carriers import IsolatedEnv, read
 from dart_cli.env.child import MOST_BLOB, pack, read_from
 from dart_cli.env.episode import play_episode
-from dart_cli.env.isolated import IsolatedEnv, read
 from envs.actions import Click
 from envs.registry import find_task, make_env
 from tests.env.parts import Memory, Says, action_spec, lease

@@ -13,8 +13,8 @@ from bus.errors import UserError
 from bus.messages import TrajectoryEnd
 from dart_cli.config.schema import JudgeConfig
 from dart_cli.env.async_env import Deadlines, JudgedEnv
+from dart_cli.env.carriers import ThreadedEnv
 from dart_cli.env.episode import play_episode
-from dart_cli.env.threaded import ThreadedEnv
 from dart_cli.judge.judge import Judge, JudgeLimits
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import find_task

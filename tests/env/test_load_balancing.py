@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from dart_cli.env.load_balancing import AFFINITY, Candidate, choose, fresh
+from dart_cli.env.router import AFFINITY, Candidate, choose, fresh
 
 Choose = Callable[[Sequence[Candidate], Sequence[int], str, Random], str]
 """(candidates, requests of all processes at the last heartbeats, former, rng) -> name."""

@@ -14,8 +14,8 @@ from PIL import Image
 from bus.errors import EnvError
 from dart_cli.env import calls
 from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.carriers import MOST_HUNG
 from dart_cli.env.episode import play_episode
-from dart_cli.env.threaded import MOST_HUNG
 from envs.actions import Action, Click, Done
 from envs.base import Observation, Task, Verdict
 from tests.env.parts import Memory, Says, action_spec, lease, threaded
@@ -173,7 +173,7 @@ async def test_a_verdict_without_a_reason_makes_its_episode_invalid() -> None:
 async def test_an_environment_that_does_not_close_is_left_to_itself(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart_cli.env.threaded.CLOSE_DEADLINE_S", 0.3)
+    monkeypatch.setattr("dart_cli.env.carriers.CLOSE_DEADLINE_S", 0.3)
     player = threaded(Unruly)
     assert (await play(player, f"close-{how}"))[0] == "pass"
     await player.renew()

@@ -48,7 +48,7 @@ class Data(Memory):
         self.away = asyncio.Event()  # set: it answers nothing
         self.back = asyncio.Event()
 
-    async def lease_within(self, request: LeaseRequest, seconds: float) -> Lease:
+    async def lease(self, request: LeaseRequest, seconds: float) -> Lease:
         self.asked.append(request)
         if self.refusal:
             raise DeadlineError(f"waited {seconds:g} s for a lease from data: {self.refusal}")
