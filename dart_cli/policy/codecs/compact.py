@@ -22,33 +22,12 @@ from typing import cast
 
 from lark import Token, Tree
 
-from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
+from dart_cli.policy.codecs.reading import Grammar, not_expressed
 from dart_cli.policy.coordinates import CoordinateMap
-from envs.actions import (
-    Action,
-    Answer,
-    Click,
-    Done,
-    DoubleClick,
-    Drag,
-    Fail,
-    Goto,
-    KeyDown,
-    KeyPress,
-    KeyUp,
-    Modifier,
-    MouseButton,
-    MouseDown,
-    MouseUp,
-    Move,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+from envs import actions as act
+from envs.actions import Action, Modifier, MouseButton
 
 NOTCHES = 3  # wheel notches of one scroll
 WAIT_S = 1.0  # seconds of one wait
@@ -130,70 +109,68 @@ class CompactCodec:
             return _pointing(call.data, points, _modifiers(prefix))
         match call.data:
             case "move":
-                return Move(x=points[0][0], y=points[0][1])
+                return act.Move(x=points[0][0], y=points[0][1])
             case "mouse_down" | "mouse_up":
-                kind = MouseDown if call.data == "mouse_down" else MouseUp
+                kind = act.MouseDown if call.data == "mouse_down" else act.MouseUp
                 button = cast("MouseButton", words[0]) if words else "left"
                 x, y = points[0] if points else (None, None)
                 return kind(x=x, y=y, button=button)
             case "scroll":
                 dy = NOTCHES if words[0] == "down" else -NOTCHES
-                return Scroll(x=points[0][0], y=points[0][1], dy=dy)
+                return act.Scroll(x=points[0][0], y=points[0][1], dy=dy)
             case "key":
-                return KeyPress(keys=split_keys(words[0], "+"))
+                return act.KeyPress(keys=split_keys(words[0], "+"))
             case "key_down":
-                return KeyDown(key=one_key(words[0], "+"))
+                return act.KeyDown(key=one_key(words[0], "+"))
             case "key_up":
-                return KeyUp(key=one_key(words[0], "+"))
+                return act.KeyUp(key=one_key(words[0], "+"))
             case "typed":
-                return Type(text=words[0][len("type(") : -1])
+                return act.Type(text=words[0][len("type(") : -1])
             case "answered":
-                return Answer(text=words[0][len("answer(") : -1])
+                return act.Answer(text=words[0][len("answer(") : -1])
             case "opened":
-                return Goto(url=words[0][len("goto(") : -1])
+                return act.Goto(url=words[0][len("goto(") : -1])
             case "wait":
-                return Wait(seconds=WAIT_S)
+                return act.Wait(seconds=WAIT_S)
             case "done":
-                return Done()
+                return act.Done()
             case _:
-                return Fail()
+                return act.Fail()
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
         """The completion of one action; see Codec. The language has no thoughts: `thought` is dropped."""
         match action:
-            case Click() | DoubleClick() | TripleClick():
+            case act.Click() | act.DoubleClick() | act.TripleClick():
                 held = "".join(f"{each}+" for each in action.modifiers)
-                name = _CLICK_OF[action.button] if isinstance(action, Click) else action.kind
+                name = _CLICK_OF[action.button] if isinstance(action, act.Click) else action.kind
                 return f"{held}{name}({_numbers(coordinates, (action.x, action.y))})"
-            case Drag():
+            case act.Drag():
                 held = "".join(f"{each}+" for each in action.modifiers)
                 return f"{held}{_DRAG_OF[action.button]}({_numbers(coordinates, *action.path)})"
-            case Move():
+            case act.Move():
                 return f"move({_numbers(coordinates, (action.x, action.y))})"
-            case MouseDown() | MouseUp():
+            case act.MouseDown() | act.MouseUp():
                 return f"{action.kind}({','.join(_where(action, coordinates))})"
-            case Scroll(dx=0, dy=dy) if abs(dy) == NOTCHES:
+            case act.Scroll(dx=0, dy=dy) if abs(dy) == NOTCHES:
                 direction = "down" if dy > 0 else "up"
                 return f"scroll({_numbers(coordinates, (action.x, action.y))},{direction})"
-            case KeyPress():
+            case act.KeyPress():
                 return f"key({join_keys(action.keys, '+')})"
-            case KeyDown() | KeyUp():
+            case act.KeyDown() | act.KeyUp():
                 return f"{action.kind}({join_keys([action.key], '+')})"
-            case Type():
+            case act.Type():
                 return f"type({action.text})"
-            case Answer():
+            case act.Answer():
                 return f"answer({action.text})"
-            case Goto():
+            case act.Goto():
                 return f"goto({action.url})"
-            case Wait(seconds=seconds) if seconds == WAIT_S:
+            case act.Wait(seconds=seconds) if seconds == WAIT_S:
                 return "wait()"
-            case Done():
+            case act.Done():
                 return "done()"
-            case Fail():
+            case act.Fail():
                 return "fail()"
-        raise ActionError(
-            f"the compact language cannot express {action!r}: {self.limits[action.kind]}"
-        )
+        raise not_expressed("the compact language", action, self.limits)
 
     def as_history(self, text: str) -> str:
         """The completion unchanged."""
@@ -216,13 +193,13 @@ _POINTING = (*_CLICKS, "double_click", "triple_click", *_DRAGS)
 
 def _pointing(
     name: str, points: list[tuple[int, int]], modifiers: tuple[Modifier, ...]
-) -> Click | DoubleClick | TripleClick | Drag:
+) -> act.Click | act.DoubleClick | act.TripleClick | act.Drag:
     if name in _DRAGS:
-        return Drag(path=points, button=_DRAGS[name], modifiers=modifiers)
+        return act.Drag(path=points, button=_DRAGS[name], modifiers=modifiers)
     x, y = points[0]
     if name in _CLICKS:
-        return Click(x=x, y=y, button=_CLICKS[name], modifiers=modifiers)
-    kind = DoubleClick if name == "double_click" else TripleClick
+        return act.Click(x=x, y=y, button=_CLICKS[name], modifiers=modifiers)
+    kind = act.DoubleClick if name == "double_click" else act.TripleClick
     return kind(x=x, y=y, modifiers=modifiers)
 
 
@@ -247,7 +224,7 @@ def _numbers(coordinates: CoordinateMap, *points: tuple[int, int]) -> str:
     return ",".join(f"{x},{y}" for x, y in (coordinates.to_model(*point) for point in points))
 
 
-def _where(action: MouseDown | MouseUp, coordinates: CoordinateMap) -> list[str]:
+def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> list[str]:
     """The point, where one is given, and the button, where it is not the left one."""
     where = []
     if action.x is not None and action.y is not None:

@@ -21,25 +21,19 @@ from typing import Any
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.grammar import LONGEST
 from dart_cli.policy.codecs.keys import read_keys, write_keys
-from dart_cli.policy.codecs.literals import calls_of, quoted
+from dart_cli.policy.codecs.reading import (
+    calls_of,
+    not_expressed,
+    quoted,
+    refuse_long,
+    text_of,
+    understood,
+)
 from dart_cli.policy.codecs.tools import point_of
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
-from envs.actions import (
-    Action,
-    Click,
-    Done,
-    DoubleClick,
-    Drag,
-    Fail,
-    KeyPress,
-    MouseButton,
-    Move,
-    Scroll,
-    Type,
-    Wait,
-)
+from envs import actions as act
+from envs.actions import Action, MouseButton
 
 WAIT_S = 5.0  # seconds of one wait, as its prompt promises
 STEP = 5  # notches of a scroll that names none
@@ -81,7 +75,7 @@ class GlmCodec:
         """The completion of one action; see Codec. A box token in `thought` loses its <."""
         call = _call(action, coordinates)
         if call is None:
-            raise ActionError(f"GLM cannot express {action!r}: {self.limits[action.kind]}")
+            raise not_expressed("GLM", action, self.limits)
         thought = thought.replace("<|", "|")
         return f"{thought} {_BEGIN}{call}{_END}\nMemory:\n[]".lstrip(" ")
 
@@ -126,19 +120,11 @@ class GlmCodec:
         if len(calls) != 1 or calls[0].rest:
             raise ActionError("want one call with named arguments")
         name, arguments = calls[0].name, calls[0].arguments
-        try:
+        with understood(name):
             return _action(name, arguments, coordinates), name, arguments, start
-        except KeyError as missing:
-            raise ActionError(f"{name} lacks {missing}") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            told = " ".join(str(error).split())[:120]
-            raise ActionError(f"{name} is not understood: {told}") from None
 
     def _code(self, text: str) -> tuple[str, int]:
-        if len(text) > LONGEST:
-            raise ActionError(
-                f"{len(text)} characters are too many for an action (at most {LONGEST})"
-            )
+        refuse_long(text)
         start = text.rfind(_BEGIN)
         if start >= 0:
             end = text.find(_END, start)
@@ -158,30 +144,22 @@ def _numbers(box: Any) -> Any:
     return json.loads(box) if isinstance(box, str) and len(box) < 200 else box
 
 
-def _text(arguments: Mapping[str, Any], key: str) -> str:
-    text = arguments[key]
-    if not isinstance(text, str):
-        raise ActionError(f"{key} must be a text")
-    text.encode()  # raises for half a surrogate pair
-    return text
-
-
 def _action(name: str, arguments: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
     def at(key: str) -> tuple[int, int]:
         return coordinates.to_screen(*point_of(_numbers(arguments[key])))
 
     if name in _CLICKS:
         x, y = at("start_box")
-        return Click(x=x, y=y, button=_CLICKS[name])
+        return act.Click(x=x, y=y, button=_CLICKS[name])
     match name:
         case "hover":
             x, y = at("start_box")
-            return Move(x=x, y=y)
+            return act.Move(x=x, y=y)
         case "left_double_click":
             x, y = at("start_box")
-            return DoubleClick(x=x, y=y)
+            return act.DoubleClick(x=x, y=y)
         case "left_drag":
-            return Drag(path=[at("start_box"), at("end_box")])
+            return act.Drag(path=[at("start_box"), at("end_box")])
         case "scroll":
             x, y = at("start_box")
             step, direction = arguments.get("step", STEP), arguments["direction"]
@@ -189,14 +167,14 @@ def _action(name: str, arguments: Mapping[str, Any], coordinates: CoordinateMap)
                 raise ActionError(f"step must be 0 to {MOST_NOTCHES}")
             if direction not in ("up", "down"):
                 raise ActionError(f"direction must be up or down, got {str(direction)[:24]!r}")
-            return Scroll(x=x, y=y, dy=step if direction == "down" else -step)
+            return act.Scroll(x=x, y=y, dy=step if direction == "down" else -step)
         case "key":
-            return KeyPress(keys=read_keys([_text(arguments, "keys")]))
+            return act.KeyPress(keys=read_keys([text_of(arguments, "keys")]))
         case "type":
-            return Type(text=_text(arguments, "content"))
+            return act.Type(text=text_of(arguments, "content"))
         case "WAIT":
-            return Wait(seconds=WAIT_S)
-    return Done() if name == "DONE" else Fail()
+            return act.Wait(seconds=WAIT_S)
+    return act.Done() if name == "DONE" else act.Fail()
 
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
@@ -205,31 +183,31 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
         return f"'[{x},{y}]'"
 
     match action:
-        case Click(modifiers=()):
+        case act.Click(modifiers=()):
             return f"{action.button}_click(start_box={box(action.x, action.y)}, element_info='')"
-        case DoubleClick(modifiers=()):
+        case act.DoubleClick(modifiers=()):
             return f"left_double_click(start_box={box(action.x, action.y)}, element_info='')"
-        case Move():
+        case act.Move():
             return f"hover(start_box={box(action.x, action.y)}, element_info='')"
-        case Drag(path=[first, last], button="left", modifiers=()):
+        case act.Drag(path=[first, last], button="left", modifiers=()):
             ends = f"start_box={box(*first)}, end_box={box(*last)}"
             return f"left_drag({ends}, element_info='')"
-        case Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
+        case act.Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
             direction = "up" if dy < 0 else "down"
             at = box(action.x, action.y)
             return (
                 f"scroll(start_box={at}, direction='{direction}', step={abs(dy)}, element_info='')"
             )
-        case KeyPress():
+        case act.KeyPress():
             names = ["plus" if key == "+" else key for key in write_keys(action.keys)]
             return f"key(keys={quoted('+'.join(names), ())})"
-        case Type():
+        case act.Type():
             return f"type(content={quoted(action.text, (_BEGIN, _END))})"
-        case Wait(seconds=seconds) if seconds == WAIT_S:
+        case act.Wait(seconds=seconds) if seconds == WAIT_S:
             return "WAIT()"
-        case Done():
+        case act.Done():
             return "DONE()"
-        case Fail():
+        case act.Fail():
             return "FAIL()"
     return None
 

@@ -36,9 +36,7 @@ from typing import Any
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.grammar import LONGEST
 from dart_cli.policy.codecs.keys import write_keys
-from dart_cli.policy.codecs.literals import calls_of, quoted
 from dart_cli.policy.codecs.pyautogui_calls import (
     IGNORED,
     LONG_WAIT_S,
@@ -47,27 +45,10 @@ from dart_cli.policy.codecs.pyautogui_calls import (
     Dialect,
     read_calls,
 )
+from dart_cli.policy.codecs.reading import calls_of, not_expressed, quoted, refuse_long
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
-from envs.actions import (
-    Action,
-    Answer,
-    Click,
-    Done,
-    DoubleClick,
-    Drag,
-    Fail,
-    KeyDown,
-    KeyPress,
-    KeyUp,
-    MouseButton,
-    MouseDown,
-    MouseUp,
-    Move,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+from envs import actions as act
+from envs.actions import Action, MouseButton
 
 _CLICK_OF: Mapping[MouseButton, str] = {
     "left": "click",
@@ -115,9 +96,7 @@ class PyautoguiCodec:
         """The completion of one action; see Codec. What would end or begin code in `thought` is changed."""
         lines = self._lines(action, coordinates)
         if lines is None:
-            raise ActionError(
-                f"{self._dialect} cannot express {action!r}: {self.limits[action.kind]}"
-            )
+            raise not_expressed(self._dialect, action, self.limits)
         code = "\n".join(lines)
         if self._dialect == "scalecua":
             thought = _TAG.sub("", thought)
@@ -162,10 +141,7 @@ class PyautoguiCodec:
 
     def _code(self, text: str) -> tuple[str, int]:
         """The code of a completion, and where it begins."""
-        if len(text) > LONGEST:
-            raise ActionError(
-                f"{len(text)} characters are too many for an action (at most {LONGEST})"
-            )
+        refuse_long(text)
         if self._dialect == "scalecua":
             start, end = text.rfind("<action>"), text.rfind("</action>")
             if start < 0 or end < start or text[end + len("</action>") :].strip():
@@ -198,46 +174,46 @@ class PyautoguiCodec:
     def _unheld(self, action: Action, call: _Writer) -> list[str] | None:
         scales = self._dialect == "scalecua"
         match action:
-            case Click(button="middle") if scales:
+            case act.Click(button="middle") if scales:
                 return [call.at("click", action, "button='middle'")]
-            case Click():
+            case act.Click():
                 return [call.at(_CLICK_OF[action.button], action)]
-            case DoubleClick():
+            case act.DoubleClick():
                 return [call.at("doubleClick", action)]
-            case TripleClick():
+            case act.TripleClick():
                 return [
                     call.at("click", action, "clicks=3")
                     if scales
                     else call.at("tripleClick", action)
                 ]
-            case Move():
+            case act.Move():
                 return [call.at("moveTo", action)]
-            case Drag(path=[first, last]):
+            case act.Drag(path=[first, last]):
                 button = f"button='{action.button}'"
                 return [call.to("moveTo", first), call.to("dragTo", last, button)]
-            case Drag() if not scales:
+            case act.Drag() if not scales:
                 first, *path = action.path
                 button = f"button='{action.button}'"
                 moves = [call.to("moveTo", point) for point in path]
                 return [call.to("mouseDown", first, button), *moves, call.of("mouseUp", button)]
-            case MouseDown() | MouseUp() if not scales:
-                name = "mouseDown" if isinstance(action, MouseDown) else "mouseUp"
+            case act.MouseDown() | act.MouseUp() if not scales:
+                name = "mouseDown" if isinstance(action, act.MouseDown) else "mouseUp"
                 button = f"button='{action.button}'"
                 return [
                     call.of(name, button) if action.x is None else call.at(name, action, button)
                 ]
-            case Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
+            case act.Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
                 return [call.at("scroll", action, first=str(-dy))]
-            case Scroll(dx=dx, dy=0) if abs(dx) <= MOST_NOTCHES and not scales:
+            case act.Scroll(dx=dx, dy=0) if abs(dx) <= MOST_NOTCHES and not scales:
                 return [call.at("hscroll", action, first=str(dx))]
-            case Type():
+            case act.Type():
                 return [call.of("write", f"message={call.text(action.text)}")]
-            case KeyPress(keys=[key]):
+            case act.KeyPress(keys=[key]):
                 return [call.of("press", quoted(write_keys([key])[0], ()))]
-            case KeyPress():
+            case act.KeyPress():
                 return [call.of("hotkey", *(quoted(key, ()) for key in write_keys(action.keys)))]
-            case KeyDown() | KeyUp():
-                name = "keyDown" if isinstance(action, KeyDown) else "keyUp"
+            case act.KeyDown() | act.KeyUp():
+                name = "keyDown" if isinstance(action, act.KeyDown) else "keyUp"
                 return [call.of(name, quoted(write_keys([action.key])[0], ()))]
         return self._ending(action, call)
 
@@ -245,17 +221,17 @@ class PyautoguiCodec:
         scales = self._dialect == "scalecua"
         terminate = "terminate" if scales else "computer.terminate"
         match action:
-            case Wait(seconds=seconds) if not scales and seconds == LONG_WAIT_S:
+            case act.Wait(seconds=seconds) if not scales and seconds == LONG_WAIT_S:
                 return ["computer.wait()"]
-            case Wait(seconds=seconds):
+            case act.Wait(seconds=seconds):
                 return [f"wait(seconds={seconds!r})" if scales else f"time.sleep({seconds!r})"]
-            case Answer() if scales:
+            case act.Answer() if scales:
                 return [f"response(answer={call.text(action.text)})"]
-            case Answer():
+            case act.Answer():
                 return [f"computer.terminate(status='success', answer={call.text(action.text)})"]
-            case Done():
+            case act.Done():
                 return [f"{terminate}(status='success')"]
-            case Fail():
+            case act.Fail():
                 return [f"{terminate}(status='failure')"]
         return None
 

@@ -7,36 +7,17 @@ read_calls   calls -> their action, and the points that it has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.keys import one_of_keys, read_keys
-from dart_cli.policy.codecs.literals import Call
+from dart_cli.policy.codecs.reading import Call, text_of, understood
 from dart_cli.policy.coordinates import CoordinateMap
-from envs.actions import (
-    Action,
-    Answer,
-    Click,
-    Done,
-    DoubleClick,
-    Drag,
-    Fail,
-    KeyDown,
-    KeyPress,
-    KeyUp,
-    Modifier,
-    MouseButton,
-    MouseDown,
-    MouseUp,
-    Move,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+from envs import actions as act
+from envs.actions import Action, Modifier, MouseButton
 
 LONG_WAIT_S = 20.0  # of computer.wait(), as OpenCUA's prompt promises
 WAIT_S = 3.0  # of ScaleCUA's wait() without a number
@@ -44,6 +25,7 @@ MOST_WAIT_S = 60.0
 MOST_NOTCHES = 10_000
 
 Dialect = Literal["pyautogui", "scalecua"]
+Point = tuple[int, int]
 
 _SHARED: dict[str, Sequence[str]] = {
     "click": ("x", "y", "clicks", "interval", "button", "duration"),
@@ -105,17 +87,12 @@ def read_calls(
     if not calls:
         raise ActionError("the code has no call")
     steps: list[_Step] = []
-    try:
-        for call in calls:
+    for call in calls:
+        with understood(call.name):
             step = _step(call, coordinates, start)
-            steps.append(step)
-            if isinstance(step.action, Move):
-                coordinates = replace(coordinates, pointer=(step.action.x, step.action.y))
-    except KeyError as missing:
-        raise ActionError(f"{calls[len(steps)].name} lacks {missing}") from None
-    except (TypeError, ValueError, OverflowError) as error:
-        told = " ".join(str(error).split())[:120]
-        raise ActionError(f"{calls[len(steps)].name} is not understood: {told}") from None
+        steps.append(step)
+        if isinstance(step.action, act.Move):
+            coordinates = replace(coordinates, pointer=(step.action.x, step.action.y))
     action, used = _one_action(steps)
     return action, [step.point for step in used if step.point is not None]
 
@@ -135,12 +112,12 @@ def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
         if call.point is None:
             raise ActionError(f"{name} is given y directly after x")
         point = WrittenPoint(start + call.point[0], start + call.point[1], *cells)
-        place: tuple[int, int] | None = coordinates.to_screen(*cells)
+        place: Point | None = coordinates.to_screen(*cells)
     else:
         place = None
     if call.name == "computer.wait":
         arguments.setdefault("seconds", LONG_WAIT_S)
-    action = _READERS[name](name, arguments, place, coordinates, call.rest)
+    action = _action(call, name, arguments, place, coordinates)
     if arguments:
         raise ActionError(f"{name} has no argument {next(iter(arguments))[:24]!r}")
     return _Step(action, point)
@@ -154,20 +131,70 @@ def _cell(number: Any, coordinates: CoordinateMap) -> int:
     return math.floor(round(cells, 6))
 
 
-_Reader = Callable[
-    [str, dict[str, Any], tuple[int, int] | None, CoordinateMap, Sequence[Any]], Action
-]
+def _action(
+    call: Call, name: str, arguments: dict[str, Any], place: Point | None, on: CoordinateMap
+) -> Action:
+    """What a call does; takes what it reads out of `arguments`."""
+    match name:
+        case "click" | "leftClick" | "rightClick" | "middleClick":
+            return _clicked(arguments.pop("clicks", 1), name, arguments, place, on)
+        case "doubleClick":
+            return _clicked(2, name, arguments, place, on)
+        case "tripleClick" | "triple_click":
+            return _clicked(3, name, arguments, place, on)
+        case "moveTo":
+            if place is None:
+                raise ActionError(f"{name} needs x and y")
+            return act.Move(x=place[0], y=place[1])
+        case "dragTo":
+            if place is None or on.pointer is None:
+                raise ActionError(
+                    "dragTo needs x and y, and a moveTo or an earlier action that it begins at"
+                )
+            return act.Drag(path=[on.pointer, place], button=_button(arguments))
+        case "mouseDown" | "mouseUp":
+            kind = act.MouseDown if name == "mouseDown" else act.MouseUp
+            x, y = place or (None, None)
+            return kind(x=x, y=y, button=_button(arguments))
+        case "scroll" | "vscroll" | "hscroll":
+            return _scrolled(name, arguments.pop("clicks"), place or on.pointer_or_centre)
+        case "write" | "typewrite":
+            return act.Type(text=_text(arguments, "message" if "message" in arguments else "text"))
+        case "hotkey":
+            rest = call.rest
+            given = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list) else list(rest)
+            keys = given or arguments.pop("keys", arguments.pop("args", None))
+            return act.KeyPress(keys=_keys(keys))
+        case "press":
+            presses = arguments.pop("presses", 1)
+            given = arguments.pop("keys") if "keys" in arguments else arguments.pop("key")
+            if presses != 1 or (isinstance(given, list) and len(given) > 1):
+                raise ActionError("one press is one action; press in several steps")
+            return act.KeyPress(keys=[one_of_keys(_keys(given))])
+        case "keyDown" | "keyUp":
+            held = act.KeyDown if name == "keyDown" else act.KeyUp
+            return held(key=one_of_keys(_keys(arguments.pop("key"))))
+        case "sleep" | "wait":
+            return _waited(
+                arguments.pop("seconds") if name == "sleep" else arguments.pop("seconds", WAIT_S)
+            )
+        case "response":
+            return act.Answer(text=_text(arguments, "answer"))
+        case "call_user":
+            return act.Fail()
+    return _terminated(arguments)
 
 
-def _click(name: str, arguments: dict[str, Any], place: Any, on: CoordinateMap, _: Any) -> Action:
+def _clicked(
+    clicks: Any, name: str, arguments: dict[str, Any], place: Point | None, on: CoordinateMap
+) -> Action:
     x, y = place or on.pointer_or_centre
     button = _BUTTON_OF.get(name) or _button(arguments)
-    clicks = {"doubleClick": 2, "tripleClick": 3, "triple_click": 3}.get(name) or arguments.pop("clicks", 1)  # fmt: skip
     if clicks == 1:
-        return Click(x=x, y=y, button=button)
+        return act.Click(x=x, y=y, button=button)
     if clicks not in (2, 3) or button != "left":
         raise ActionError(f"it clicks once, or 2 or 3 times with the left button, got {clicks!r}")
-    return DoubleClick(x=x, y=y) if clicks == 2 else TripleClick(x=x, y=y)
+    return act.DoubleClick(x=x, y=y) if clicks == 2 else act.TripleClick(x=x, y=y)
 
 
 def _button(arguments: dict[str, Any]) -> MouseButton:
@@ -178,48 +205,22 @@ def _button(arguments: dict[str, Any]) -> MouseButton:
     return cast("MouseButton", button)
 
 
-def _move(name: str, _arguments: Any, place: Any, _on: Any, _: Any) -> Action:
-    if place is None:
-        raise ActionError(f"{name} needs x and y")
-    return Move(x=place[0], y=place[1])
-
-
-def _drag(_name: str, arguments: dict[str, Any], place: Any, on: CoordinateMap, _: Any) -> Action:
-    if place is None or on.pointer is None:
-        raise ActionError(
-            "dragTo needs x and y, and a moveTo or an earlier action that it begins at"
-        )
-    return Drag(path=[on.pointer, place], button=_button(arguments))
-
-
-def _hold(name: str, arguments: dict[str, Any], place: Any, _on: Any, _: Any) -> Action:
-    kind = MouseDown if name == "mouseDown" else MouseUp
-    x, y = place or (None, None)
-    return kind(x=x, y=y, button=_button(arguments))
-
-
-def _scroll(name: str, arguments: dict[str, Any], place: Any, on: CoordinateMap, _: Any) -> Action:
-    x, y = place or on.pointer_or_centre
-    turned = arguments.pop("clicks")
+def _scrolled(name: str, turned: Any, place: Point) -> Action:
     if isinstance(turned, bool) or not isinstance(turned, int | float):
         raise ActionError("clicks is a number")
     turned = round(turned)
     if abs(turned) > MOST_NOTCHES:
         raise ActionError(f"at most {MOST_NOTCHES} notches are turned at once, got {turned}")
-    return Scroll(x=x, y=y, dx=turned) if name == "hscroll" else Scroll(x=x, y=y, dy=-turned)
+    x, y = place
+    return (
+        act.Scroll(x=x, y=y, dx=turned) if name == "hscroll" else act.Scroll(x=x, y=y, dy=-turned)
+    )
 
 
 def _text(arguments: dict[str, Any], key: str) -> str:
-    text = arguments.pop(key)
-    if not isinstance(text, str):
-        raise ActionError(f"{key} must be a text")
-    text.encode()  # raises for half a surrogate pair
+    text = text_of(arguments, key)
+    del arguments[key]
     return text
-
-
-def _write(_name: str, arguments: dict[str, Any], _place: Any, _on: Any, _: Any) -> Action:
-    key = "message" if "message" in arguments else "text"
-    return Type(text=_text(arguments, key))
 
 
 def _keys(value: Any) -> list[str]:
@@ -229,73 +230,37 @@ def _keys(value: Any) -> list[str]:
     return read_keys(names)
 
 
-def _press(name: str, arguments: dict[str, Any], _place: Any, _on: Any, rest: Any) -> Action:
-    if name == "hotkey":
-        given = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list) else list(rest)
-        return KeyPress(keys=_keys(given or arguments.pop("keys", arguments.pop("args", None))))
-    presses = arguments.pop("presses", 1)
-    given = arguments.pop("keys") if "keys" in arguments else arguments.pop("key")
-    if presses != 1 or (isinstance(given, list) and len(given) > 1):
-        raise ActionError("one press is one action; press in several steps")
-    return KeyPress(keys=[one_of_keys(_keys(given))])
-
-
-def _key(name: str, arguments: dict[str, Any], _place: Any, _on: Any, _: Any) -> Action:
-    key = one_of_keys(_keys(arguments.pop("key")))
-    return KeyDown(key=key) if name == "keyDown" else KeyUp(key=key)
-
-
-def _wait(name: str, arguments: dict[str, Any], _place: Any, _on: Any, _: Any) -> Action:
-    seconds = arguments.pop("seconds") if name == "sleep" else arguments.pop("seconds", WAIT_S)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_WAIT_S:  # fmt: skip
+def _waited(seconds: Any) -> Action:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MOST_WAIT_S:
         raise ActionError(f"a wait is 0 to {MOST_WAIT_S:g} seconds")
-    return Wait(seconds=seconds)
+    return act.Wait(seconds=seconds)
 
 
-def _terminate(_name: str, arguments: dict[str, Any], _place: Any, _on: Any, _: Any) -> Action:
+def _terminated(arguments: dict[str, Any]) -> Action:
     status = arguments.pop("status", "success")
     arguments.pop("info", None)
     if status not in ("success", "failure", "fail"):
         raise ActionError(f"status must be success or failure, got {str(status)[:24]!r}")
-    if status != "success":
-        arguments.pop("answer", None)
-        return Fail()
-    if arguments.get("answer") is not None:
-        return Answer(text=_text(arguments, "answer"))
+    if status == "success" and arguments.get("answer") is not None:
+        return act.Answer(text=_text(arguments, "answer"))
     arguments.pop("answer", None)
-    return Done()
-
-
-_READERS: Mapping[str, _Reader] = {
-    **dict.fromkeys(("click", "leftClick", "rightClick", "middleClick"), _click),
-    **dict.fromkeys(("doubleClick", "tripleClick", "triple_click"), _click),
-    "moveTo": _move,
-    "dragTo": _drag,
-    **dict.fromkeys(("mouseDown", "mouseUp"), _hold),
-    **dict.fromkeys(("scroll", "vscroll", "hscroll"), _scroll),
-    **dict.fromkeys(("write", "typewrite"), _write),
-    **dict.fromkeys(("press", "hotkey"), _press),
-    **dict.fromkeys(("keyDown", "keyUp"), _key),
-    **dict.fromkeys(("sleep", "wait"), _wait),
-    "terminate": _terminate,
-    "call_user": lambda *_: Fail(),
-    "response": lambda _name, arguments, *_: Answer(text=_text(arguments, "answer")),
-}
+    return act.Done() if status == "success" else act.Fail()
 
 
 def _one_action(steps: list[_Step]) -> tuple[Action, list[_Step]]:
     """What the calls do together, and those whose points it has. Raises ActionError for several actions."""
-    while len(steps) > 1 and isinstance(steps[-1].action, Wait):
+    while len(steps) > 1 and isinstance(steps[-1].action, act.Wait):
         steps = steps[:-1]
     held: list[Modifier] = []
-    while len(steps) > 2 and isinstance(first := steps[0].action, KeyDown):
+    while len(steps) > 2 and isinstance(first := steps[0].action, act.KeyDown):
         last = steps[-1].action
-        if not isinstance(last, KeyUp) or last.key != first.key:
+        if not isinstance(last, act.KeyUp) or last.key != first.key:
             break
         held.append(cast("Modifier", first.key))
         steps = steps[1:-1]
-    while len(steps) > 1 and isinstance(move := steps[0].action, Move):
-        if isinstance(steps[1].action, Drag):
+    while len(steps) > 1 and isinstance(move := steps[0].action, act.Move):
+        if isinstance(steps[1].action, act.Drag):
             break
         if steps[1].point is not None:  # it names its own place
             steps = steps[1:]
@@ -305,38 +270,38 @@ def _one_action(steps: list[_Step]) -> tuple[Action, list[_Step]]:
     match [step.action for step in steps]:
         case [_]:
             pass
-        case [Move(), Drag() as action]:
+        case [act.Move(), act.Drag() as action]:
             pass
-        case [Type() as typed, KeyPress(keys=["enter"])]:
-            action = Type(text=f"{typed.text}\n")
-        case [MouseDown() as down, *moves, MouseUp() as up] if down.button == up.button:
+        case [act.Type() as typed, act.KeyPress(keys=["enter"])]:
+            action = act.Type(text=f"{typed.text}\n")
+        case [act.MouseDown() as down, *moves, act.MouseUp() as up] if down.button == up.button:
             action = _path(down, moves, up)
         case _:
             raise ActionError(f"{len(steps)} actions in one step; write one")
     return (_holding(action, held) if held else action), steps
 
 
-def _there(action: Action, move: Move) -> Action:
+def _there(action: Action, move: act.Move) -> Action:
     """An action without a place of its own, after a move; the pointer was there when it was read."""
-    if isinstance(action, MouseDown | MouseUp) and action.x is None:
+    if isinstance(action, act.MouseDown | act.MouseUp) and action.x is None:
         return action.model_copy(update={"x": move.x, "y": move.y})
     if getattr(action, "x", None) is None:
         raise ActionError(f"2 actions in one step: move and {action.kind}; write one")
     return action
 
 
-def _path(down: MouseDown, moves: Sequence[Action], up: MouseUp) -> Drag:
+def _path(down: act.MouseDown, moves: Sequence[Action], up: act.MouseUp) -> act.Drag:
     points = [down, *moves, *([up] if up.x is not None else [])]
-    if down.x is None or not all(isinstance(each, Move) for each in moves) or len(points) < 2:
+    if down.x is None or not all(isinstance(each, act.Move) for each in moves) or len(points) < 2:
         raise ActionError("a drag is mouseDown at a point, moves, and mouseUp")
-    return Drag(path=[(point.x, point.y) for point in points], button=down.button)  # type: ignore[union-attr]
+    return act.Drag(path=[(point.x, point.y) for point in points], button=down.button)  # type: ignore[union-attr]
 
 
 def _holding(action: Action, held: list[Modifier]) -> Action:
     """An action while keys are held."""
-    if isinstance(action, KeyPress):
-        return KeyPress(keys=[*held, *action.keys])
-    if not isinstance(action, Click | DoubleClick | TripleClick | Drag):
+    if isinstance(action, act.KeyPress):
+        return act.KeyPress(keys=[*held, *action.keys])
+    if not isinstance(action, act.Click | act.DoubleClick | act.TripleClick | act.Drag):
         raise ActionError(
             f"keys are held during a click, a drag or a press, not during {action.kind}"
         )

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.grammar import LONGEST
+from dart_cli.policy.codecs.reading import not_expressed, refuse_long, understood
 from dart_cli.policy.codecs.tools import COMPUTER_USE, MAI_MOBILE, MOBILE_USE, Tool, point_of
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
 from envs.actions import Action
@@ -67,8 +67,7 @@ class ToolcallCodec:
         arguments = self._tool.write(action, coordinates)
         held = getattr(action, "modifiers", ())
         if arguments is None or (held and "click" in self.limits):
-            limit = self.limits[action.kind]
-            raise ActionError(f"{self._tool.name} cannot express {action!r}: {limit}")
+            raise not_expressed(self._tool.name, action, self.limits)
         call = f"{_OPEN}\n{self._written(arguments)}\n{_CLOSE}"
         thought = _TAG.sub("", thought)
         if self._thinks:
@@ -111,20 +110,12 @@ class ToolcallCodec:
         return found
 
     def _read(self, arguments: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
-        try:
+        with understood("the call"):
             return self._tool.read(arguments, coordinates)
-        except KeyError as missing:
-            raise ActionError(f"the call lacks {missing}") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            told = " ".join(str(error).split())[:120]
-            raise ActionError(f"the call is not understood: {told}") from None
 
     def _call(self, text: str) -> tuple[dict[str, Any], int]:
         """The arguments of the one call that ends the text, and where the call begins."""
-        if len(text) > LONGEST:
-            raise ActionError(
-                f"{len(text)} characters are too many for an action (at most {LONGEST})"
-            )
+        refuse_long(text)
         start = text.find(_OPEN)
         if start < 0:
             raise ActionError(f"want one call in {_OPEN}...{_CLOSE} at the end of the completion")

@@ -21,26 +21,10 @@ from typing import Any, cast, get_args
 
 from bus.errors import ActionError
 from dart_cli.policy.codecs.keys import one_of_keys, read_keys, write_keys
+from dart_cli.policy.codecs.reading import text_of
 from dart_cli.policy.coordinates import CoordinateMap
-from envs.actions import (
-    Action,
-    Answer,
-    Click,
-    Done,
-    DoubleClick,
-    Drag,
-    Fail,
-    KeyDown,
-    KeyPress,
-    KeyUp,
-    Modifier,
-    MouseButton,
-    Move,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+from envs import actions as act
+from envs.actions import Action, Modifier, MouseButton
 
 Arguments = Mapping[str, Any]
 
@@ -86,14 +70,6 @@ def _at_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[in
     return _at(arguments, coordinates)  # type: ignore[no-any-return]
 
 
-def _text(arguments: Arguments, key: str = "text") -> str:
-    text = arguments[key]
-    if not isinstance(text, str):
-        raise ActionError(f"{key} must be a text, got {json.dumps(text)[:60]}")
-    text.encode()  # raises for half a surrogate pair, which JSON can hold and no message can
-    return text
-
-
 def _number(value: Any) -> float:
     """A number, which XML has as text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -123,7 +99,7 @@ def _ended(arguments: Arguments, failures: Sequence[str]) -> Action:
     status = str(arguments.get("status", "success"))
     if status != "success" and status not in failures:
         raise ActionError(f"status must be success or {failures[0]}, got {status[:24]!r}")
-    return Done() if status == "success" else Fail()
+    return act.Done() if status == "success" else act.Fail()
 
 
 def _names(value: Any) -> list[str]:
@@ -134,8 +110,8 @@ def _names(value: Any) -> list[str]:
     return read_keys(names)
 
 
-def _wheel(x: int, y: int, *, right: int = 0, up: int = 0) -> Scroll:
-    return Scroll(x=x, y=y, dx=right, dy=-up)
+def _wheel(x: int, y: int, *, right: int = 0, up: int = 0) -> act.Scroll:
+    return act.Scroll(x=x, y=y, dx=right, dy=-up)
 
 
 def _xy(action: Any, coordinates: CoordinateMap) -> list[int]:
@@ -167,14 +143,14 @@ def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     name = arguments["action"]
     if name in _CLICKS:
         x, y = _at_or_pointer(arguments, coordinates)
-        return Click(x=x, y=y, button=_CLICKS[name], modifiers=_held(arguments))
+        return act.Click(x=x, y=y, button=_CLICKS[name], modifiers=_held(arguments))
     if name in ("double_click", "triple_click"):
         x, y = _at_or_pointer(arguments, coordinates)
-        kind = DoubleClick if name == "double_click" else TripleClick
+        kind = act.DoubleClick if name == "double_click" else act.TripleClick
         return kind(x=x, y=y, modifiers=_held(arguments))
     if name == "mouse_move":
         x, y = _at(arguments, coordinates)
-        return Move(x=x, y=y)
+        return act.Move(x=x, y=y)
     if name in _DRAGS:
         return _drag(arguments, coordinates)
     if name in ("scroll", "hscroll"):
@@ -183,65 +159,67 @@ def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
         return _wheel(x, y, right=turned) if name == "hscroll" else _wheel(x, y, up=turned)
     match name:
         case "type":
-            return Type(text=_text(arguments))
+            return act.Type(text=text_of(arguments, "text"))
         case "key":
-            return KeyPress(keys=_names(arguments["keys"]))
+            return act.KeyPress(keys=_names(arguments["keys"]))
         case "key_down":
-            return KeyDown(key=one_of_keys(_names(arguments["keys"])))
+            return act.KeyDown(key=one_of_keys(_names(arguments["keys"])))
         case "key_up":
-            return KeyUp(key=one_of_keys(_names(arguments["keys"])))
+            return act.KeyUp(key=one_of_keys(_names(arguments["keys"])))
         case "wait":
-            return Wait(seconds=_seconds(arguments))
+            return act.Wait(seconds=_seconds(arguments))
         case "answer":
-            return Answer(text=_text(arguments))
+            return act.Answer(text=text_of(arguments, "text"))
         case "terminate":
             return _ended(arguments, ("failure",))
         case "interact":  # GUI-Owl: the user is needed
-            return Fail()
+            return act.Fail()
     raise ActionError(f"computer_use has no action {str(name)[:40]!r}")
 
 
-def _drag(arguments: Arguments, coordinates: CoordinateMap) -> Drag:
+def _drag(arguments: Arguments, coordinates: CoordinateMap) -> act.Drag:
     if arguments.get("coordinate2") is not None:
         ends = [_at(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
-        return Drag(path=ends)
+        return act.Drag(path=ends)
     if coordinates.pointer is None:
         raise ActionError("a drag begins where the pointer is; no action has moved it yet")
-    return Drag(path=[coordinates.pointer, _at(arguments, coordinates)])
+    return act.Drag(path=[coordinates.pointer, _at(arguments, coordinates)])
 
 
 def _write_computer(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
-        case Click():
+        case act.Click():
             clicked = {
                 "action": _CLICK_OF[action.button],
                 "coordinate": _xy(action, coordinates),
             }
             return clicked | ({"text": "+".join(action.modifiers)} if action.modifiers else {})
-        case DoubleClick() | TripleClick():
+        case act.DoubleClick() | act.TripleClick():
             clicked = {"action": action.kind, "coordinate": _xy(action, coordinates)}
             return clicked | ({"text": "+".join(action.modifiers)} if action.modifiers else {})
-        case Move():
+        case act.Move():
             return {"action": "mouse_move", "coordinate": _xy(action, coordinates)}
-        case Drag(path=[first, last], button="left", modifiers=()) if first == coordinates.pointer:
+        case act.Drag(path=[first, last], button="left", modifiers=()) if (
+            first == coordinates.pointer
+        ):
             return {"action": "left_click_drag", "coordinate": list(coordinates.to_model(*last))}
-        case Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
+        case act.Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
             return {"action": "scroll", "coordinate": _xy(action, coordinates), "pixels": -dy}
-        case Scroll(dx=dx, dy=0) if abs(dx) <= MOST_NOTCHES:
+        case act.Scroll(dx=dx, dy=0) if abs(dx) <= MOST_NOTCHES:
             return {"action": "hscroll", "coordinate": _xy(action, coordinates), "pixels": dx}
-        case Type():
+        case act.Type():
             return {"action": "type", "text": action.text}
-        case KeyPress():
+        case act.KeyPress():
             return {"action": "key", "keys": write_keys(action.keys)}
-        case KeyDown() | KeyUp():
+        case act.KeyDown() | act.KeyUp():
             return {"action": action.kind, "keys": write_keys([action.key])}
-        case Wait():
+        case act.Wait():
             return {"action": "wait", "time": action.seconds}
-        case Answer():
+        case act.Answer():
             return {"action": "answer", "text": action.text}
-        case Done():
+        case act.Done():
             return {"action": "terminate", "status": "success"}
-        case Fail():
+        case act.Fail():
             return {"action": "terminate", "status": "failure"}
     return None
 
@@ -271,24 +249,24 @@ def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     match name:
         case "click":
             x, y = _at(arguments, coordinates)
-            return Click(x=x, y=y)
+            return act.Click(x=x, y=y)
         case "long_press":
             x, y = _at(arguments, coordinates)
-            return Click(x=x, y=y, button="right")
+            return act.Click(x=x, y=y, button="right")
         case "double_click":
             x, y = _at(arguments, coordinates)
-            return DoubleClick(x=x, y=y)
+            return act.DoubleClick(x=x, y=y)
         case "type":
-            return Type(text=_text(arguments))
+            return act.Type(text=text_of(arguments, "text"))
         case "answer":
-            return Answer(text=_text(arguments))
+            return act.Answer(text=text_of(arguments, "text"))
         case "system_button":
-            button = _text(arguments, "button").lower()
+            button = text_of(arguments, "button").lower()
             if button not in _BUTTONS:
                 raise ActionError(f"button must be Back, Home, Menu or Enter, got {button[:24]!r}")
-            return KeyPress(keys=[button])
+            return act.KeyPress(keys=[button])
         case "wait":
-            return Wait(seconds=_seconds(arguments))
+            return act.Wait(seconds=_seconds(arguments))
         case "terminate":
             return _ended(arguments, ("failure", "fail"))
         case "open":
@@ -298,15 +276,15 @@ def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
 
 def _write_touch(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
-        case Click(button="left", modifiers=()):
+        case act.Click(button="left", modifiers=()):
             return {"action": "click", "coordinate": _xy(action, coordinates)}
-        case Click(button="right", modifiers=()):
+        case act.Click(button="right", modifiers=()):
             return {"action": "long_press", "coordinate": _xy(action, coordinates)}
-        case Type():
+        case act.Type():
             return {"action": "type", "text": action.text}
-        case Answer():
+        case act.Answer():
             return {"action": "answer", "text": action.text}
-        case Done():
+        case act.Done():
             return {"action": "terminate", "status": "success"}
     return None
 
@@ -315,26 +293,26 @@ def _read_mobile(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     match arguments["action"]:
         case "swipe":
             ends = [_at(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
-            return Drag(path=ends)
+            return act.Drag(path=ends)
         case "key":
-            return KeyPress(keys=[one_of_keys(_names(_text(arguments)))])
+            return act.KeyPress(keys=[one_of_keys(_names(text_of(arguments, "text")))])
     return _read_touch(arguments, coordinates)
 
 
 def _write_mobile(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
-        case Click(button="right", modifiers=()):
+        case act.Click(button="right", modifiers=()):
             return {"action": "long_press", "coordinate": _xy(action, coordinates), "time": 1}
-        case Drag(path=[first, last], button="left", modifiers=()):
+        case act.Drag(path=[first, last], button="left", modifiers=()):
             ends = (list(coordinates.to_model(*each)) for each in (first, last))
             return dict(zip(("action", "coordinate", "coordinate2"), ("swipe", *ends), strict=True))
-        case KeyPress(keys=[key]) if key in _BUTTONS:
+        case act.KeyPress(keys=[key]) if key in _BUTTONS:
             return {"action": "system_button", "button": key.capitalize()}
-        case KeyPress(keys=[key]):
+        case act.KeyPress(keys=[key]):
             return {"action": "key", "text": write_keys([key])[0]}
-        case Wait():
+        case act.Wait():
             return {"action": "wait", "time": action.seconds}
-        case Fail():
+        case act.Fail():
             return {"action": "terminate", "status": "failure"}
     return _write_touch(action, coordinates)
 
@@ -372,7 +350,7 @@ _SWIPES = {  # the finger's way: up shows what is below
 def _read_mai(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     match arguments["action"]:
         case "swipe":
-            direction = _text(arguments, "direction")
+            direction = text_of(arguments, "direction")
             if direction not in _SWIPES:
                 raise ActionError(
                     f"direction must be up, down, left or right, got {direction[:24]!r}"
@@ -382,32 +360,32 @@ def _read_mai(arguments: Arguments, coordinates: CoordinateMap) -> Action:
             else:
                 x, y = _at(arguments, coordinates)
             dx, dy = _SWIPES[direction]
-            return Scroll(x=x, y=y, dx=dx, dy=dy)
+            return act.Scroll(x=x, y=y, dx=dx, dy=dy)
         case "drag":
             keys = ("start_coordinate", "end_coordinate")
-            return Drag(path=[_at(arguments, coordinates, key) for key in keys])
+            return act.Drag(path=[_at(arguments, coordinates, key) for key in keys])
         case "ask_user":
-            return Fail()
+            return act.Fail()
     return _read_touch(arguments, coordinates)
 
 
 def _write_mai(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
-        case DoubleClick(modifiers=()):
+        case act.DoubleClick(modifiers=()):
             return {"action": "double_click", "coordinate": _xy(action, coordinates)}
-        case Drag(path=[first, last], button="left", modifiers=()):
+        case act.Drag(path=[first, last], button="left", modifiers=()):
             start, end = (list(coordinates.to_model(*each)) for each in (first, last))
             return {"action": "drag", "start_coordinate": start, "end_coordinate": end}
-        case Scroll():
+        case act.Scroll():
             for direction, turned in _SWIPES.items():
                 if turned == (action.dx, action.dy):
                     at = _xy(action, coordinates)
                     return {"action": "swipe", "direction": direction, "coordinate": at}
-        case KeyPress(keys=[key]) if key in _BUTTONS:
+        case act.KeyPress(keys=[key]) if key in _BUTTONS:
             return {"action": "system_button", "button": key}
-        case Wait(seconds=seconds) if seconds == WAIT_S:
+        case act.Wait(seconds=seconds) if seconds == WAIT_S:
             return {"action": "wait"}
-        case Fail():
+        case act.Fail():
             return {"action": "terminate", "status": "fail"}
     return _write_touch(action, coordinates)
 

@@ -29,29 +29,11 @@ from lark import Token, Tree
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.grammar import Grammar
 from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
+from dart_cli.policy.codecs.reading import Grammar, not_expressed
 from dart_cli.policy.coordinates import CoordinateMap
-from envs.actions import (
-    Action,
-    Answer,
-    Click,
-    Done,
-    DoubleClick,
-    Drag,
-    Fail,
-    KeyDown,
-    KeyPress,
-    KeyUp,
-    MouseButton,
-    MouseDown,
-    MouseUp,
-    Move,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+from envs import actions as act
+from envs.actions import Action, MouseButton
 
 NOTCHES = 5  # wheel notches of one scroll, as UI-TARS' own executor turns
 WAIT_S = 5.0  # seconds of one wait, as its prompt promises
@@ -133,21 +115,21 @@ class UitarsCodec:
         strings = [_unquote(str(word)) for word in call.children if isinstance(word, Token)]
         match call.data:
             case "click":
-                return Click(x=points[0][0], y=points[0][1])
+                return act.Click(x=points[0][0], y=points[0][1])
             case "left_double":
-                return DoubleClick(x=points[0][0], y=points[0][1])
+                return act.DoubleClick(x=points[0][0], y=points[0][1])
             case "right_single":
-                return Click(x=points[0][0], y=points[0][1], button="right")
+                return act.Click(x=points[0][0], y=points[0][1], button="right")
             case "left_triple":
-                return TripleClick(x=points[0][0], y=points[0][1])
+                return act.TripleClick(x=points[0][0], y=points[0][1])
             case "middle_click":
-                return Click(x=points[0][0], y=points[0][1], button="middle")
+                return act.Click(x=points[0][0], y=points[0][1], button="middle")
             case "hover":
-                return Move(x=points[0][0], y=points[0][1])
+                return act.Move(x=points[0][0], y=points[0][1])
             case "drag":
-                return Drag(path=points)
+                return act.Drag(path=points)
             case "mouse_down" | "mouse_up":
-                kind = MouseDown if call.data == "mouse_down" else MouseUp
+                kind = act.MouseDown if call.data == "mouse_down" else act.MouseUp
                 x, y = points[0] if points else (None, None)
                 return kind(x=x, y=y, button=_button(strings))
             case "scroll":
@@ -156,27 +138,27 @@ class UitarsCodec:
                         f"direction must be up, down, left or right, got {strings[0][:24]!r}"
                     )
                 dx, dy = _DIRECTIONS[strings[0]]
-                return Scroll(x=points[0][0], y=points[0][1], dx=dx, dy=dy)
+                return act.Scroll(x=points[0][0], y=points[0][1], dx=dx, dy=dy)
             case "hotkey":
-                return KeyPress(keys=split_keys(strings[0].replace("+", " "), None))
+                return act.KeyPress(keys=split_keys(strings[0].replace("+", " "), None))
             case "press":
-                return KeyDown(key=one_key(strings[0], None))
+                return act.KeyDown(key=one_key(strings[0], None))
             case "release":
-                return KeyUp(key=one_key(strings[0], None))
+                return act.KeyUp(key=one_key(strings[0], None))
             case "type_text":
-                return Type(text=strings[0])
+                return act.Type(text=strings[0])
             case "wait":
-                return Wait(seconds=WAIT_S)
+                return act.Wait(seconds=WAIT_S)
             case "finished":
-                return Answer(text=strings[0]) if any(strings) else Done()
+                return act.Answer(text=strings[0]) if any(strings) else act.Done()
             case _:
-                return Fail()
+                return act.Fail()
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
         """The completion of one action; see Codec."""
         call = _call(action, coordinates)
         if call is None:
-            raise ActionError(f"UI-TARS text cannot express {action!r}: {self.limits[action.kind]}")
+            raise not_expressed("UI-TARS text", action, self.limits)
         return f"Thought: {thought}\nAction: {call}"
 
     def as_history(self, text: str) -> str:
@@ -200,45 +182,45 @@ class UitarsCodec:
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
     """The call; None for an action that the language has no call for."""
     match action:
-        case Click(modifiers=()):
+        case act.Click(modifiers=()):
             return f"{_CLICKS[action.button]}(start_box={_box(coordinates, action.x, action.y)})"
-        case DoubleClick(modifiers=()):
+        case act.DoubleClick(modifiers=()):
             return f"left_double(start_box={_box(coordinates, action.x, action.y)})"
-        case TripleClick(modifiers=()):
+        case act.TripleClick(modifiers=()):
             return f"left_triple(start_box={_box(coordinates, action.x, action.y)})"
-        case Move():
+        case act.Move():
             return f"hover(start_box={_box(coordinates, action.x, action.y)})"
-        case Drag(path=[first, last], button="left", modifiers=()):
+        case act.Drag(path=[first, last], button="left", modifiers=()):
             return (
                 f"drag(start_box={_box(coordinates, *first)}, end_box={_box(coordinates, *last)})"
             )
-        case MouseDown() | MouseUp():
+        case act.MouseDown() | act.MouseUp():
             return f"{action.kind}({', '.join(_where(action, coordinates))})"
-        case Scroll():
+        case act.Scroll():
             for direction, notches in _DIRECTIONS.items():
                 if notches == (action.dx, action.dy):
                     box = _box(coordinates, action.x, action.y)
                     return f"scroll(start_box={box}, direction='{direction}')"
-        case KeyPress():
+        case act.KeyPress():
             return f"hotkey(key={_quote(join_keys(action.keys, ' '))})"
-        case KeyDown():
+        case act.KeyDown():
             return f"press(key={_quote(join_keys([action.key], ' '))})"
-        case KeyUp():
+        case act.KeyUp():
             return f"release(key={_quote(join_keys([action.key], ' '))})"
-        case Type():
+        case act.Type():
             return f"type(content={_quote(action.text)})"
-        case Wait(seconds=seconds) if seconds == WAIT_S:
+        case act.Wait(seconds=seconds) if seconds == WAIT_S:
             return "wait()"
-        case Answer(text=text) if text:
+        case act.Answer(text=text) if text:
             return f"finished(content={_quote(text)})"
-        case Done():
+        case act.Done():
             return "finished()"
-        case Fail():
+        case act.Fail():
             return "call_user()"
     return None
 
 
-def _where(action: MouseDown | MouseUp, coordinates: CoordinateMap) -> list[str]:
+def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> list[str]:
     """The box, where a point is given, and the button, where it is not the left one."""
     where = []
     if action.x is not None and action.y is not None:

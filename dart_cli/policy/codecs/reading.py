@@ -1,0 +1,284 @@
+"""How texts are read: what all languages share, an LALR grammar, and Python calls with literal arguments.
+
+    refuse_long   the error of a text that is too long for an action
+    understood    errors of a call's arguments as ActionError
+    text_of       an argument that is a text
+    not_expressed the error of an action that a language has no call for
+    Grammar       parses a whole text, with readable errors
+    Call, calls_of   calls of a few lines of code, read by Python's own parser and never run
+    quoted        a text as a literal of one line
+
+In code a name is a plain one or `module.name`. An argument is a text, a number, True, False, None, or a list of
+them. Everything else is an ActionError: other expressions, other statements, names as values.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lark import Lark, Token, Tree
+from lark.common import LexerConf
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+from lark.lexer import ContextualLexer, PatternStr
+
+from bus.errors import ActionError
+from envs.actions import Action
+
+LONGEST = 16_384  # characters; a longer completion is refused without parsing
+_SHOWN = 24  # characters of the offending text in a message
+_MOST_SHOWN = 80  # characters that they take there, escaped
+MOST_CALLS = 64  # statements in one completion
+_LINES = re.compile(r"\r\n|\r|\n")
+
+Span = tuple[int, int]
+
+
+def refuse_long(text: str) -> None:
+    """Raise ActionError for a text that is longer than any action."""
+    if len(text) > LONGEST:
+        raise ActionError(f"{len(text)} characters are too many for an action (at most {LONGEST})")
+
+
+@contextmanager
+def understood(call: str) -> Iterator[None]:
+    """Raise the errors of reading a call's arguments as ActionError."""
+    try:
+        yield
+    except KeyError as missing:
+        raise ActionError(f"{call} lacks {missing}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        told = " ".join(str(error).split())[:120]
+        raise ActionError(f"{call} is not understood: {told}") from None
+
+
+def text_of(arguments: Mapping[str, Any], key: str) -> str:
+    """An argument that is a text. Raises ActionError, KeyError or, for half a surrogate pair, ValueError."""
+    text = arguments[key]
+    if not isinstance(text, str):
+        raise ActionError(f"{key} must be a text, got {json.dumps(text)[:60]}")
+    text.encode()  # JSON can hold half a surrogate pair, and no message can
+    return text
+
+
+def not_expressed(language: str, action: Action, limits: Mapping[str, str]) -> ActionError:
+    """The error of an action that a language has no call for."""
+    return ActionError(f"{language} cannot express {action!r}: {limits[action.kind]}")
+
+
+class Match(NamedTuple):
+    """What a rule matches: characters [start, end) from its first kept token to its last."""
+
+    start: int
+    end: int
+    tree: Tree[Token]
+
+
+class _UncheckedLexer(ContextualLexer):
+    """Without lark's validation of terminals.
+
+    Where the package interegular is installed, which vLLM brings, lark searches for terminals that
+    collide: seconds in each process that makes a codec, for a line of its debug log. That no
+    terminal is empty, the other half of the validation, a test checks.
+    """
+
+    def __init__(self, conf: LexerConf, *args: Any, **options: Any) -> None:
+        conf.skip_validation = True
+        super().__init__(conf, *args, **options)
+
+
+class Grammar:
+    """Parses a whole text or raises ActionError with the position, what was found and what was expected."""
+
+    def __init__(self, rules: str, readable: dict[str, str]) -> None:
+        """`readable` names the pattern terminals of `rules` for messages."""
+        self._parser = Lark(
+            rules,
+            parser="lalr",
+            lexer="contextual",
+            maybe_placeholders=False,
+            _plugins={"ContextualLexer": _UncheckedLexer},
+        )
+        self._readable = readable | {
+            terminal.name: terminal.pattern.value
+            for terminal in self._parser.terminals
+            if isinstance(terminal.pattern, PatternStr)
+        }
+
+    def parse(self, text: str) -> Tree[Token]:
+        """The parse tree of `text`, all of it."""
+        refuse_long(text)
+        try:
+            return self._parser.parse(text)
+        except UnexpectedInput as error:
+            raise ActionError(self._explain(error, text)) from None
+
+    def matches(self, text: str, rule: str) -> list[Match]:
+        """What `rule` matches in `text`, in its order; nothing where the text cannot be parsed."""
+        try:
+            found = self.parse(text).find_data(rule)
+        except ActionError:
+            return []
+        return sorted(map(_match, found), key=lambda match: match.start)
+
+    def _explain(self, error: UnexpectedInput, text: str) -> str:
+        expected: set[str] = set()
+        if isinstance(error, UnexpectedCharacters):
+            expected = set(error.allowed or ())
+        elif isinstance(error, UnexpectedToken):
+            expected = set(error.expected)
+        position = error.pos_in_stream or 0
+        if isinstance(error, UnexpectedToken) and error.token.type == "$END":
+            found = "the text ends too early" if text else "the text is empty"
+        else:
+            rest = text[position : position + _SHOWN]
+            found = f"{rest!r:.{_MOST_SHOWN}} at character {position} is out of place"
+        names = sorted(self._readable.get(name, "the end") for name in expected)
+        return f"{found}; expected {' or '.join(names)}" if names else found
+
+
+def _match(tree: Tree[Token]) -> Match:
+    tokens = list(tree.scan_values(lambda _: True))
+    return Match(tokens[0].start_pos or 0, tokens[-1].end_pos or 0, tree)
+
+
+# --- Python calls
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. Arguments by position are named after the signature that `calls_of` is given."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    rest: Sequence[Any]  # arguments by position beyond the signature: of hotkey all
+    point: (
+        Span | None
+    )  # characters [start, end) of the code that write x and y, and what is ignored after them
+
+
+def calls_of(
+    code: str, signatures: Mapping[str, Sequence[str]], ignored: Sequence[str]
+) -> list[Call]:
+    """The calls of `code`, in their order. Raises ActionError.
+
+    `signatures` has the names that exist, with their arguments by position; `ignored` arguments are dropped.
+    Imports and texts that stand alone do nothing and are passed over.
+    """
+    refuse_long(code)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            tree = ast.parse(code)
+    except SyntaxError as error:
+        raise ActionError(f"line {error.lineno or 1} is no Python: {error.msg}"[:200]) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ActionError("the code is no Python") from None
+    if len(tree.body) > MOST_CALLS:
+        raise ActionError(f"{len(tree.body)} lines are too many for one action")
+    places = _Places(code)
+    calls = []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
+            continue
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+            raise ActionError(f"line {node.lineno} is no call")
+        calls.append(_call(node.value, signatures, ignored, places))
+    return calls
+
+
+class _Places:
+    """Characters of the code, from lines and the bytes that the parser counts."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self._starts = [0, *(each.end() for each in _LINES.finditer(code))]
+
+    def of(self, line: int, column: int) -> int:
+        start = self._starts[line - 1]
+        return start + len(
+            self._code[start : start + column].encode()[:column].decode(errors="ignore")
+        )
+
+
+def _call(
+    node: ast.Call,
+    signatures: Mapping[str, Sequence[str]],
+    ignored: Sequence[str],
+    places: _Places,
+) -> Call:
+    name = _name(node.func)
+    if name not in signatures:
+        raise ActionError(f"there is no call {name[:40]!r}")
+    names = signatures[name]
+    arguments = {key: _literal(value) for key, value in zip(names, node.args, strict=False)}
+    rest = [_literal(value) for value in node.args[len(names) :]]
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ActionError(f"{name} unpacks no arguments")
+        if keyword.arg in arguments:
+            raise ActionError(f"{name} is given {keyword.arg[:24]} twice")
+        arguments[keyword.arg] = _literal(keyword.value)
+    point = _point(node, names, ignored, places)
+    kept = {key: value for key, value in arguments.items() if key not in ignored}
+    return Call(name, kept, rest, point)
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    raise ActionError("a call is NAME(...) or MODULE.NAME(...)")
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None):
+            return node.value
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float())):
+            return -node.operand.value if isinstance(node.op, ast.USub) else node.operand.value  # type: ignore[attr-defined]
+        case ast.List() | ast.Tuple():
+            return [
+                _literal(each) for each in node.elts if not isinstance(each, ast.List | ast.Tuple)
+            ]
+    raise ActionError("an argument is a text, a number or a list of them")
+
+
+def _point(
+    node: ast.Call, names: Sequence[str], ignored: Sequence[str], places: _Places
+) -> Span | None:
+    """Where x and y stand, one after the other; by position, with what follows and is ignored."""
+    given: list[tuple[str, ast.expr | ast.keyword]] = [
+        *zip(names, node.args, strict=False),
+        *((keyword.arg or "", keyword) for keyword in node.keywords),
+    ]
+    order = [name for name, _ in given]
+    if "x" not in order or order[order.index("x") + 1 : order.index("x") + 2] != ["y"]:
+        return None
+    first = order.index("x")
+    last = first + 1
+    while last + 1 < len(node.args) and order[last + 1] in ignored:
+        last += 1
+    if last + 1 < len(node.args) and first < len(node.args):
+        raise ActionError(f"write {order[last + 1]} by its name, after x and y")
+    start, end = given[first][1], given[last][1]
+    assert end.end_lineno is not None
+    assert end.end_col_offset is not None
+    return places.of(start.lineno, start.col_offset), places.of(end.end_lineno, end.end_col_offset)
+
+
+def quoted(text: str, unwritten: Sequence[str]) -> str:
+    """A literal of one line that means `text` and holds none of `unwritten`."""
+    written = repr(text)
+    for each in unwritten:
+        written = written.replace(each, f"\\x{ord(each[0]):02x}{each[1:]}")
+    return written
