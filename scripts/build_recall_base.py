@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from build_tiny_base import POINTING_HEADS, SPREAD, cover
 
 from bus.messages import Turn
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.forward import ModelInputs, encoder_outputs, image_features
 from dart_cli.policy.images import PreparedImage

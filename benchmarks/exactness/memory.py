@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from dart_cli.algo.chunked import token_scores
 from dart_cli.config.architecture import is_tied, shape_of
 from dart_cli.doctor.trainer_memory import TrainerMemory, TrainerSetup, trainer_memory
-from dart_cli.policy.recompute import use_recompute
+from dart_cli.policy.packed import use_recompute
 from dart_cli.train.sharded import ShardingPlan, shard
 from scripts.small_models import FAMILIES
 

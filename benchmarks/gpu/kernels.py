@@ -68,8 +68,8 @@ def machine(settings: Settings) -> Found:
 
 def attention(settings: Settings) -> Found:
     """Trees, each path alone, and a dense mask in float32; values and gradients."""
-    from dart_cli.policy.attention import packed_attention
     from dart_cli.policy.pack_plan import PackLayout, plan_pack
+    from dart_cli.policy.packed import packed_attention
 
     device = settings.device
     on_gpu = device.startswith("cuda")
@@ -148,8 +148,8 @@ def _speed(
     device: str, dtype: torch.dtype, heads: int, kv_heads: int, width: int, *, tiny: bool
 ) -> Found:
     """Milliseconds of a forward and backward pass over one long sequence, packed and with a mask."""
-    from dart_cli.policy.attention import packed_attention
     from dart_cli.policy.pack_plan import PackLayout, plan_pack
+    from dart_cli.policy.packed import packed_attention
 
     length = 128 if tiny else 8192
     layout = PackLayout((0, length), (-1,))

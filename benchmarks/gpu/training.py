@@ -276,7 +276,7 @@ def one_by_one(settings: Settings) -> Found:
     """Gradients of the same samples in packs and one at a time, and the seconds of both."""
     from benchmarks.speed.packing import alone, packed
     from dart_cli.policy.model import load_policy
-    from dart_cli.policy.recompute import use_recompute
+    from dart_cli.policy.packed import use_recompute
     from dart_cli.train.model import TrainModel
 
     layers = compared_layers(settings)

@@ -32,8 +32,7 @@ from dart_cli.data.replay import Replays
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import BatchRow, MetricPoint, TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.device import pick_device
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.model import load_policy, pick_device
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from envs.base import Task

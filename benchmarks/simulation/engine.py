@@ -34,7 +34,7 @@ from dart_cli.engines.base import (
 )
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from dart_cli.policy.weight_set import WeightSet, directory_of
 from dart_cli.weights.manifest import check_complete

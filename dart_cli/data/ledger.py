@@ -59,7 +59,7 @@ from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
 from dart_cli.data.step_checks import check_end, check_step
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
-from dart_cli.policy.pointer.patches import drawn
+from dart_cli.policy.pointer.tokens import drawn
 from envs.base import Task
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from bus.messages import StepRecord, TrajectoryEnd
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.compatibility import live_patch_mistake
 from dart_cli.data.store.encoding import in_range
-from dart_cli.policy.pointer.patches import map_mistake
+from dart_cli.policy.pointer.tokens import map_mistake
 from envs.base import content_hash, image_type
 
 

@@ -308,7 +308,7 @@ def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
 
 def values(config: Config) -> Iterator[Finding]:
     """Every number of the model's weights; minutes for a large model on a slow disk."""
-    from dart_cli.policy.shard_files import PolicyFiles  # late: it loads torch
+    from dart_cli.policy.model_files import PolicyFiles  # late: it loads torch
 
     began, bad = time.monotonic(), dict[str, int]()
     try:

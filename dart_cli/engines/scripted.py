@@ -32,7 +32,7 @@ from dart_cli.engines.completions import (
     generate_request,
     unsampled,
 )
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from dart_cli.policy.weight_set import WeightSet, directory_of
 from envs.actions import Click

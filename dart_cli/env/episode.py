@@ -43,7 +43,8 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import StepResult, sendable
-from dart_cli.policy.codec import Codec, PointCodec, make_codec, summary_of
+from dart_cli.policy.codec import Codec, PointCodec, summary_of
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import (
     CoordinateMap,
     make_coordinate_map,

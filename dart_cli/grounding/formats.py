@@ -29,7 +29,8 @@ from dart_cli.config.model_folder import BUILTIN, TOKENIZER, model_folder, model
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
 from dart_cli.grounding.items import Point
-from dart_cli.policy.codec import Codec, make_codec, point_codec
+from dart_cli.policy.codec import Codec
+from dart_cli.policy.codecs import make_codec, point_codec
 from dart_cli.policy.codecs.tools import point_of
 from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action, Click, Drag, Fail

@@ -10,8 +10,7 @@ from bus.messages import Sampling
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.judge.evidence import Messages
-from dart_cli.policy.device import pick_device
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.model import LoadedPolicy, load_policy, pick_device
 from dart_cli.runtime.chat import ChatReply
 
 

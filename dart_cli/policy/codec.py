@@ -4,8 +4,6 @@
     PointCodec     one that also tells where a text names a place: what `policy.pointing = "pointer"` needs
     WrittenPoint   a place in a text
     summary_of     what a completion says of its action, in words
-    make_codec     the codec of a configured name (`policy.codec`)
-    point_codec    the same, where it is a PointCodec
 
 The languages are in `codecs/`: `compact` (the tiny model), `uitars` (UI-TARS text), tool calls, calls of
 pyautogui, and GLM's (docs/families.md); one of your own is named as file.py:MyCodec (docs/policy.md).
@@ -17,15 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from bus.errors import ConfigError, TaskError
-from dart_cli.config.schema import CODEC_PARTS, CODECS, POINT_PARTS
 from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action
-from envs.own_code import load_own
 
 
 @runtime_checkable
@@ -97,58 +90,3 @@ def summary_of(codec: Codec, text: str) -> str:
     """
     summary = getattr(codec, "summary", None)
     return str(summary(text)) if callable(summary) else " ".join(text.split())
-
-
-_MODULES = {
-    **dict.fromkeys(("toolcall", "toolcall-mobile", "toolcall-mai", "toolcall-xml"), "toolcall"),
-    **dict.fromkeys(("pyautogui", "scalecua"), "pyautogui"),
-    "glm": "glm",
-}
-"""The modules of codecs/ whose CODECS have several names, or came with a family of models."""
-
-
-@cache
-def make_codec(name: str) -> Codec:
-    """The codec called `name`; built once. Raises ConfigError for an unknown name."""
-    if name == "compact":
-        from dart_cli.policy.codecs.compact import CompactCodec
-
-        return CompactCodec()
-    if name == "uitars":
-        from dart_cli.policy.codecs.uitars import UitarsCodec
-
-        return UitarsCodec()
-    if name in _MODULES:
-        module = import_module(f"dart_cli.policy.codecs.{_MODULES[name]}")
-        return cast("Codec", module.CODECS[name]())
-    if ":" in name:
-        return _own_codec(name)
-    raise ConfigError(
-        f"policy.codec must be {', '.join(CODECS)}, or your own as file.py:MyCodec, got {name}"
-    )
-
-
-def _own_codec(name: str) -> Codec:
-    try:
-        codec = load_own("codec", name, name)
-    except TaskError as error:
-        raise ConfigError(f"policy.codec: {error}") from error
-    if not isinstance(codec, Codec):
-        raise ConfigError(f"policy.codec: {name} is no Codec; it needs {', '.join(CODEC_PARTS)}")
-    return codec
-
-
-def point_codec(name: str) -> PointCodec:
-    """The codec called `name`. Raises ConfigError where it does not tell its points."""
-    codec = make_codec(name)
-    if not isinstance(codec, PointCodec):
-        raise ConfigError(lacks_points(name))
-    return codec
-
-
-def lacks_points(name: str) -> str:
-    """What to do with a codec that does not tell its points, as one line."""
-    return (
-        f'policy.codec: {name} lacks {" and ".join(POINT_PARTS)}, which policy.pointing = "pointer" needs; '
-        'add them (docs/policy.md), or set policy.pointing = "text"'
-    )

@@ -3,6 +3,7 @@
     load_policy     Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
     check_weights   whether one would load, without reading its weights
     LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
+    pick_device     the device that a model runs on
     weight_tensors  the tensors that the trainer publishes and the engine loads
 
 Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing is downloaded.
@@ -27,19 +28,19 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from bus.errors import ModelError, first_line
+from bus.errors import MissingPartError, ModelError, first_line
 from dart_cli.config import model_folder as files
 from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
 from dart_cli.config.schema import LoraConfig, Pointing
-from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
+from dart_cli.policy.model_files import PolicyFiles
+from dart_cli.policy.packed import use_packed
 from dart_cli.policy.pointer.folder import attach_head, without_head
 from dart_cli.policy.pointer.head import PointerHead, head_of
 from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
-from dart_cli.policy.shard_files import PolicyFiles
 from dart_cli.policy.vocabulary import CUT, END, LiteralText, forbidden_ids
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -129,6 +130,23 @@ class LoadedPolicy:
         ends = self.tokenizer.convert_tokens_to_ids("<|im_end|>"), self.tokenizer.eos_token_id
         end = next(token for token in (*ends, *self.end_token_ids) if token in self.end_token_ids)
         return [*self.encode(self.literal.mark(text)), end]
+
+
+def pick_device(asked: str) -> torch.device:
+    """The device of a configuration's `device`; `auto` is the first GPU, else the CPU.
+
+    A GPU has its number, without which `torch.cuda.set_device` takes none. Raises MissingPartError for
+    one that torch does not see.
+    """
+    if asked == "auto":
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda:0" if asked == "cuda" else asked)
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise MissingPartError(
+            f"device {asked}: torch sees {torch.cuda.device_count()} GPUs; "
+            "install a CUDA build of torch, or set the device to auto or cpu"
+        )
+    return device
 
 
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:

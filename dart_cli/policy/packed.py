@@ -1,25 +1,251 @@
-"""The policy's forward pass over a pack: trees of token sequences in one row, each token once.
+"""The trainer's forward pass: over a pack, trees of token sequences in one row, each token once.
 
-    PackedInputs   token ids, positions, layout and distinct images of a pack
-    packed_hidden  the hidden states that the output embedding reads
+    PackedInputs      token ids, positions, layout and distinct images of a pack
+    packed_hidden     the hidden states that the output embedding reads
+    use_packed        let a model's language layers take packs besides padded batches
+    check_packed      an error for a model that does not
+    packed_attention  queries, keys and values of a pack -> its attention, without an L x L mask
+    use_recompute     layers that keep their input alone and compute the rest again in the backward pass
 
 Steps of one trajectory extend one another and the trajectories of a group share their first screen. A
-pack holds each shared token once; what a token sees is its path from the root (attention.py), so its
+pack holds each shared token once; what a token sees is its path from the root (pack_plan.py), so its
 hidden state is the one of its path alone in `forward.logits` up to rounding.
+
+Kernels: `torch.nn.attention.varlen.varlen_attn`, FlashAttention's packed call (arXiv 2307.08691), on
+CUDA in bfloat16 and float16; elsewhere one `scaled_dot_product_attention` for each bucket of sequences of
+similar length. The choice is the plan's.
+
+Recomputing is activation checkpointing (arXiv 1604.06174) by transformers' own switch, which does nothing in
+evaluation mode: the model is put into training mode. That changes no number as long as nothing is
+dropped at random, so every dropout must be 0.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from dart_cli.policy.attention import check_packed
+from bus.errors import ModelError
 from dart_cli.policy.forward import ImageFeatures, image_arguments
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.pack_plan import PackLayout, PackPlans
+from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
+from dart_cli.policy.pointer.head import head_of
+
+PACKED = "dart_packed"
+"""Name of our language attention in transformers; without a plan it is `sdpa`."""
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows [K, ...] of a tensor [L, ...], some of them several times.
+
+    The gradient of a row that many sequences see is a sum over them, in float32 or better.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = rows.shape
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
+        total.index_add_(0, index, gradient.to(dtype))
+        return total.to(gradient.dtype), None
+
+
+class _Padded(torch.autograd.Function):
+    """Rows [Q, ...] of a tensor [L, ...], each once but for padding; `places` [L] inverts `index`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, index: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpadded(torch.autograd.Function):
+    """Inverts _Padded: rows [L, ...] of a tensor [Q, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        ctx.shape = rows.shape
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        padded = gradient.new_zeros(ctx.shape)
+        return padded.index_copy_(0, ctx.saved_tensors[0], gradient), None
+
+
+def packed_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
+) -> torch.Tensor:
+    """Attention of a pack: query [L, heads, D], key and value [L, kv_heads, D] -> [L, heads, D]."""
+    if plan.keys is not None:
+        key, value = _gathered(key, plan.keys), _gathered(value, plan.keys)
+    if plan.buckets:
+        return _bucketed(query, key, value, plan, scale)
+    return _varlen(query, key, value, plan, scale)
+
+
+def _gathered(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    gathered: torch.Tensor = _Gathered.apply(rows, index)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def _bucketed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
+) -> torch.Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if plan.queries is not None:
+        query = _Padded.apply(query, plan.queries, plan.places)  # type: ignore[no-untyped-call]
+    parts: list[torch.Tensor] = []
+    queries = torch.split(query, [bucket.count * bucket.queries for bucket in plan.buckets])
+    sizes = [bucket.count * bucket.keys for bucket in plan.buckets]
+    keys, values = torch.split(key, sizes), torch.split(value, sizes)
+    for bucket, q, k, v in zip(plan.buckets, queries, keys, values, strict=True):
+        out = F.scaled_dot_product_attention(
+            _sequences(q, bucket.count),
+            _sequences(_repeated(k, groups), bucket.count),
+            _sequences(_repeated(v, groups), bucket.count),
+            attn_mask=bucket.bias,
+            is_causal=bucket.bias is None,
+            scale=scale,
+        )
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if plan.queries is not None:
+        result = _Unpadded.apply(result, plan.places)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _sequences(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Rows [count * K, heads, D] of padded sequences: [count, heads, K, D]."""
+    return rows.reshape(count, -1, *rows.shape[1:]).transpose(1, 2)
+
+
+def _repeated(rows: torch.Tensor, groups: int) -> torch.Tensor:
+    """Keys or values [K, kv_heads, D] once per query head: [K, kv_heads * groups, D]."""
+    return rows if groups == 1 else rows.repeat_interleave(groups, dim=1)
+
+
+def _varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
+) -> torch.Tensor:
+    call, known = _varlen_call()
+    groups = query.shape[1] // key.shape[1]
+    extra: dict[str, Any] = {}
+    if groups > 1 and "enable_gqa" in known:
+        extra["enable_gqa"] = True
+    elif groups > 1:
+        key, value = _repeated(key, groups), _repeated(value, groups)
+    if "scale" in known:
+        extra["scale"] = scale
+    elif scale is not None:
+        query = query * (scale * math.sqrt(query.shape[2]))  # it divides by this root
+    result: torch.Tensor = call(
+        query,
+        key,
+        value,
+        plan.query_ends,
+        plan.key_ends,
+        *plan.longest,
+        window_size=(plan.window - 1 if plan.window else -1, 0),
+        **extra,
+    )
+    return result
+
+
+@cache
+def _varlen_call() -> tuple[Callable[..., Any], frozenset[str]]:
+    """The packed attention of torch, and the names of its parameters, which differ by version.
+
+    Raises ModelError where this torch has none that is causal from the bottom right.
+    """
+    call: Any = None
+    with contextlib.suppress(ImportError):
+        from torch.nn.attention.varlen import varlen_attn as call
+    known = frozenset(inspect.signature(call).parameters if call else ())
+    if "window_size" not in known:
+        raise ModelError(
+            f"torch {torch.__version__} has no packed attention on a GPU; install torch 2.11 or later, "
+            'or set model.dtype = "float32"'
+        )
+    return call, known
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [B, heads, L, D]
+    key: torch.Tensor,  # [B, kv_heads, L, D]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    pack_plans: PackPlans | None = None,
+    **extra: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of transformers: a pack where there are plans, else `sdpa`."""
+    if pack_plans is None:
+        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            **extra,
+        )
+        return result
+    if dropout:
+        raise ModelError(f"packs are not for models with attention dropout {dropout}; set it to 0")
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    plan = pack_plans.plan(query.device, query.dtype, sliding_window or 0)
+    return packed_attention(query, key, value, plan, scaling)[None], None
+
+
+def use_packed(model: PreTrainedModel) -> None:
+    """Let the language layers of `model` take packs; padded batches attend as with `sdpa`."""
+    inner: Any = model.model
+    inner.language_model.config._attn_implementation = PACKED  # noqa: SLF001 (no public setter)
+
+
+def check_packed(model: PreTrainedModel) -> None:
+    """Raise ModelError if `use_packed` was not called: the layout would be ignored."""
+    inner: Any = model.model
+    name = inner.language_model.config._attn_implementation  # noqa: SLF001
+    if name != PACKED:
+        raise ModelError(f"the model attends with {name}, not in packs")
+
+
+AttentionInterface.register(PACKED, _attention)
+AttentionMaskInterface.register(PACKED, sdpa_mask)
+
 
 __all__ = ["PackLayout", "PackedInputs", "packed_hidden"]
 
@@ -63,3 +289,57 @@ def packed_hidden(
     )
     hidden: torch.Tensor = output.last_hidden_state[0]
     return hidden
+
+
+def use_recompute(model: PreTrainedModel) -> None:
+    """Recompute each language layer in the backward pass, and each vision block where it is trained.
+
+    Gradients stay bit-equal. The model must not be used with a KV cache afterwards: transformers drops
+    it here. Call it after freezing. Raises ModelError if the model drops values at random, or has a
+    layer without the switch.
+    """
+    if dropping := _dropping(model):
+        name, value = dropping
+        raise ModelError(
+            f'train.recompute = "layer" needs a model without dropout, {name} is {value}; '
+            "set it to 0 in the model's config.json, or train.recompute to none"
+        )
+    # Nothing is drawn at random, so no generator's state has to be kept.
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    model.train()
+    inner: Any = model.model
+    if not any(parameter.requires_grad for parameter in inner.visual.parameters()):
+        inner.visual.eval()
+    if (head := head_of(model)) is not None:
+        head.eval()  # it drops values at random in training mode, which engines do not
+    if off := [name for name, layer in _layers(inner) if not _recomputes(layer)]:
+        raise ModelError(
+            f"{off[0]} of {type(model).__name__} cannot be recomputed; set train.recompute to none"
+        )
+
+
+def _layers(inner: Any) -> list[tuple[str, nn.Module]]:
+    """The layers that training goes back through, with names for messages."""
+    layers = [(f"layer {index}", layer) for index, layer in enumerate(inner.language_model.layers)]
+    if inner.visual.training:
+        layers += [(f"vision block {i}", block) for i, block in enumerate(inner.visual.blocks)]
+    return layers
+
+
+def _recomputes(layer: nn.Module) -> bool:
+    return (
+        isinstance(layer, GradientCheckpointingLayer)
+        and layer.gradient_checkpointing
+        and layer.training
+    )
+
+
+def _dropping(model: nn.Module) -> tuple[str, float] | None:
+    """The first part of the model that drops values at random, and its probability."""
+    for path, module in model.named_modules():
+        is_dropout = "Drop" in type(module).__name__  # torch's hold their probability as `p`
+        for name, value in vars(module).items():
+            is_rate = "drop" in name or (is_dropout and name == "p")
+            if is_rate and isinstance(value, int | float) and float(value) != 0:
+                return f"{path}.{name}", float(value)
+    return None

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from bus.errors import ModelError, PromptError
 from bus.messages import ChatMessage, ChatPart, Turn
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.policy.codec import point_codec
+from dart_cli.policy.codecs import point_codec
 from dart_cli.policy.history import PREVIOUS
 from dart_cli.policy.images import with_hashes
 from dart_cli.policy.model import LoadedPolicy

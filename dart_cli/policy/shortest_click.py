@@ -11,7 +11,8 @@ from dart_cli.config.load import Source
 from dart_cli.config.model_folder import TOKENIZER, model_folder
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.policy.codec import Codec, PointCodec, make_codec
+from dart_cli.policy.codec import Codec, PointCodec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from envs.actions import Click
 

@@ -193,8 +193,7 @@ def load_model(config: Config) -> Model:
 
     from dart_cli.engines.responder import PolicyResponder, VerifiedResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
-    from dart_cli.policy.device import pick_device
-    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.model import load_policy, pick_device
     from dart_cli.policy.prompt import make_renderer
     from dart_cli.weights.file import load
 

@@ -50,11 +50,11 @@ from transformers import PreTrainedModel
 
 from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
-from dart_cli.policy.attention import use_packed
 from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.lora import first_adapters
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.policy.shard_files import PolicyFiles, fill, fill_buffers
+from dart_cli.policy.model_files import PolicyFiles, fill, fill_buffers
+from dart_cli.policy.packed import use_packed
 from dart_cli.weights.flat_weights import TensorStream, specs_of
 from dart_cli.weights.manifest import TensorSpec
 

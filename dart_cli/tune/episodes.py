@@ -25,7 +25,8 @@ from pydantic import Field, ValidationError
 from bus.errors import ActionError, EngineError, ModelError, UserError
 from bus.messages import Turn
 from dart_cli.config.schema import Config
-from dart_cli.policy.codec import make_codec, summary_of
+from dart_cli.policy.codec import summary_of
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
 from dart_cli.policy.history import history_of, previous_of
 from dart_cli.policy.model import LoadedPolicy

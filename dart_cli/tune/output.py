@@ -21,7 +21,7 @@ from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import Config
 from dart_cli.policy.lora import is_adapter, merge_into
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.policy.saved_folder import copy_rest, new_folder, write_adapters, write_model
+from dart_cli.policy.model_files import copy_rest, new_folder, write_adapters, write_model
 from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.runtime.tables import page_table
 from dart_cli.tune.defaults import Chosen

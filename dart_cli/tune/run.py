@@ -18,8 +18,7 @@ from dart_cli.config.model_folder import read_json, screens_of
 from dart_cli.config.schema import Config
 from dart_cli.grounding.formats import folder_of
 from dart_cli.player.model import folder_digest
-from dart_cli.policy.device import pick_device
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.model import LoadedPolicy, load_policy, pick_device
 from dart_cli.runtime.kept_folder import refuse_other
 from dart_cli.tune.data import ActionData, ItemData, read_data
 from dart_cli.tune.defaults import Chosen, chosen

@@ -20,7 +20,7 @@ from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.parquet_write import Shards
 from dart_cli.data.exchange.transfer import import_folder
 from dart_cli.data.store.open import open_reader, open_store
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer

@@ -12,7 +12,7 @@ from bus.messages import Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 
 

@@ -24,7 +24,8 @@ from bus.messages import (
 from dart_cli.env.async_env import AsyncEnv, Deadlines
 from dart_cli.env.carriers import ThreadedEnv
 from dart_cli.env.episode import ActionSpec
-from dart_cli.policy.codec import Codec, make_codec
+from dart_cli.policy.codec import Codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.history import History
 from envs.actions import Action, Wait

@@ -19,7 +19,7 @@ from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env import episode
 from dart_cli.env.episode import OBSERVE_CHARS, Episode, play_episode
 from dart_cli.player.episodes import InProcessPolicy
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.history import History, Previous
 from dart_cli.policy.model import load_policy
 from envs.actions import Action

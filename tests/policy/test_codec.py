@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.schema import CODECS
-from dart_cli.policy.codec import Codec, make_codec, point_codec
-from dart_cli.policy.codecs import compact, uitars
+from dart_cli.policy.codec import Codec
+from dart_cli.policy.codecs import compact, make_codec, point_codec, uitars
 from dart_cli.policy.coordinates import CoordinateConvention, CoordinateMap, make_coordinate_map
 from envs.actions import (
     Action,

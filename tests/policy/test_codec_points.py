@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bus.errors import ConfigError
 from dart_cli.config.schema import CODECS as SHIPPED
-from dart_cli.policy.codec import Codec, PointCodec, point_codec
+from dart_cli.policy.codec import Codec, PointCodec
+from dart_cli.policy.codecs import point_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from envs.actions import (
     Action,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as published
 
 from bus.errors import ActionError
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map, smart_resize
 from envs.actions import Click
 

@@ -19,7 +19,8 @@ from PIL import Image
 from bus.messages import Turn
 from dart_cli.config.families import FAMILIES, PROMPTS, values_of
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.policy.codec import make_codec, summary_of
+from dart_cli.policy.codec import summary_of
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.history import history_of, previous_of
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer

@@ -13,7 +13,8 @@ import pytest
 from bus.errors import ActionError
 from dart_cli.config.families import FAMILIES
 from dart_cli.config.model_folder import Screens
-from dart_cli.policy.codec import make_codec, point_codec, summary_of
+from dart_cli.policy.codec import summary_of
+from dart_cli.policy.codecs import make_codec, point_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from envs.actions import action_from_dict
 

@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bus.errors import ModelError
-from dart_cli.policy import attention, pack_plan
-from dart_cli.policy.attention import packed_attention
+from dart_cli.policy import pack_plan
+from dart_cli.policy import packed as forward_pass
 from dart_cli.policy.forward import collate, image_features, logits, rope_positions
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pack_plan import PackLayout, plan_pack
-from dart_cli.policy.packed import PackedInputs, packed_hidden
+from dart_cli.policy.packed import PackedInputs, packed_attention, packed_hidden
 from scripts.small_models import FAMILIES
 from tests.devices import no_gpu
 
@@ -437,9 +437,9 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         "_bucket_plan",
         lambda layout, device, _, w: pack_plan._varlen_plan(layout, device, w),
     )
-    attention._varlen_call.cache_clear()
+    forward_pass._varlen_call.cache_clear()
     yield monkeypatch
-    attention._varlen_call.cache_clear()
+    forward_pass._varlen_call.cache_clear()
 
 
 @pytest.mark.parametrize("call", [varlen_by_definition, varlen_of_later_torch])

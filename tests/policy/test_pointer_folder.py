@@ -19,10 +19,10 @@ from dart_cli.config.rules.policy import SERVED
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.exchange.compatibility import model_facts
 from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.model_files import PolicyFiles
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
-from dart_cli.policy.shard_files import PolicyFiles
 from scripts.small_models import FAMILIES, build
 
 Folder = Callable[[str], Path]

@@ -10,7 +10,7 @@ import pytest
 
 from bus.errors import ActionError
 from bus.messages import SampledTokens
-from dart_cli.policy.codec import point_codec
+from dart_cli.policy.codecs import point_codec
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.pointer.text import Cells, PointerText, jitter
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens

@@ -22,7 +22,7 @@ from torch import nn
 
 from dart_cli.config.model_folder import check_folder, model_problem
 from dart_cli.policy.model import load_policy
-from dart_cli.policy.shard_files import PolicyFiles
+from dart_cli.policy.model_files import PolicyFiles
 from scripts.small_models import HIDDEN
 
 ADDED = (

@@ -55,7 +55,7 @@ from dart_cli.config.schema import (
 )
 from dart_cli.engines.base import Model, UpdateTiming
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet

@@ -19,7 +19,7 @@ from dart_cli.data.chains import chained
 from dart_cli.data.store.rows import BatchStep
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.history import History
 from dart_cli.policy.model import load_policy

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from bus.messages import Batch
 from dart_cli.config.schema import Config
-from dart_cli.policy.shard_files import shard_rows
+from dart_cli.policy.model_files import shard_rows
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup

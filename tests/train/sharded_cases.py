@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from dart_cli.policy import shard_files
+from dart_cli.policy import model_files
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pointer.head import head_of
 from dart_cli.train import sharded
@@ -152,9 +152,9 @@ def all_loaded(rank: int, size: int, folders: dict[str, Path]) -> dict[str, Any]
 def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """What one rank reads and holds of a model, against what is whole."""
     held: dict[str, int] = {}
-    read: list[shard_files.PolicyFiles] = []
+    read: list[model_files.PolicyFiles] = []
 
-    class Counted(shard_files.PolicyFiles):
+    class Counted(model_files.PolicyFiles):
         def __init__(self, where: Path) -> None:
             super().__init__(where)
             read.append(self)
@@ -169,7 +169,7 @@ def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
         held[name] = local.untyped_storage().nbytes()
         value = dict(reference.model.named_parameters())[name].data
         if isinstance(parameter.data, DTensor):
-            begin, end = shard_files.shard_rows(parameter.data)
+            begin, end = model_files.shard_rows(parameter.data)
             value = value[begin:end]
         equal = equal and torch.equal(local, value.to(local.dtype))
     buffers = {name: each.numpy() for name, each in policy.model.named_buffers()}

@@ -22,7 +22,7 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import load_policy, weight_tensors
-from dart_cli.policy.saved_folder import write_adapters
+from dart_cli.policy.model_files import write_adapters
 from dart_cli.train.checkpoints.checkpoint import load as load_checkpoint
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress

@@ -12,7 +12,7 @@ import torch
 
 from bus.errors import ModelError
 from dart_cli.policy.model import load_policy
-from dart_cli.policy.shard_files import PolicyFiles, fill
+from dart_cli.policy.model_files import PolicyFiles, fill
 from scripts.small_models import build
 from tests.train import sharded_cases as cases
 from tests.train.world import run_world

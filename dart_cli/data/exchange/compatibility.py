@@ -27,7 +27,7 @@ from dart_cli.config.architecture import pointer_ids
 from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
 from dart_cli.policy.coordinates import smart_resize
-from dart_cli.policy.pointer.patches import Triple, patch_mistake
+from dart_cli.policy.pointer.tokens import Triple, patch_mistake
 from dart_cli.policy.vocabulary import forbidden_ids
 
 _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"; here it is text'

@@ -34,7 +34,7 @@ from dart_cli.data.exchange.parquet_schema import (
     pyarrow_modules,
 )
 from dart_cli.data.store.rows import PoolSource, StepRow
-from dart_cli.policy.pointer.patches import patch_mistake
+from dart_cli.policy.pointer.tokens import patch_mistake
 from envs.actions import action_from_dict
 from envs.base import content_hash, reward_of
 

@@ -46,7 +46,7 @@ from dart_cli.data.store.rows import (
     VersionRow,
     Visit,
 )
-from dart_cli.policy.pointer.patches import drawn
+from dart_cli.policy.pointer.tokens import drawn
 from envs.base import content_hash
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"

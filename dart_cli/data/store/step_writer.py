@@ -33,7 +33,7 @@ from dart_cli.data.store.rows import (
     StepRow,
 )
 from dart_cli.data.store.transactions import Transactions
-from dart_cli.policy.pointer.patches import patch_mistake
+from dart_cli.policy.pointer.tokens import patch_mistake
 from envs.base import content_hash, image_type
 
 _MAX_NUMBERS = 4096

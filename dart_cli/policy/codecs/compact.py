@@ -17,7 +17,7 @@ spelt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from lark import Token, Tree
@@ -230,3 +230,7 @@ def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> l
     if action.x is not None and action.y is not None:
         where.append(_numbers(coordinates, (action.x, action.y)))
     return where if action.button == "left" else [*where, action.button]
+
+
+CODECS: Mapping[str, Callable[[], CompactCodec]] = {"compact": CompactCodec}
+"""By its name."""

@@ -22,7 +22,7 @@ point='<point>x y</point>', start_point and end_point for start_box and end_box:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast, get_args
 
 from lark import Token, Tree
@@ -258,3 +258,7 @@ def _quote(text: str) -> str:
 def _unquote(text: str) -> str:
     """The string a quoted literal means; a backslash before any other character stays."""
     return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[0]), text[1:-1])
+
+
+CODECS: Mapping[str, Callable[[], UitarsCodec]] = {"uitars": UitarsCodec}
+"""By its name."""

@@ -35,10 +35,9 @@ from dart_cli.config.architecture import (
 )
 from dart_cli.config.model_folder import INDEX, TOKENIZER, check_folder, read_json, weight_files
 from dart_cli.config.rules.machine import refuse_out
+from dart_cli.policy.model_files import PolicyFiles, new_folder
 from dart_cli.policy.pointer.head import PointerHead, initial_head
 from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
-from dart_cli.policy.saved_folder import new_folder
-from dart_cli.policy.shard_files import PolicyFiles
 
 _EMBEDDINGS = ("language_model.embed_tokens.weight", "lm_head.weight")
 _HEAD_FILE = "model-pointer-head.safetensors"

@@ -28,7 +28,7 @@ from bus.packed import IntArray, float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
 from dart_cli.algo.objective import LossShares, Normalise, loss_shares
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.policy.pointer.patches import patch_mistake
+from dart_cli.policy.pointer.tokens import patch_mistake
 from dart_cli.train.packs.plan import IMAGE, Costs, PlannedPack, Tokens, plan
 
 _NONE = np.zeros(0)

@@ -28,7 +28,7 @@ import torch.cuda
 import torch.distributed
 
 from bus.errors import MissingPartError, WeightsError, first_line
-from dart_cli.policy.device import pick_device
+from dart_cli.policy.model import pick_device
 from dart_cli.weights.broadcast.group import (
     BUCKET_BYTES,
     IN_FLIGHT,

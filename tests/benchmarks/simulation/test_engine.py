@@ -17,7 +17,7 @@ from bus.errors import EngineError, WeightsError
 from bus.messages import ActRequest, SampledTokens, Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.weights.manifest import WEIGHTS, check_complete
 from tests.waiting import until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bus.errors import MissingPartError
-from dart_cli.policy.codec import make_codec
+from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from envs.actions import (
     Action,
