@@ -171,7 +171,7 @@ def test_uitars_text_means_this_action(text: str, action: Action) -> None:
 COMPACT_REFUSED = [
     ("", "empty"),
     ("click(1,2", "ends too early; expected )"),
-    ("click(1000,2)", "expected ,"),
+    ("click(1000,2)", "beyond the screen: 0 to 999"),
     ("click(1,2) ", "expected the end"),
     (" click(1,2)", "character 0"),
     ("click(1,2)click(1,2)", "character 10"),
@@ -540,7 +540,7 @@ def test_an_unknown_codec_is_a_configuration_error() -> None:
 
 def test_the_language_side_of_the_policy_never_loads_torch() -> None:
     code = (
-        "import sys; from dart_cli.policy.codec import make_codec; make_codec('uitars');"
+        "import sys; from dart_cli.policy.codecs import make_codec; make_codec('uitars');"
         "import dart_cli.policy.history; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
