@@ -99,17 +99,8 @@ def text_for(candidates: Sequence[Candidate], rng: Random) -> str:
 
 DENIED: Mapping[str, tuple[str, ...]] = {
     "destroys": (
-        *(
-            "delete",
-            "remove",
-            "erase",
-            "wipe",
-            "discard",
-            "destroy",
-            "uninstall",
-            "overwrite",
-            "forget",
-        ),
+        *("delete", "remove", "erase", "wipe", "discard", "destroy", "uninstall", "overwrite"),
+        "forget",
         *("move to trash", "empty trash", "format disk", "format drive", "format partition"),
         *("factory reset", "reset all", "reset everything"),
         *("clear all", "clear data", "clear cache", "clear history", "cancel order"),

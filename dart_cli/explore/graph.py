@@ -2,11 +2,13 @@
 
     Graph          writes it; one process at a time
     GraphReader    reads it, beside a live writer or long after
-    open_graph, read_graph, refuse_foreign   of a folder
+    open_graph, read_graph   of a folder
+    ExploreSettings   what an exploration was asked for
     Screen, Edge, Start, Merge   its rows
     Sight          a screen as an explorer sees it, before it is known
     screen_id      the key of a state within its application
 
+FOLDER/settings.json  what was asked for
 FOLDER/graph.sqlite   the rows, in write-ahead mode: a start or a step is one transaction, so that a kill
                       loses at most the running one
 FOLDER/screens/       screenshots by their content (envs.base.content_hash), written before their rows
@@ -14,28 +16,27 @@ FOLDER/screens/       screenshots by their content (envs.base.content_hash), wri
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import sqlite3
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import Field
 
 from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError, UserError
+from dart_cli.runtime.kept_folder import SETTINGS, KeptFolder, KeptSettings, refuse_foreign
 from dart_cli.runtime.sqlite_file import Mode, SqliteFile
 from envs.base import content_hash, image_suffix
-from envs.elements import Element, ScreenState, element_from_dict
+from envs.elements import Element, Operation, ScreenState, element_from_dict
 
 Outcome = Literal["moved", "none", "error"]
 """Of a step: another screen; the same screen (a no-op); the environment refused or broke."""
 
-DATABASE, SCREENS, LOCK = "graph.sqlite", "screens", "explore.lock"
+DATABASE, SCREENS = "graph.sqlite", "screens"
 APPLICATION_ID = 0x44415247
 """Marks the file as a graph of dart's ("DARG")."""
 SCHEMA = 1
@@ -91,8 +92,29 @@ CREATE TABLE starts (
     screenshot TEXT NOT NULL,
     step INTEGER NOT NULL         -- the newest one when it began
 );
-CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;  -- JSON values
 """
+
+
+class ExploreSettings(KeptSettings):
+    """What an exploration was asked for."""
+
+    what: ClassVar = "exploration"
+    verb: ClassVar = "dart explore"
+    option: ClassVar = "--out"
+    told_alone: ClassVar = ("tasks", "seeds", "steps", "back_every", "deny")
+    """A later start may have them otherwise: it tries more, or less."""
+    can_begin_anew: ClassVar = False
+
+    suite: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)  # of its environments
+    tasks: list[str] = Field(default_factory=list)
+    application: str = ""
+    seeds: int = 1
+    chooser: str = "q"
+    seed: int = 0
+    steps: int = 0
+    back_every: int = 0
+    deny: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,7 @@ class Edge:
     episode: int
     before: str
     element: Element
-    action: str
+    action: Operation
     text: str
     after: str | None
     outcome: Outcome
@@ -222,8 +244,8 @@ class GraphReader(SqliteFile):
 
     def settings(self) -> dict[str, Any]:
         """What the exploration was asked for."""
-        rows = self._rows("SELECT key, value FROM settings ORDER BY key")
-        return {row["key"]: json.loads(row["value"]) for row in rows}
+        found: dict[str, Any] = json.loads((self.folder / SETTINGS).read_bytes())
+        return found
 
     @property
     def steps(self) -> int:
@@ -259,15 +281,15 @@ class GraphReader(SqliteFile):
 class Graph(GraphReader):
     """The one writer of a folder. What a method has returned is durable."""
 
-    def __init__(self, folder: Path) -> None:
-        refuse_foreign(folder)
+    def __init__(self, folder: Path, settings: ExploreSettings) -> None:
+        refuse_foreign(folder, settings)
         make_private_dir(folder)
-        make_private_dir(folder / SCREENS)
-        self._lock = _locked(folder)
+        self._kept = KeptFolder(folder, settings)
         try:
+            make_private_dir(folder / SCREENS)
             super().__init__(folder, "rwc")
         except BaseException:
-            os.close(self._lock)
+            self._kept.close()
             raise
         self._depths = {
             row["id"]: row["depth"] for row in self._rows("SELECT id, depth FROM screens")
@@ -279,16 +301,7 @@ class Graph(GraphReader):
     def close(self) -> None:
         """Fold the log into the file, and free the folder."""
         super().close()
-        with contextlib.suppress(OSError):  # closed before
-            os.close(self._lock)
-
-    def save_settings(self, settings: Mapping[str, object]) -> None:
-        """Keep values that JSON can hold, by name."""
-        with self._transaction():
-            self._connection.executemany(
-                "INSERT OR REPLACE INTO settings (key, value) VALUES (?, ?)",
-                [(key, json.dumps(value)) for key, value in settings.items()],
-            )
+        self._kept.close()
 
     def add_start(self, task: str, seed: int, slot: int, sight: Sight) -> Start:
         """File the beginning of an episode."""
@@ -310,7 +323,7 @@ class Graph(GraphReader):
         before: str,
         shot_before: str,
         element: Element,
-        action: str,
+        action: Operation,
         text: str = "",
         after: Sight | None,
         detail: str = "",
@@ -414,13 +427,14 @@ def read_graph(folder: Path) -> GraphReader:
     return GraphReader(folder)
 
 
-def open_graph(folder: Path) -> Graph:
-    """Open a graph for writing; begin it where there is none.
+def open_graph(folder: Path, settings: ExploreSettings | None = None) -> Graph:
+    """Open a graph for writing; begin it where there is none. Without settings those that it has hold.
 
-    Raises UserError for a folder that holds something else, RunDirectoryError where another process
-    writes to it.
+    Raises UserError for a folder that holds something else, was explored with other settings, or is in use.
     """
-    return Graph(folder)
+    if settings is None and (folder / SETTINGS).is_file():
+        settings = ExploreSettings.model_validate_json((folder / SETTINGS).read_bytes())
+    return Graph(folder, settings or ExploreSettings())
 
 
 def _screen(row: sqlite3.Row) -> Screen:
@@ -433,24 +447,5 @@ def _edge(row: sqlite3.Row) -> Edge:
     values: dict[str, Any] = dict(row)
     del values["place"]
     assert values["outcome"] in get_args(Outcome), values
+    assert values["action"] in get_args(Operation), values
     return Edge(**values | {"element": element_from_dict(json.loads(values["element"]))})
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Raise UserError for a folder that holds something else."""
-    ours = (folder / DATABASE).exists() or (folder / LOCK).exists()
-    if folder.is_dir() and not ours and any(folder.iterdir()):
-        raise UserError(f"{folder} exists and is no exploration; name another folder")
-
-
-def _locked(folder: Path) -> int:
-    """A file descriptor that holds the folder for this process until it is closed."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise RunDirectoryError(
-            f"{folder} is in use by another `dart explore`; wait for it, or choose another --out"
-        ) from None
-    return handle

@@ -14,22 +14,16 @@ from typing import Any
 
 from rich.console import Console
 
-from bus.errors import ConfigError, TaskError, UserError
+from bus.errors import ConfigError, TaskError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import EnvConfig, observed_kinds
 from dart_cli.explore import ExploreOptions
 from dart_cli.explore.choosing import DenyList, deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
 from dart_cli.explore.found import summary
-from dart_cli.explore.graph import (
-    DATABASE,
-    Graph,
-    GraphReader,
-    open_graph,
-    read_graph,
-    refuse_foreign,
-)
+from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph, read_graph
 from dart_cli.player.episodes import in_slots
+from dart_cli.runtime.kept_folder import refuse_foreign, refuse_other
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent
@@ -60,11 +54,11 @@ def run_explore(options: ExploreOptions) -> int:
     settings = _settings(options, env, tasks, deny)
     has_tree = _has_tree(env)
     check_parts(env.suite, env.options, [task.id for task in tasks], observed_kinds(env))
-    refuse_foreign(options.out)
+    refuse_foreign(options.out, settings)
+    refuse_other(options.out, settings)
     before = 0
     if (options.out / DATABASE).exists():
         with read_graph(options.out) as graph:
-            _refuse_other(options.out, graph, settings)
             before = graph.steps
     console = Console(markup=False, highlight=False, stderr=not options.dry_run)
     for name, text in _told(options, env, tasks, deny, before, has_tree=has_tree).items():
@@ -85,8 +79,7 @@ def run_explore(options: ExploreOptions) -> int:
         deny=deny,
         seed=options.seed,
     )
-    with open_graph(options.out) as graph:
-        graph.save_settings(settings)
+    with open_graph(options.out, settings) as graph:
         stopped = _explore(graph, plan, options.slots, env)
         found = summary(graph)
     _print(console, found, stopped, options.out)
@@ -168,33 +161,19 @@ def application_of(task: Task, given: str = "") -> str:
 
 def _settings(
     options: ExploreOptions, env: EnvConfig, tasks: Sequence[Task], deny: DenyList
-) -> dict[str, Any]:
-    return {
-        "suite": env.suite,
-        "options": env.options,
-        "tasks": [task.id for task in tasks],
-        "application": options.app,
-        "seeds": options.seeds,
-        "chooser": options.chooser,
-        "seed": options.seed,
-        "steps": options.steps,
-        "back_every": options.back_every,
-        "deny": list(deny.words),
-    }
-
-
-_MAY_CHANGE = ("tasks", "seeds", "steps", "back_every", "deny")
-"""Settings that a later start may have otherwise: it tries more, or less."""
-
-
-def _refuse_other(folder: Path, graph: GraphReader, settings: Mapping[str, Any]) -> None:
-    before = graph.settings()
-    for name, value in settings.items():
-        if name in before and name not in _MAY_CHANGE and before[name] != value:
-            raise UserError(
-                f"{folder} was explored with {name} = {before[name]!r}, and now it is {value!r}: choose another "
-                "--out, or explore as before"
-            )
+) -> ExploreSettings:
+    return ExploreSettings(
+        suite=env.suite,
+        options=env.options,
+        tasks=[task.id for task in tasks],
+        application=options.app,
+        seeds=options.seeds,
+        chooser=options.chooser,
+        seed=options.seed,
+        steps=options.steps,
+        back_every=options.back_every,
+        deny=list(deny.words),
+    )
 
 
 def _has_tree(env: EnvConfig) -> bool:

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from bus.errors import UserError
 from dart_cli.config.schema import EnvConfig
@@ -33,7 +33,7 @@ from dart_cli.player.episodes import in_slots
 from dart_cli.runtime.progress import Advance, progress
 from dart_cli.suite_check.probes import Probe, play_probe
 from envs.base import Task
-from envs.elements import Operation, performing
+from envs.elements import performing
 from envs.explored.tasks import FILE, ExploredFile, ExploredTask, LeftOut, PathStep, write_file
 from envs.registry import EXPLORED, load_suite
 
@@ -198,7 +198,7 @@ def _task(
     seeds: Mapping[tuple[str, str], Sequence[int]],
     options: TaskOptions,
 ) -> ExploredTask:
-    actions = sum(len(performing(edge.element, _operation(edge), edge.text)) for edge in path)
+    actions = sum(len(performing(edge.element, edge.action, edge.text)) for edge in path)
     known = seeds[start.task, start.screen]
     further = (seed for seed in range(options.seeds + len(known)) if seed not in known)
     tried = [*known, *further][: options.seeds]
@@ -213,7 +213,7 @@ def _task(
             PathStep(
                 screen=screens[edge.before].state,
                 place=edge.element.place,
-                action=_operation(edge),
+                action=edge.action,
                 text=edge.text,
                 name=edge.element.name if goal.steps else "",
                 told=spoken(edge),
@@ -225,13 +225,6 @@ def _task(
         split="heldout" if is_held_out(screen.id, options.heldout_share) else "train",
         max_steps=2 * actions + 3,
     )
-
-
-def _operation(edge: Edge) -> Operation:
-    for each in get_args(Operation):
-        if each == edge.action:
-            return cast("Operation", each)
-    raise UserError(f"step {edge.step}: there is no action {edge.action!r}; explore again")
 
 
 # --- replay -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class KeptSettings(StoredModel):
     verb: ClassVar[str]  # `dart tune`
     option: ClassVar[str]  # `tune.out`
     told_alone: ClassVar[Collection[str]] = ()  # fields that may differ
+    can_begin_anew: ClassVar[bool] = True  # the verb has --fresh
 
     def difference(self, before: Self) -> str:
         """The first thing that differs, in words; empty for none."""
@@ -184,9 +185,9 @@ def refuse_foreign(folder: Path, settings: KeptSettings) -> None:
 def refuse_other(folder: Path, settings: KeptSettings) -> None:
     """Raise UserError where a folder was begun with other settings."""
     if changed := _difference_in(folder, settings):
+        anew = ", or begin anew with --fresh" if settings.can_begin_anew else ""
         raise UserError(
-            f"{folder} was begun with other settings ({changed}); set them back, choose another "
-            f"{settings.option}, or begin anew with --fresh"
+            f"{folder} was begun with other settings ({changed}); set them back, choose another {settings.option}{anew}"
         )
 
 

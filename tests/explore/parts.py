@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dart_cli.explore.graph import Graph, Sight, open_graph
+from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph
 from envs.base import Observation
 from envs.elements import Element, performing
 from envs.registry import load_suite, make_env
@@ -23,8 +23,8 @@ def walk(
     env: Any = make_env("desk", **OPTIONS)
     rng = Random("walk")
     left = steps
-    with open_graph(folder) as graph:
-        graph.save_settings({"suite": "desk", "options": dict(OPTIONS), "tasks": list(tasks)})
+    asked = ExploreSettings(suite="desk", options=dict(OPTIONS), tasks=list(tasks))
+    with open_graph(folder, asked) as graph:
         for episode in range(steps):
             task, seed = tasks[episode % len(tasks)], seeds[episode // len(tasks) % len(seeds)]
             shown, _ = env.reset(

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from bus.errors import RunDirectoryError, UserError
-from dart_cli.explore.graph import Graph, Sight, open_graph, read_graph, screen_id
+from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph, read_graph, screen_id
 from envs.base import content_hash
 from envs.elements import Element, ScreenState
 
@@ -44,8 +44,8 @@ def edge(graph: Graph, before: str, after: Sight | None, detail: str = "") -> No
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    with open_graph(tmp_path / "out") as graph:
-        graph.save_settings({"suite": "mini", "deny": ["pay"]})
+    asked = ExploreSettings(suite="mini", deny=["pay"])
+    with open_graph(tmp_path / "out", asked) as graph:
         start = graph.add_start("mini/a", 3, 1, sight("home"))
         edge(graph, start.screen, sight("list"))
         edge(graph, screen_id("app", "list"), None, "the page broke")
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         assert [edge.step for edge in graph.edges(episode=1)] == [1, 2, 3]
         assert graph.starts() == [start]
         assert graph.screenshot(stayed.shot_after or "") == PNG + b"other"
-        assert graph.settings() == {"suite": "mini", "deny": ["pay"]}
+        assert graph.settings() == asked.model_dump()
         [merge] = graph.merges()
         assert (merge.step, merge.screen) == (3, listed.id)
         assert (merge.reason, merge.screenshot) == ("same route and widgets", stayed.shot_after)
@@ -155,7 +155,7 @@ def test_screenshots_are_private_files_named_by_content(tmp_path: Path) -> None:
 
 
 def test_two_writers_and_foreign_folders_are_refused(tmp_path: Path) -> None:
-    with open_graph(tmp_path / "out"), pytest.raises(RunDirectoryError, match="in use"):
+    with open_graph(tmp_path / "out"), pytest.raises(UserError, match="in use"):
         open_graph(tmp_path / "out")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years")

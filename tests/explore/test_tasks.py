@@ -16,7 +16,7 @@ from bus.errors import EnvError, TaskError, UserError
 from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.config.screens import screen_of_suite
 from dart_cli.explore import TaskOptions
-from dart_cli.explore.graph import open_graph, read_graph
+from dart_cli.explore.graph import ExploreSettings, open_graph, read_graph
 from dart_cli.explore.rows import is_held_out
 from dart_cli.explore.tasks import candidates, make_tasks, replayed
 from dart_cli.suite_check import CheckOptions
@@ -237,10 +237,9 @@ def test_a_folder_without_tasks_is_told(tmp_path: Path, text: str | None, told: 
 
 
 def test_a_graph_without_steps_gives_no_task(tmp_path: Path) -> None:
-    with open_graph(tmp_path / "empty") as graph:
-        graph.save_settings({"suite": "desk"})
-        with pytest.raises(UserError, match="gives no task"):
-            make_tasks(graph, tmp_path / "out", CHOSEN)
+    empty = open_graph(tmp_path / "empty", ExploreSettings(suite="desk"))
+    with empty as graph, pytest.raises(UserError, match="gives no task"):
+        make_tasks(graph, tmp_path / "out", CHOSEN)
     assert not (tmp_path / "out").exists()
 
 

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from bus.errors import UserError
-from dart_cli.explore.graph import Sight, open_graph, read_graph
+from dart_cli.explore.graph import ExploreSettings, Sight, open_graph, read_graph
 from dart_cli.view.graph_pages import ACROSS, DOWN, places
 from dart_cli.view.server import write_file
 from dart_cli.view.site import ROWS
@@ -37,8 +37,7 @@ def explored(folder: Path, word: str, steps: int = 12) -> None:
         state = ScreenState(f"{at}", word, word)
         return Sight(f"{application} {word}", state, elements, image, 320, 200, at == 4)
 
-    with open_graph(folder) as graph:
-        graph.save_settings({"suite": word, "options": {}})
+    with open_graph(folder, ExploreSettings(suite=word)) as graph:
         for application in ("a", "b"):
             here = sight(0, application)
             start = graph.add_start(word, 0, 0, here)
