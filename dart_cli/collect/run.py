@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -205,25 +205,12 @@ def _trajectory(played: PlayedEpisode, source: PoolSource) -> Trajectory:
 
 
 def _step(record: StepRecord) -> StepRow:
-    return StepRow(
-        trajectory_id=record.trajectory_id,
-        step=record.step,
-        at=time.time(),
-        screenshot=record.image_hashes[-1],
-        image_hashes=record.image_hashes,
-        prompt_token_ids=record.prompt_token_ids.tolist(),
-        sampled=record.sampled,
-        text=record.text,
-        action=record.action,
-        error=record.error,
-        model_s=record.model_s,
-        env_s=record.env_s,
-        worker=record.worker,
-        instruction=record.instruction,
-        observed_text=record.observed_text,
-        screen_key=record.screen_key,
-        reward=record.reward,
-    )
+    """As the store has it."""
+    alike = {each.name for each in fields(StepRow)} & set(StepRecord.model_fields)
+    values = {name: getattr(record, name) for name in alike}
+    values["prompt_token_ids"] = record.prompt_token_ids.tolist()
+    values["screenshot"] = record.image_hashes[-1]
+    return StepRow(**values, at=time.time())
 
 
 # --- players that know the solution --------------------------------------------------------

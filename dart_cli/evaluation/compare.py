@@ -70,9 +70,7 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     """The second against the first. Raises UserError where they share no instance of a mode."""
     for each in (first, second):
         if not each.episodes:
-            raise UserError(
-                f"{each.name} has no single episodes, as an older dart wrote it; play it again"
-            )
+            raise UserError(f"{each.name} has no single episodes; play it again")
     modes = [mode for mode in first.modes if mode in second.modes]
     found = [
         compared
@@ -210,8 +208,6 @@ def _played(evaluation: Evaluation) -> str:
 
 def _differences(first: Evaluation, second: Evaluation) -> Iterator[str]:
     """What the two do not share, a line each."""
-    if first.settings is None or second.settings is None:
-        return
     for name, one, other in differences(first.settings, second.settings):
         none = "base weights" if name == "weights" else "-"
         yield f"{name}: {one or none}, {other or none}"

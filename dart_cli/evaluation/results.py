@@ -31,7 +31,7 @@ Mode = Literal["sampled", "greedy", "random"]
 """How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""
 
 SCHEMA = 2
-"""Of the files that are written; 1 has no single episodes, settings and protocol."""
+"""Of the files that are written."""
 
 
 class EpisodeRow(StoredModel):
@@ -61,7 +61,7 @@ class TaskScore(StoredModel):
     passed: int
     invalid: int  # broken environment or evaluator; counted in no rate
     steps: int  # of the judged episodes together
-    rewards: float | None = None  # likewise; None in files of older versions: one for each pass
+    rewards: float | None = None  # likewise; None: one for each pass
     ends: dict[str, int] = Field(
         default_factory=dict
     )  # episodes by stop reason: done, gave_up, malformed, step_limit, ...
@@ -129,9 +129,7 @@ class ModeScore(StoredModel):
 
     tasks: list[TaskScore]  # on held-out seeds
     compositions: list[TaskScore]  # templates never trained on
-    pass_at: list[PassAtK] = Field(
-        default_factory=list
-    )  # over the tasks; empty in files of older versions
+    pass_at: list[PassAtK] = Field(default_factory=list)  # over the tasks
     composed_pass_at: list[PassAtK] = Field(default_factory=list)  # over the compositions
 
     @property
@@ -152,11 +150,13 @@ class EvalSettings(KeptSettings):
     verb: ClassVar = "dart eval"
     option: ClassVar = "--keep-as"
 
-    suite: str
-    suite_digest: str  # of the suite's tasks: ids, instructions, limits
-    model_digest: str  # of the model folder's files; empty without a model
-    weights_digest: str  # of the published set; empty for the model as it comes
-    values: dict[str, Any]  # keys of the configuration, e.g. rollout.temperature
+    suite: str = ""
+    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits
+    model_digest: str = ""  # of the model folder's files; empty without a model
+    weights_digest: str = ""  # of the published set; empty for the model as it comes
+    values: dict[str, Any] = Field(
+        default_factory=dict
+    )  # keys of the configuration, e.g. rollout.temperature
 
     @property
     def digest(self) -> str:
@@ -187,7 +187,7 @@ class ProtocolCheck(StoredModel):
 class Evaluation(StoredModel):
     """One set of weights on held-out episodes."""
 
-    schema_version: int = 1  # of this file; see SCHEMA
+    schema_version: int = SCHEMA  # of this file
 
     name: str  # file name in RUN/eval
     model: str
@@ -197,7 +197,7 @@ class Evaluation(StoredModel):
     wall_s: float  # in which at least one process played, over all starts
     modes: dict[Mode, ModeScore]
     attempts: int = 1  # planned for each instance
-    settings: EvalSettings | None = None  # this and what follows: None or empty in older files
+    settings: EvalSettings = Field(default_factory=EvalSettings)
     protocol: ProtocolCheck | None = None
     dart: str = ""  # version and commit
     finished_at: float | None = None  # unix seconds

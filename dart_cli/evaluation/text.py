@@ -154,16 +154,16 @@ def row_of(
         )
     estimates = score.composed_pass_at if composed else score.pass_at
     settings, protocol = evaluation.settings, evaluation.protocol
-    values: Mapping[str, object] = settings.values if settings else {}
+    values: Mapping[str, object] = settings.values
     played = [row for row in evaluation.episodes if (row.mode, row.composed) == (mode, composed)]
     first = estimates[0] if estimates else None
     return {
-        "benchmark": protocol.title if protocol else (settings.suite if settings else ""),
+        "benchmark": protocol.title if protocol else settings.suite,
         "protocol": protocol.name if protocol else "none",
         "deviations": protocol.deviations if protocol else [],
         "left open": protocol.left_to_model if protocol else [],
-        "suite": settings.suite if settings else "",
-        "suite digest": settings.suite_digest if settings else "",
+        "suite": settings.suite,
+        "suite digest": settings.suite_digest,
         "suite options": values.get("env.options", {}),
         "part": "compositions" if composed else "tasks",
         "tasks": len(rows),
@@ -184,9 +184,9 @@ def row_of(
         "mean reward": whole.mean_reward,
         "mean steps": whole.mean_steps,
         "model": evaluation.model,
-        "model digest": settings.model_digest if settings else "",
+        "model digest": settings.model_digest,
         "weights": evaluation.weights,
-        "weights digest": settings.weights_digest if settings else "",
+        "weights digest": settings.weights_digest,
         "policy version": evaluation.policy_version,
         "versions that answered": sorted({each for row in played for each in row.versions}),
         "codec": values.get("policy.codec"),
@@ -203,7 +203,7 @@ def row_of(
         "dtype": values.get("model.dtype"),
         "seeds": _range([row.seed for row in played]),
         "run seed": values.get("run.seed"),
-        "settings digest": settings.digest if settings else "",
+        "settings digest": settings.digest,
         "dart": evaluation.dart,
         "date": _date(evaluation.finished_at),
         "wall s": round(evaluation.wall_s, 1),
@@ -213,7 +213,7 @@ def row_of(
 
 def _limit(evaluation: Evaluation) -> str:
     """The step limit in words: a number for all tasks, or each task's own."""
-    limit = evaluation.settings.values.get("eval.max_steps") if evaluation.settings else None
+    limit = evaluation.settings.values.get("eval.max_steps")
     return str(limit) if limit else "each task's own"
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from PIL import Image, ImageChops
@@ -35,6 +35,17 @@ class Bounds:
     step_s: float = 1.0  # 95th percentile of the steps
     reset_s: float = 10.0  # likewise of the resets
     guessable: float = 0.2  # share of the random episodes that pass, with 95 % confidence
+
+
+MISTAKES = {
+    "false_passes": "passes without doing it",
+    "true_at_reset": "true at reset",
+    "errors": "breaks",
+    "flaky": "does not repeat",
+    "oracle_failures": "its oracle fails",
+    "odd_rewards": "rewards a pass too little",
+}
+"""Fields of TaskReport: what must be fixed, by kind."""
 
 
 @dataclass(frozen=True)
@@ -59,42 +70,14 @@ class TaskReport:
     unproven: bool = False  # has no oracle, and no episode passed
 
     @property
-    def mistakes(self) -> dict[str, list[str]]:
-        """What must be fixed, by kind."""
-        return {
-            "passes without doing it": self.false_passes,
-            "true at reset": self.true_at_reset,
-            "breaks": self.errors,
-            "does not repeat": self.flaky,
-            "its oracle fails": self.oracle_failures,
-            "rewards a pass too little": self.odd_rewards,
-        }
-
-    @property
     def wrong(self) -> bool:
         """Whether anything must be fixed; slow, guessable and unproven tasks are only reported."""
-        return any(self.mistakes.values())
+        return any(getattr(self, kind) for kind in MISTAKES)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; times in seconds."""
-        return {
-            "wrong": self.wrong,
-            "episodes": self.episodes,
-            "false_passes": self.false_passes,
-            "errors": self.errors,
-            "true_at_reset": self.true_at_reset,
-            "flaky": self.flaky,
-            "oracle_failures": self.oracle_failures,
-            "odd_rewards": self.odd_rewards,
-            "partial_passes": self.partial_passes,
-            "oracle": None if self.oracle is None else list(self.oracle),
-            "random": list(self.random),
-            "guessable": self.guessable,
-            "unproven": self.unproven,
-            "slow": self.slow,
-            "reset_p95_s": _rounded(self.reset_p95_s),
-            "step_p95_s": _rounded(self.step_p95_s),
-        }
+        told = {name: value for name, value in asdict(self).items() if name != "task_id"}
+        return {"wrong": self.wrong, **told}
 
 
 def judge(task: Task, episodes: Sequence[Probed], bounds: Bounds) -> TaskReport:
@@ -135,8 +118,8 @@ def judge(task: Task, episodes: Sequence[Probed], bounds: Bounds) -> TaskReport:
         ),
         oracle=(sum(each.outcome == "pass" for each in solved), len(solved)) if solved else None,
         random=(lucky, len(guessed)),
-        reset_p95_s=reset_p95,
-        step_p95_s=step_p95,
+        reset_p95_s=_rounded(reset_p95),
+        step_p95_s=_rounded(step_p95),
         slow=[
             f"{what}s take {seconds:.2f} s (95th percentile), bound {bound:g} s"
             for what, seconds, bound in (

@@ -28,7 +28,7 @@ from dart_cli.runtime.options import read_options
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.tables import page_table
 from dart_cli.suite_check import CheckOptions
-from dart_cli.suite_check.findings import Bounds, TaskReport, judge
+from dart_cli.suite_check.findings import MISTAKES, Bounds, TaskReport, judge
 from dart_cli.suite_check.probes import play_task, probes_of
 from envs.base import Task
 from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
@@ -37,6 +37,14 @@ _SLOT = re.compile(r"^check/[0-9]+: ")
 """Which environment it was that raised."""
 
 STOPPED = 130  # exit code, as a shell has it for Ctrl-C
+
+REMARKS = {
+    "guessable": "guessable (random clicks pass in more than {guessable:.0%} of their episodes, 95 % sure)",
+    "partial_passes": "passes with a reward below 1 (as they should, where a task has a threshold of its own)",
+    "unproven": "unproven (no solution is known and no episode passed; show by `dart env play` that each can be "
+    "passed)",
+}
+"""What is told of tasks without being a mistake."""
 
 MOST_LINES = 2
 """Lines printed for one kind of mistake of one task; --json and --out hold all."""
@@ -143,18 +151,12 @@ def summary(
         "tasks": len(reports),
         "seeds": options.seeds,
         "episodes": sum(report.episodes for report in reports),
-        "false_passes": sum(len(report.false_passes) for report in reports),
-        "errors": sum(len(report.errors) for report in reports),
-        "true_at_reset": sum(len(report.true_at_reset) for report in reports),
-        "flaky": sum(len(report.flaky) for report in reports),
-        "oracle_failures": sum(len(report.oracle_failures) for report in reports),
-        "odd_rewards": sum(len(report.odd_rewards) for report in reports),
+        **{kind: sum(len(getattr(report, kind)) for report in reports) for kind in MISTAKES},
         "broken_files": list(errors),
-        "wrong": [report.task_id for report in reports if report.wrong],
-        "slow": [report.task_id for report in reports if report.slow],
-        "guessable": [report.task_id for report in reports if report.guessable],
-        "partial_passes": [report.task_id for report in reports if report.partial_passes],
-        "unproven": [report.task_id for report in reports if report.unproven],
+        **{
+            kind: [report.task_id for report in reports if getattr(report, kind)]
+            for kind in ("wrong", "slow", "guessable", "partial_passes", "unproven")
+        },
         "no_oracle": [report.task_id for report in reports if report.oracle is None],
         "bounds": asdict(bounds_of(options)),
         "per_task": {report.task_id: report.as_json() for report in reports},
@@ -193,36 +195,20 @@ def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequenc
     if has_logged_tracebacks():
         console.print("tracebacks: above, on standard error, one for each place that raises")
     for report in reports:
-        for kind, found in report.mistakes.items():
-            if found is report.errors:
-                continue  # told by error, over all tasks
+        for name, kind in MISTAKES.items():
+            found = (
+                getattr(report, name) if name != "errors" else []
+            )  # told by error, over all tasks
             for line in found[:MOST_LINES]:
                 console.print(f"{report.task_id} {kind}: {line}", soft_wrap=True)
             if len(found) > MOST_LINES:
                 console.print(f"{report.task_id} {kind}: {len(found) - MOST_LINES} times more")
         for line in report.slow:
             console.print(f"{report.task_id} is slow: {line}", soft_wrap=True)
-    guessable = [report.task_id for report in reports if report.guessable]
-    if guessable:
-        console.print(
-            f"guessable (random clicks pass in more than {options.guessable:.0%} of their "
-            f"episodes, 95 % sure): {', '.join(guessable)}",
-            soft_wrap=True,
-        )
-    partial = [report.task_id for report in reports if report.partial_passes]
-    if partial:
-        console.print(
-            "passes with a reward below 1 (as they should, where a task has a threshold of its own): "
-            f"{', '.join(partial)}",
-            soft_wrap=True,
-        )
-    unproven = [report.task_id for report in reports if report.unproven]
-    if unproven:
-        console.print(
-            "unproven (no solution is known and no episode passed; show by `dart env play` that each "
-            f"can be passed): {', '.join(unproven)}",
-            soft_wrap=True,
-        )
+    for kind, told in REMARKS.items():
+        if found := [report.task_id for report in reports if getattr(report, kind)]:
+            line = told.format(guessable=options.guessable)
+            console.print(f"{line}: {', '.join(found)}", soft_wrap=True)
     wrong = sum(report.wrong for report in reports)
     console.print(
         f"{_number(len(reports), 'task')}, "
