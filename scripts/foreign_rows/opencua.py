@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import ActionError
-from dart_cli.policy.codecs.literals import calls_of
+from dart_cli.policy.codecs.reading import calls_of
 from dart_cli.policy.codecs.pyautogui_calls import IGNORED, SIGNATURES, read_calls
 from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
 from envs.actions import Action, Click, DoubleClick, TripleClick

@@ -24,7 +24,7 @@ from lark import Token, Tree
 
 from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
-from dart_cli.policy.codecs.reading import Grammar, not_expressed
+from dart_cli.policy.codecs.reading import Grammar, Verb, at_point, not_expressed, verb_of
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, Modifier, MouseButton
@@ -78,13 +78,14 @@ _READABLE = {
     "OPENED": "goto(URL)",
 }
 
-_CLICKS: Mapping[str, MouseButton] = {
-    "click": "left",
-    "right_click": "right",
-    "middle_click": "middle",
+_CLICKS: Mapping[str, Verb] = {
+    "click": (act.Click, "left"),
+    "right_click": (act.Click, "right"),
+    "middle_click": (act.Click, "middle"),
+    "double_click": (act.DoubleClick, ""),
+    "triple_click": (act.TripleClick, ""),
 }
 _DRAGS: Mapping[str, MouseButton] = {"drag": "left", "right_drag": "right", "middle_drag": "middle"}
-_CLICK_OF = {button: name for name, button in _CLICKS.items()}
 _DRAG_OF = {button: name for name, button in _DRAGS.items()}
 
 
@@ -105,8 +106,10 @@ class CompactCodec:
         assert isinstance(call, Tree)
         points = [_point(node, coordinates) for node in _trees(call)]
         words = [str(child) for child in call.children if isinstance(child, Token)]
-        if call.data in _POINTING:
-            return _pointing(call.data, points, _modifiers(prefix))
+        if call.data in _CLICKS:
+            return at_point(_CLICKS[call.data], points[0], _modifiers(prefix))
+        if call.data in _DRAGS:
+            return act.Drag(path=points, button=_DRAGS[call.data], modifiers=_modifiers(prefix))
         match call.data:
             case "move":
                 return act.Move(x=points[0][0], y=points[0][1])
@@ -142,7 +145,7 @@ class CompactCodec:
         match action:
             case act.Click() | act.DoubleClick() | act.TripleClick():
                 held = "".join(f"{each}+" for each in action.modifiers)
-                name = _CLICK_OF[action.button] if isinstance(action, act.Click) else action.kind
+                name = verb_of(_CLICKS, action)
                 return f"{held}{name}({_numbers(coordinates, (action.x, action.y))})"
             case act.Drag():
                 held = "".join(f"{each}+" for each in action.modifiers)
@@ -186,21 +189,6 @@ class CompactCodec:
             WrittenPoint(start, end, *_two(point))
             for start, end, point in self._grammar.matches(text, "point")
         ]
-
-
-_POINTING = (*_CLICKS, "double_click", "triple_click", *_DRAGS)
-
-
-def _pointing(
-    name: str, points: list[tuple[int, int]], modifiers: tuple[Modifier, ...]
-) -> act.Click | act.DoubleClick | act.TripleClick | act.Drag:
-    if name in _DRAGS:
-        return act.Drag(path=points, button=_DRAGS[name], modifiers=modifiers)
-    x, y = points[0]
-    if name in _CLICKS:
-        return act.Click(x=x, y=y, button=_CLICKS[name], modifiers=modifiers)
-    kind = act.DoubleClick if name == "double_click" else act.TripleClick
-    return kind(x=x, y=y, modifiers=modifiers)
 
 
 def _modifiers(prefix: Sequence[Tree[Token] | Token]) -> tuple[Modifier, ...]:

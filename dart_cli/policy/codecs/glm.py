@@ -23,29 +23,34 @@ from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.keys import read_keys, write_keys
 from dart_cli.policy.codecs.reading import (
+    Verb,
+    at_point,
     calls_of,
     not_expressed,
     quoted,
     refuse_long,
     text_of,
     understood,
+    unheld,
 )
 from dart_cli.policy.codecs.tools import point_of
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
 from envs import actions as act
-from envs.actions import Action, MouseButton
+from envs.actions import Action
 
 WAIT_S = 5.0  # seconds of one wait, as its prompt promises
 STEP = 5  # notches of a scroll that names none
 MOST_NOTCHES = 10_000
 
 _BEGIN, _END = "<|begin_of_box|>", "<|end_of_box|>"
-_CLICKS: Mapping[str, MouseButton] = {
-    "left_click": "left",
-    "right_click": "right",
-    "middle_click": "middle",
+_VERBS: Mapping[str, Verb] = {
+    "left_click": (act.Click, "left"),
+    "right_click": (act.Click, "right"),
+    "middle_click": (act.Click, "middle"),
+    "left_double_click": (act.DoubleClick, ""),
+    "hover": (act.Move, ""),
 }
-_POINTED = (*_CLICKS, "hover", "left_double_click", "left_drag", "scroll")
+_POINTED = (*_VERBS, "left_drag", "scroll")
 _NAMES = (*_POINTED, "key", "type", "WAIT", "DONE", "FAIL")
 _SIGNATURES = dict.fromkeys(_NAMES, ())
 _BARE = re.compile(rf"(?<!\w)(?:{'|'.join(_NAMES)})\(")
@@ -148,16 +153,9 @@ def _action(name: str, arguments: Mapping[str, Any], coordinates: CoordinateMap)
     def at(key: str) -> tuple[int, int]:
         return coordinates.to_screen(*point_of(_numbers(arguments[key])))
 
-    if name in _CLICKS:
-        x, y = at("start_box")
-        return act.Click(x=x, y=y, button=_CLICKS[name])
+    if name in _VERBS:
+        return at_point(_VERBS[name], at("start_box"))
     match name:
-        case "hover":
-            x, y = at("start_box")
-            return act.Move(x=x, y=y)
-        case "left_double_click":
-            x, y = at("start_box")
-            return act.DoubleClick(x=x, y=y)
         case "left_drag":
             return act.Drag(path=[at("start_box"), at("end_box")])
         case "scroll":
@@ -182,13 +180,9 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
         x, y = coordinates.to_model(x, y)
         return f"'[{x},{y}]'"
 
+    if found := unheld(_VERBS, action):
+        return f"{found[0]}(start_box={box(*found[1:])}, element_info='')"
     match action:
-        case act.Click(modifiers=()):
-            return f"{action.button}_click(start_box={box(action.x, action.y)}, element_info='')"
-        case act.DoubleClick(modifiers=()):
-            return f"left_double_click(start_box={box(action.x, action.y)}, element_info='')"
-        case act.Move():
-            return f"hover(start_box={box(action.x, action.y)}, element_info='')"
         case act.Drag(path=[first, last], button="left", modifiers=()):
             ends = f"start_box={box(*first)}, end_box={box(*last)}"
             return f"left_drag({ends}, element_info='')"

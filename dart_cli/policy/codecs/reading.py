@@ -3,6 +3,7 @@
     refuse_long   the error of a text that is too long for an action
     understood    errors of a call's arguments as ActionError
     text_of       an argument that is a text
+    Verb, at_point, verb_of, unheld   calls that act at a point, by name
     not_expressed the error of an action that a language has no call for
     Grammar       parses a whole text, with readable errors
     Call, calls_of   calls of a few lines of code, read by Python's own parser and never run
@@ -18,7 +19,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,6 +66,31 @@ def text_of(arguments: Mapping[str, Any], key: str) -> str:
         raise ActionError(f"{key} must be a text, got {json.dumps(text)[:60]}")
     text.encode()  # JSON can hold half a surrogate pair, and no message can
     return text
+
+
+Verb = tuple[Callable[..., Action], str]
+"""What a call at a point does, and with which button; "" for an action that has none."""
+
+
+def at_point(verb: Verb, point: tuple[int, int], modifiers: Sequence[str] = ()) -> Action:
+    """The action of a call at a pixel, while keys are held."""
+    kind, button = verb
+    fields: dict[str, Any] = {"button": button} if button else {}
+    if modifiers:
+        fields["modifiers"] = tuple(modifiers)
+    return kind(x=point[0], y=point[1], **fields)
+
+
+def verb_of(verbs: Mapping[str, Verb], action: Action) -> str | None:
+    """The first call of a language that does the action; None for one that acts otherwise."""
+    wanted = type(action), getattr(action, "button", "")
+    return next((name for name, verb in verbs.items() if verb == wanted), None)
+
+
+def unheld(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | None:
+    """`verb_of`, with the pixel; None for an action during which keys are held, too."""
+    name = None if getattr(action, "modifiers", ()) else verb_of(verbs, action)
+    return (name, action.x, action.y) if name else None
 
 
 def not_expressed(language: str, action: Action, limits: Mapping[str, str]) -> ActionError:

@@ -21,10 +21,10 @@ from typing import Any, cast, get_args
 
 from bus.errors import ActionError
 from dart_cli.policy.codecs.keys import one_of_keys, read_keys, write_keys
-from dart_cli.policy.codecs.reading import text_of
+from dart_cli.policy.codecs.reading import Verb, at_point, text_of, verb_of
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
-from envs.actions import Action, Modifier, MouseButton
+from envs.actions import Action, Modifier
 
 Arguments = Mapping[str, Any]
 
@@ -120,13 +120,14 @@ def _xy(action: Any, coordinates: CoordinateMap) -> list[int]:
 
 # --- computer_use ---------------------------------------------------------------------------
 
-_CLICKS: Mapping[str, MouseButton] = {
-    "left_click": "left",
-    "click": "left",  # GUI-Owl before 1.5
-    "right_click": "right",
-    "middle_click": "middle",
+_CLICKS: Mapping[str, Verb] = {
+    "left_click": (act.Click, "left"),
+    "click": (act.Click, "left"),  # GUI-Owl before 1.5
+    "right_click": (act.Click, "right"),
+    "middle_click": (act.Click, "middle"),
+    "double_click": (act.DoubleClick, ""),
+    "triple_click": (act.TripleClick, ""),
 }
-_CLICK_OF = {"left": "left_click", "right": "right_click", "middle": "middle_click"}
 _DRAGS = ("left_click_drag", "drag")
 
 
@@ -142,12 +143,7 @@ def _held(arguments: Arguments) -> tuple[Modifier, ...]:
 def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     name = arguments["action"]
     if name in _CLICKS:
-        x, y = _at_or_pointer(arguments, coordinates)
-        return act.Click(x=x, y=y, button=_CLICKS[name], modifiers=_held(arguments))
-    if name in ("double_click", "triple_click"):
-        x, y = _at_or_pointer(arguments, coordinates)
-        kind = act.DoubleClick if name == "double_click" else act.TripleClick
-        return kind(x=x, y=y, modifiers=_held(arguments))
+        return at_point(_CLICKS[name], _at_or_pointer(arguments, coordinates), _held(arguments))
     if name == "mouse_move":
         x, y = _at(arguments, coordinates)
         return act.Move(x=x, y=y)
@@ -188,14 +184,8 @@ def _drag(arguments: Arguments, coordinates: CoordinateMap) -> act.Drag:
 
 def _write_computer(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
-        case act.Click():
-            clicked = {
-                "action": _CLICK_OF[action.button],
-                "coordinate": _xy(action, coordinates),
-            }
-            return clicked | ({"text": "+".join(action.modifiers)} if action.modifiers else {})
-        case act.DoubleClick() | act.TripleClick():
-            clicked = {"action": action.kind, "coordinate": _xy(action, coordinates)}
+        case act.Click() | act.DoubleClick() | act.TripleClick():
+            clicked = {"action": verb_of(_CLICKS, action), "coordinate": _xy(action, coordinates)}
             return clicked | ({"text": "+".join(action.modifiers)} if action.modifiers else {})
         case act.Move():
             return {"action": "mouse_move", "coordinate": _xy(action, coordinates)}
@@ -224,7 +214,7 @@ def _write_computer(action: Action, coordinates: CoordinateMap) -> dict[str, Any
     return None
 
 
-_CLICKED = (*_CLICKS, "double_click", "triple_click", "mouse_move", "scroll", "hscroll")
+_CLICKED = (*_CLICKS, "mouse_move", "scroll", "hscroll")
 COMPUTER_USE = Tool(
     "computer_use",
     _read_computer,
@@ -241,21 +231,19 @@ COMPUTER_USE = Tool(
 # --- mobile_use -----------------------------------------------------------------------------
 
 _BUTTONS = ("back", "home", "menu", "enter")
+_TAPS: Mapping[str, Verb] = {
+    "click": (act.Click, "left"),
+    "long_press": (act.Click, "right"),
+    "double_click": (act.DoubleClick, ""),
+}
 
 
 def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     """What both mobile tools have."""
     name = arguments["action"]
+    if name in _TAPS:
+        return at_point(_TAPS[name], _at(arguments, coordinates))
     match name:
-        case "click":
-            x, y = _at(arguments, coordinates)
-            return act.Click(x=x, y=y)
-        case "long_press":
-            x, y = _at(arguments, coordinates)
-            return act.Click(x=x, y=y, button="right")
-        case "double_click":
-            x, y = _at(arguments, coordinates)
-            return act.DoubleClick(x=x, y=y)
         case "type":
             return act.Type(text=text_of(arguments, "text"))
         case "answer":
@@ -276,10 +264,8 @@ def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
 
 def _write_touch(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
-        case act.Click(button="left", modifiers=()):
-            return {"action": "click", "coordinate": _xy(action, coordinates)}
-        case act.Click(button="right", modifiers=()):
-            return {"action": "long_press", "coordinate": _xy(action, coordinates)}
+        case act.Click(modifiers=()) if name := verb_of(_TAPS, action):
+            return {"action": name, "coordinate": _xy(action, coordinates)}
         case act.Type():
             return {"action": "type", "text": action.text}
         case act.Answer():
@@ -323,7 +309,7 @@ _TOUCH = {
     **dict.fromkeys(("double_click", "triple_click"), f"{_NONE}; tap in several steps"),
     **dict.fromkeys(("move", "mouse_down", "mouse_up", "key_down", "key_up"), _NONE),
 }
-_TAPPED = dict.fromkeys(("click", "long_press", "double_click"), ("coordinate",))
+_TAPPED = dict.fromkeys(_TAPS, ("coordinate",))
 MOBILE_USE = Tool(
     "mobile_use",
     _read_mobile,

@@ -30,7 +30,7 @@ from lark import Token, Tree
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
-from dart_cli.policy.codecs.reading import Grammar, not_expressed
+from dart_cli.policy.codecs.reading import Grammar, Verb, at_point, not_expressed, unheld
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, MouseButton
@@ -86,7 +86,14 @@ _DIRECTIONS = {
     "right": (NOTCHES, 0),
 }
 _HELD = "keys are held by press(key='ctrl') before it and release(key='ctrl') after it"
-_CLICKS = {"left": "click", "right": "right_single", "middle": "middle_click"}
+_VERBS: Mapping[str, Verb] = {
+    "click": (act.Click, "left"),
+    "right_single": (act.Click, "right"),
+    "middle_click": (act.Click, "middle"),
+    "left_double": (act.DoubleClick, ""),
+    "left_triple": (act.TripleClick, ""),
+    "hover": (act.Move, ""),
+}
 _ESCAPE = re.compile(r"\\([\s\S])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
 _BARE_BOX = re.compile(r"""((?:start|end)_box\s*=\s*['"])\s*(\([0-9, ]+\))\s*(['"])""")
@@ -113,19 +120,9 @@ class UitarsCodec:
         assert isinstance(call, Tree)
         points = [_centre(box, coordinates) for box in call.children if isinstance(box, Tree)]
         strings = [_unquote(str(word)) for word in call.children if isinstance(word, Token)]
+        if call.data in _VERBS:
+            return at_point(_VERBS[call.data], points[0])
         match call.data:
-            case "click":
-                return act.Click(x=points[0][0], y=points[0][1])
-            case "left_double":
-                return act.DoubleClick(x=points[0][0], y=points[0][1])
-            case "right_single":
-                return act.Click(x=points[0][0], y=points[0][1], button="right")
-            case "left_triple":
-                return act.TripleClick(x=points[0][0], y=points[0][1])
-            case "middle_click":
-                return act.Click(x=points[0][0], y=points[0][1], button="middle")
-            case "hover":
-                return act.Move(x=points[0][0], y=points[0][1])
             case "drag":
                 return act.Drag(path=points)
             case "mouse_down" | "mouse_up":
@@ -181,15 +178,9 @@ class UitarsCodec:
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
     """The call; None for an action that the language has no call for."""
+    if found := unheld(_VERBS, action):
+        return f"{found[0]}(start_box={_box(coordinates, *found[1:])})"
     match action:
-        case act.Click(modifiers=()):
-            return f"{_CLICKS[action.button]}(start_box={_box(coordinates, action.x, action.y)})"
-        case act.DoubleClick(modifiers=()):
-            return f"left_double(start_box={_box(coordinates, action.x, action.y)})"
-        case act.TripleClick(modifiers=()):
-            return f"left_triple(start_box={_box(coordinates, action.x, action.y)})"
-        case act.Move():
-            return f"hover(start_box={_box(coordinates, action.x, action.y)})"
         case act.Drag(path=[first, last], button="left", modifiers=()):
             return (
                 f"drag(start_box={_box(coordinates, *first)}, end_box={_box(coordinates, *last)})"
