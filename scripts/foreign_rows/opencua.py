@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import ActionError
-from dart_cli.policy.codecs.reading import calls_of
 from dart_cli.policy.codecs.pyautogui_calls import IGNORED, SIGNATURES, read_calls
+from dart_cli.policy.codecs.reading import calls_of
 from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
 from envs.actions import Action, Click, DoubleClick, TripleClick
 from scripts.foreign_rows.parts import Found, picture_of, row_lines, step_of, text_of
