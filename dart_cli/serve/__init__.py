@@ -4,9 +4,8 @@ In the place of `dart env`: an agent that knows nothing of dart opens a session,
 for completions as of any OpenAI-compatible server, acts in an environment of its own, and hands a verdict in.
 
     worker     the process: connections, heartbeat, the server
-    app        addresses and answers of the endpoint
-    guard      who may ask: Host header, token, no pages of other sites
-    requests   the JSON of a chat request, read and checked
+    app        addresses and answers of the endpoint; who may ask: Host header, token, no pages of other sites
+    requests   the JSON of requests, read and checked
     sampling   which of a request's own settings may differ from the run's
     sessions   the open sessions: leases from data, bounds, ends of those that were left
     session    one episode: a completion for each request, handed to data as a step; its verdict

@@ -9,16 +9,18 @@
     DELETE /v1/sessions/ID                   give the episode up
 
 make_app   the ASGI application
+ServeGuard which requests may reach it: under its own name, with the token, and from no web page. A page of another
+           site can send a POST to loopback without reading the answer; browsers then add an Origin header, which no
+           agent sends
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, get_args
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,9 +30,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bus.errors import DartError
-from bus.messages import Outcome, StopReason
+from dart_cli.runtime.http_guard import HttpGuard
 from dart_cli.serve.errors import ApiError, as_api_error, invalid
-from dart_cli.serve.guard import ServeGuard
 from dart_cli.serve.replies import (
     MODEL,
     as_events,
@@ -39,26 +40,45 @@ from dart_cli.serve.replies import (
     models_json,
     session_json,
 )
-from dart_cli.serve.requests import read_chat, read_final_image, read_json
-from dart_cli.serve.sessions import Opening, Sessions
-from envs.base import Verdict
+from dart_cli.serve.requests import End, Opening, read_body, read_chat, read_json
+from dart_cli.serve.sessions import Sessions
+
+
+class ServeGuard(HttpGuard):
+    """Passes a request on to the endpoint, or refuses it; the token is the API key."""
+
+    methods = ("GET", "POST", "DELETE")
+    headers = {"x-content-type-options": "nosniff"}  # noqa: RUF012 - a constant
+    wrong_host = "This server answers only under its own name: use the address that it printed."
+    wrong_method = "Use GET, POST or DELETE."
+
+    def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
+        """See HttpGuard."""
+        error = ApiError(status, "refused", text)
+        return JSONResponse(error.body, status, {**error.headers, **headers})
+
+    def check_origin(self, request: Request) -> Response | None:
+        """See HttpGuard."""
+        if "origin" not in request.headers:
+            return None
+        text = "Pages of the web may not use this server; ask from a program."
+        return self.refused(HTTPStatus.FORBIDDEN, text, {})
+
+    def check_token(self, request: Request) -> Response | None:
+        """See HttpGuard."""
+        scheme, _, offered = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_right(offered.strip()):
+            return None
+        text = "Wrong API key: send the token that `dart serve` printed as `Authorization: Bearer TOKEN`."
+        return self.refused(HTTPStatus.UNAUTHORIZED, text, {"www-authenticate": "Bearer"})
+
 
 logger = logging.getLogger(__name__)
 
 BODY_S = 60.0
 """Longest time that a body may take to arrive."""
 _SMALL = 64 * 1024  # bytes of a body that is read where the event loop runs
-_MOST_SEED = 2**63
 _SESSION, _TASK, _SEED, _TRAIN = (f"x-dart-{name}" for name in ("session", "task", "seed", "train"))
-_STOPS: tuple[StopReason, ...] = (
-    "done",
-    "gave_up",
-    "step_limit",
-    "malformed",
-    "broken",
-    "environment",
-)
-_REASON_CHARS = 4000
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -85,20 +105,10 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
         return JSONResponse(told)
 
     async def opened(request: Request) -> Response:
-        fields = read_json(await _body(request, _SMALL))
-        known = {"task", "seed", "train", "session"}
-        if unknown := sorted(fields.keys() - known):
-            raise invalid(
-                f"{unknown[0]} is not known here: a session has {', '.join(sorted(known))}",
-                unknown[0],
-            )
-        task, name = fields.get("task"), fields.get("session")
-        for key, value in (("task", task), ("session", name)):
-            if value is not None and not isinstance(value, str):
-                raise invalid(f"{key} must be a string", key)
+        opening = read_body(Opening, read_json(await _body(request, _SMALL)))
+        name = opening.session
         if name and name in {each.terms.id for each in sessions.all()}:
             raise invalid(f"session {name} is open already", "session")
-        opening = Opening(task or "", _seed(fields.get("seed")), _trained(fields.get("train")))
         session = await (sessions.obtain(name, opening) if name else sessions.open(opening))
         return JSONResponse(session_json(session), HTTPStatus.CREATED)
 
@@ -110,12 +120,12 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
         return JSONResponse(session_json(sessions.get(request.path_params["name"])))
 
     async def ended(request: Request) -> Response:
-        fields = read_json(await _body(request, body_bytes))
-        verdict, stop_reason, image = _verdict_of(fields, sessions)
+        end = read_body(End, read_json(await _body(request, body_bytes)))
+        verdict, image = end.verdict, end.image
         session = sessions.to_end(request.path_params["name"], verdict)
         is_first = session.verdict is None
         try:
-            ack = await session.end(verdict, stop_reason, image)
+            ack = await session.end(verdict, end.stop_reason, image)
         finally:
             if is_first and session.verdict is not None:
                 sessions.count(verdict.outcome)
@@ -230,8 +240,8 @@ async def _body(request: Request, most: int) -> bytes:
 
 def _session_of(request: Request, fields: Mapping[str, Any], model: str) -> tuple[str, Opening]:
     """The session that a chat request names, and what it says of it, where it opens it."""
-    told = fields.get("metadata")
-    metadata = told if isinstance(told, dict) else {}
+    metadata = fields.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
 
     def named(header: str, key: str) -> str:
         found = request.headers.get(header) or metadata.get(key) or ""
@@ -251,54 +261,10 @@ def _session_of(request: Request, fields: Mapping[str, Any], model: str) -> tupl
     base, _, of_model = model.partition(":")
     if base != MODEL:
         of_model = ""  # harnesses often know models by names of their own
-    seed = named(_SEED, "seed")
-    if seed and not seed.isdecimal():
-        raise invalid("seed must be a whole number", "seed")
-    train = named(_TRAIN, "train").lower()
-    if train not in ("", "true", "false"):
-        raise invalid("train must be true or false", "train")
-    opening = Opening(
-        named(_TASK, "task") or of_model, _seed(int(seed[:20]) if seed else None), train != "false"
-    )
-    return name, opening
-
-
-def _seed(value: object) -> int | None:
-    if value is not None and not (type(value) is int and 0 <= value < _MOST_SEED):
-        raise invalid("seed must be a whole number from 0 on", "seed")
-    return value
-
-
-def _trained(value: object) -> bool:
-    if value not in (None, True, False) or type(value) is int:
-        raise invalid("train must be true or false", "train")
-    return value is not False
-
-
-def _verdict_of(
-    fields: Mapping[str, Any], sessions: Sessions
-) -> tuple[Verdict, StopReason | None, bytes | None]:
-    """What the body of an end says."""
-    known = ("reward", "outcome", "reason", "stop_reason", "screenshot")
-    if unknown := sorted(fields.keys() - set(known)):
-        raise invalid(f"{unknown[0]} is not known here: an end has {', '.join(known)}", unknown[0])
-    reward, outcome, stop = fields.get("reward"), fields.get("outcome"), fields.get("stop_reason")
-    reason = fields.get("reason", "")
-    if outcome is not None and outcome not in get_args(Outcome):
-        raise invalid("outcome must be pass, fail or invalid", "outcome")
-    if reward is not None and not (
-        type(reward) in (int, float) and math.isfinite(reward) and 0 <= reward <= 1
-    ):
-        raise invalid("reward must be a number from 0 to 1", "reward")
-    if reward is None and outcome is None:
-        raise invalid('an end needs a reward from 0 to 1, or an outcome: "pass", "fail", "invalid"')
-    if reward is not None and outcome == "invalid":
-        raise invalid("an invalid episode has no reward", "reward")
-    if stop is not None and stop not in _STOPS:
-        raise invalid(f"stop_reason must be one of {', '.join(_STOPS)}", "stop_reason")
-    if not isinstance(reason, str):
-        raise invalid("reason must be a string", "reason")
-    verdict = sessions.verdict(
-        None if reward is None else float(reward), outcome, reason[:_REASON_CHARS]
-    )
-    return verdict, stop, read_final_image(fields.get("screenshot"))
+    seed, train = named(_SEED, "seed"), named(_TRAIN, "train").lower()
+    told = {
+        "task": named(_TASK, "task") or of_model,
+        "seed": int(seed[:20]) if seed.isdecimal() else seed or None,
+        "train": {"true": True, "": True, "false": False}.get(train, train),
+    }
+    return name, read_body(Opening, told)

@@ -1,10 +1,10 @@
-"""A chat request: its JSON read, its images decoded and checked.
+"""Requests: their JSON read and checked, their images decoded.
 
 read_json   the object of a body
-read_chat   that of POST /v1/chat/completions -> ChatRequest
-Bounds      how large a prompt may be
+read_body   its fields as a model: Opening of a session, End of one
+read_chat   the body of POST /v1/chat/completions -> ChatRequest
 
-Nothing of it is trusted: any JSON gives a ChatRequest or an ApiError that names the field.
+Nothing of it is trusted: any JSON gives a request or an ApiError that names the field.
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from bus.messages import ChatMessage, ChatPart
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
+
+from bus.messages import ChatMessage, ChatPart, Outcome
 from dart_cli.serve.errors import invalid
-from envs.base import image_type
+from envs.base import Verdict, image_type
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 16_384
 MOST_IMAGES = 1024
 _SHOWN = 40  # characters of a wrong value in an error
 
-_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
+_REASON_CHARS = 4000
 
 
 @dataclass(frozen=True)
@@ -62,94 +59,158 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
+class Opening(BaseModel):
+    """What a request says of the session that it opens."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str = ""  # empty: what data's scheduler chooses
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    train: bool = True
+    session: str = ""  # an id of the agent's own
+
+
+class End(BaseModel):
+    """What a request says of the end of its session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reward: Annotated[float, Field(ge=0, le=1)] | None = None
+    outcome: Outcome | None = None
+    reason: str = ""
+    stop_reason: (
+        Literal["done", "gave_up", "step_limit", "malformed", "broken", "environment"] | None
+    ) = None
+    screenshot: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """In our terms: a reward alone passes where it is 1. Raises ApiError."""
+        reason = self.reason[:_REASON_CHARS]
+        if self.outcome is None and self.reward is None:
+            raise invalid(
+                'an end needs a reward from 0 to 1, or an outcome: "pass", "fail", "invalid"'
+            )
+        if self.outcome is None:
+            return Verdict.scored(self.reward or 0.0, reason)
+        if self.outcome == "invalid" and self.reward is not None:
+            raise invalid("an invalid episode has no reward", "reward")
+        return Verdict(self.outcome, reason, self.reward)
+
+    @property
+    def image(self) -> bytes | None:
+        """The last screenshot; None where there is none. Raises ApiError."""
+        return None if self.screenshot is None else _image(self.screenshot, "screenshot")
+
+
+class _Message(BaseModel):
+    """One of `messages`; its content is read part by part."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: list[dict[str, Any]] | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _as_parts(cls, given: Any) -> Any:
+        return [{"type": "text", "text": given}] if isinstance(given, str) else given
+
+
+class _Body(BaseModel):
+    """A chat request; its settings are read by settle (sampling.py)."""
+
+    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    model: str
+    stream: StrictBool | None = None
+    stream_options: Any = None
+    logprobs: StrictBool | None = None
+    return_token_ids: StrictBool | None = None
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_body(model: type[M], fields: Mapping[str, Any]) -> M:
+    """The fields of a body, checked. Raises ApiError that names the first wrong one."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])[1:]
+        said = (
+            first["msg"].replace("Field required", "is missing").replace("Input should", "must", 1)
+        )
+        said = said if said.startswith(("must", "is ")) else f": {said}"
+        raise invalid(f"{where} {said}".replace(" :", ":"), where) from None
+
+
 def read_chat(body: bytes) -> ChatRequest:
     """A chat request. Raises ApiError."""
     fields = read_json(body)
-    reader = _Reader()
-    messages = reader.messages(fields.get("messages"))
-    if not reader.images:
+    told = read_body(_Body, fields)
+    images: list[bytes] = []
+    messages = [
+        _message(each, f"messages[{index}]", images) for index, each in enumerate(told.messages)
+    ]
+    if messages[-1].role != "user":
+        text = "the last of messages must be the user's: the completion is the answer to it"
+        raise invalid(text, "messages")
+    if sum(len(each.parts) for each in messages) > MOST_PARTS or len(images) > MOST_IMAGES:
+        text = f"messages have more than {MOST_PARTS:,} parts or {MOST_IMAGES:,} images"
+        raise invalid(text, "messages")
+    if not images:
         raise invalid(
             "messages show no image: each prompt needs the screenshot that it asks about, as image_url "
             "with a data URL (docs/serve.md)",
             "messages",
         )
-    streaming = fields.get("stream_options")
+    streaming = told.stream_options
     return ChatRequest(
         fields=fields,
         messages=messages,
-        images=reader.images,
-        model=_string(fields.get("model"), "model"),
-        streamed=_flag(fields, "stream"),
+        images=images,
+        model=_text(told.model, "model"),
+        streamed=bool(told.stream),
         usage_streamed=isinstance(streaming, dict) and streaming.get("include_usage") is True,
-        logprobs=_flag(fields, "logprobs"),
-        token_ids=_flag(fields, "return_token_ids"),
+        logprobs=bool(told.logprobs),
+        token_ids=bool(told.return_token_ids),
         digest=hashlib.blake2b(body, digest_size=16).digest(),
     )
 
 
-class _Reader:
-    """Collects the images of the messages that it reads."""
-
-    def __init__(self) -> None:
-        self.images: list[bytes] = []
-        self._parts = 0
-
-    def messages(self, given: object) -> list[ChatMessage]:
-        if not isinstance(given, list) or not 1 <= len(given) <= MOST_MESSAGES:
-            raise invalid(f"messages must be a list of 1 to {MOST_MESSAGES:,}", "messages")
-        read = [self._message(each, f"messages[{index}]") for index, each in enumerate(given)]
-        if read[-1].role != "user":
+def _message(told: _Message, where: str, images: list[bytes]) -> ChatMessage:
+    """One message; its images are added to `images`."""
+    for name in ("tool_calls", "function_call", "audio"):
+        if getattr(told, name):
             raise invalid(
-                "the last of messages must be the user's: the completion is the answer to it",
-                "messages",
+                f"{where}.{name} is not supported: write the call as the model did, in content",
+                f"{where}.{name}",
             )
-        return read
+    content = told.content
+    if content is None:
+        if told.role != "assistant":
+            text = f"{where}.content must be a string or a list of parts"
+            raise invalid(text, f"{where}.content")
+        content = [{"type": "text", "text": ""}]
+    parts = [_part(each, f"{where}.content[{at}]", images) for at, each in enumerate(content)]
+    if told.role != "user" and any(part.is_image for part in parts):
+        text = f"{where}.content: only messages of the user may have images"
+        raise invalid(text, f"{where}.content")
+    return ChatMessage(role="system" if told.role == "developer" else told.role, parts=parts)
 
-    def _message(self, given: object, where: str) -> ChatMessage:
-        if not isinstance(given, dict):
-            raise invalid(f"{where} must be an object with role and content", where)
-        role = _ROLES.get(_string(given.get("role"), f"{where}.role"))
-        if role is None:
-            raise invalid(
-                f"{where}.role must be system, user or assistant, got {given['role']!r:.40}",
-                f"{where}.role",
-            )
-        for name in ("tool_calls", "function_call", "audio"):
-            if given.get(name):
-                raise invalid(
-                    f"{where}.{name} is not supported: write the call as the model did, in content",
-                    f"{where}.{name}",
-                )
-        content = given.get("content")
-        if content is None and role == "assistant":
-            content = ""
-        return ChatMessage(role=role, parts=self._content(content, f"{where}.content", role))
 
-    def _content(self, given: object, where: str, role: str) -> list[ChatPart]:
-        if isinstance(given, str):
-            given = [{"type": "text", "text": given}]
-        if not isinstance(given, list):
-            raise invalid(f"{where} must be a string or a list of parts", where)
-        self._parts += len(given)
-        if self._parts > MOST_PARTS:
-            raise invalid(f"messages have more than {MOST_PARTS:,} parts", "messages")
-        parts = [self._part(each, f"{where}[{index}]") for index, each in enumerate(given)]
-        if role != "user" and any(part.is_image for part in parts):
-            raise invalid(f"{where}: only messages of the user may have images", where)
-        return parts
-
-    def _part(self, given: object, where: str) -> ChatPart:
-        kind = given.get("type") if isinstance(given, dict) else None
-        if isinstance(given, dict) and kind == "text":
-            return ChatPart(text=_string(given.get("text"), f"{where}.text"))
-        if isinstance(given, dict) and kind == "image_url":
-            url = given.get("image_url")
-            url = url.get("url") if isinstance(url, dict) else url
-            if len(self.images) >= MOST_IMAGES:
-                raise invalid(f"messages have more than {MOST_IMAGES:,} images", "messages")
-            self.images.append(_image(_string(url, f"{where}.image_url"), f"{where}.image_url"))
-            return ChatPart(is_image=True)
-        raise invalid(f"{where} must be of type text or image_url, got {kind!r:.40}", where)
+def _part(given: Mapping[str, Any], where: str, images: list[bytes]) -> ChatPart:
+    kind = given.get("type")
+    if kind == "text":
+        return ChatPart(text=_text(given.get("text"), f"{where}.text"))
+    if kind == "image_url":
+        url = given.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        images.append(_image(_text(url, f"{where}.image_url"), f"{where}.image_url"))
+        return ChatPart(is_image=True)
+    raise invalid(f"{where} must be of type text or image_url, got {kind!r:.40}", where)
 
 
 def _image(url: str, where: str) -> bytes:
@@ -173,26 +234,12 @@ def _image(url: str, where: str) -> bytes:
     return image
 
 
-def _string(value: object, where: str) -> str:
-    if value is None:
-        raise invalid(f"{where} is missing", where)
+def _text(value: object, where: str) -> str:
+    """A string without lone surrogates, which JSON can spell: they are in no message of ours."""
     if not isinstance(value, str):
         raise invalid(f"{where} must be a string, got {type(value).__name__}", where)
-    # A lone surrogate, which JSON can spell, is in no message of ours.
     return value.encode(errors="replace").decode()
-
-
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    if value not in (None, True, False) or type(value) in (int, float):
-        raise invalid(f"{name} must be true or false", name)
-    return bool(value)
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
-
-
-def read_final_image(url: object) -> bytes | None:
-    """The screenshot of an end, a data URL; None where there is none. Raises ApiError."""
-    return None if url is None else _image(_string(url, "screenshot"), "screenshot")

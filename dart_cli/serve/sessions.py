@@ -1,6 +1,5 @@
 """The sessions of one process: opened with a lease from data, bounded, ended when their agents are gone.
 
-Opening    what a request says of the session that it opens
 Sessions   by id; those that are over are remembered for a while, so that a late request is told why
 
 Each session has a slot, as an environment of `dart env` has: what data knows of it is worker and slot.
@@ -15,7 +14,6 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from bus.errors import DartError, DeadlineError
@@ -29,7 +27,7 @@ from dart_cli.env.gate import ResumingPolicy, SuspendGate
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges
 from dart_cli.serve.errors import ApiError, invalid, unavailable
-from dart_cli.serve.requests import ChatRequest
+from dart_cli.serve.requests import ChatRequest, Opening
 from dart_cli.serve.sampling import settle
 from dart_cli.serve.session import Session, SessionContext, Terms
 from envs.base import Verdict
@@ -49,15 +47,6 @@ IDLE_S = 600.0
 LEASE_WAIT_S = 30.0
 """That a request waits for a task to play before it is answered with 503 and the reason."""
 NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a request says of the session that it opens."""
-
-    task: str = ""  # empty: what data's scheduler chooses
-    seed: int | None = None
-    is_trained: bool = True
 
 
 class Sessions:
@@ -153,7 +142,7 @@ class Sessions:
             settle(
                 request.fields,
                 self._sampling(0),
-                is_trained=opening.is_trained,
+                is_trained=opening.train,
                 ignores=self._context.ignores_sampling,
             )
 
@@ -187,7 +176,7 @@ class Sessions:
 
     async def _start(self, slot: int, opening: Opening, name: str) -> Session:
         try:
-            found = self._evaluated if not opening.is_trained else self._leased
+            found = self._evaluated if not opening.train else self._leased
             terms = await found(slot, opening, name)
         except BaseException:
             self._free.append(slot)
@@ -251,15 +240,6 @@ class Sessions:
             sampling=self._sampling(draws.getrandbits(30)),
             lease=None,
         )
-
-    def verdict(self, reward: float | None, outcome: str | None, reason: str) -> Verdict:
-        """What an agent hands in, in our terms: a reward alone passes where it is 1."""
-        if outcome == "invalid":
-            return Verdict("invalid", reason)
-        if outcome in ("pass", "fail"):
-            return Verdict("pass" if outcome == "pass" else "fail", reason, reward)
-        assert reward is not None
-        return Verdict.scored(reward, reason)
 
     def count(self, outcome: str) -> None:
         """A session ended with this outcome."""

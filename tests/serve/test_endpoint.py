@@ -401,8 +401,8 @@ BROKEN: list[tuple[bytes, int, str]] = [
     (b'{"messages": NaN}', 400, "no JSON"),
     (_nested(100_000), 400, "no JSON"),
     (b" " * (2**20 + 1), 413, "images in it"),
-    (b'{"messages": [], "model": "dart"}', 400, "list of 1 to"),
-    (b'{"messages": ["x"], "model": "dart"}', 400, "messages[0] must be an object"),
+    (b'{"messages": [], "model": "dart"}', 400, "messages: List should have at least 1 item"),
+    (b'{"messages": ["x"], "model": "dart"}', 400, "messages[0] must be a valid dictionary"),
 ]
 
 

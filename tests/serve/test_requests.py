@@ -54,13 +54,17 @@ PICTURE = shown(picture(1))
     [
         ([user(text("hi"))], "messages", "show no image"),
         ([user(PICTURE), {"role": "assistant", "content": "x"}], "messages", "last .* the user's"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role", "system, user or assistant"),
+        (
+            [{"role": "tool", "content": "x"}],
+            "messages[0].role",
+            "'system', .* 'user' or 'assistant'",
+        ),
         ([{"content": "x"}], "messages[0].role", "is missing"),
         ([{"role": "user"}], "messages[0].content", "string or a list"),
-        ([{"role": "user", "content": 5}], "messages[0].content", "string or a list"),
-        ([{"role": "user", "content": [5]}], "messages[0].content[0]", "type text or image_url"),
+        ([{"role": "user", "content": 5}], "messages[0].content", "must be a valid list"),
+        ([{"role": "user", "content": [5]}], "messages[0].content[0]", "valid dictionary"),
         ([user({"type": "video_url"})], "messages[0].content[0]", "type text or image_url"),
-        ([user({"type": "text"})], "messages[0].content[0].text", "is missing"),
+        ([user({"type": "text"})], "messages[0].content[0].text", "must be a string"),
         ([{"role": "system", "content": [PICTURE]}], "messages[0].content", "only .* the user"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{}]}],
@@ -87,7 +91,7 @@ def test_a_message_that_cannot_be_shown_is_refused(
         ("data:image/png;base64,%%%", "is no base64"),
         ("data:image/png;base64,", "0 bytes that are no PNG, JPEG or WebP"),
         (url(b"GIF89a and so on", "gif"), "no PNG, JPEG or WebP; encode it"),
-        (None, "is missing"),
+        (None, "must be a string"),
         (7, "must be a string"),
     ],
 )
