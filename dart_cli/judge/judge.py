@@ -81,23 +81,16 @@ class _Costs:
     began: float = field(default_factory=time.monotonic)
 
 
-@dataclass
-class _Opened:
-    """A judge within one event loop."""
-
-    backend: JudgeBackend
-    gate: asyncio.Semaphore
-    users: int = 0
-
-
 class Judge:
-    """One model as it is configured."""
+    """One model as it is configured, for one event loop."""
 
     def __init__(self, config: JudgeConfig, limits: JudgeLimits = JudgeLimits()) -> None:
         self.config = config
         self.limits = limits
         self.name = name_of(config)
-        self._opened: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
+        self._gate = asyncio.Semaphore(limits.concurrent)
+        self._backend: JudgeBackend | None = None
+        self._users = 0
 
     def evidence(self, instruction: str, first: bytes) -> Evidence:
         """A new episode's, to be filled."""
@@ -105,16 +98,16 @@ class Judge:
 
     async def __aenter__(self) -> Self:
         """Count one more user."""
-        self._here().users += 1
+        self._users += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """One user less; the last one frees the model."""
-        here = self._here()
-        here.users -= 1
-        if here.users <= 0:
-            self._opened.pop(asyncio.get_running_loop(), None)
-            await here.backend.close()
+        self._users -= 1
+        backend = self._backend
+        if self._users <= 0 and backend is not None:
+            self._backend = None
+            await backend.close()
 
     async def judge(self, evidence: Evidence, use: Purpose) -> Judgement:
         """Its opinion; `invalid`, with the reason, where there is none within the deadline.
@@ -122,12 +115,13 @@ class Judge:
         Waits its turn first. Raises UserError where asking
         again is no use: a wrong key, address or model.
         """
-        here, costs = self._here(), _Costs()
-        async with here.gate:
+        costs = _Costs()
+        async with self._gate:
+            self._backend = backend = self._backend or _backend(self.config, self.limits)
             costs.began = time.monotonic()
             try:
                 async with asyncio.timeout(self.limits.deadline_s):
-                    answer = await self._answer(here.backend, evidence, costs)
+                    answer = await self._answer(backend, evidence, costs)
             except TimeoutError:
                 return self._judgement(use, costs, f"no answer in {self.limits.deadline_s:g} s")
             except UserError:
@@ -185,20 +179,14 @@ class Judge:
             seconds=time.monotonic() - costs.began,
         )
 
-    def _here(self) -> _Opened:
-        loop = asyncio.get_running_loop()
-        if loop not in self._opened:
-            gate = asyncio.Semaphore(self.limits.concurrent)
-            self._opened[loop] = _Opened(_backend(self.config, self.limits), gate)
-        return self._opened[loop]
 
-
-_JUDGES: dict[str, Judge] = {}
+_JUDGES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Judge]] = WeakKeyDictionary()
 
 
 def judge_of(config: JudgeConfig) -> Judge:
-    """The judge of a configuration: one for a process, so that its limits hold over all slots."""
-    return _JUDGES.setdefault(config.model_dump_json(), Judge(config))
+    """The judge of a configuration: one for an event loop, so that its limits hold over all slots."""
+    judges = _JUDGES.setdefault(asyncio.get_running_loop(), {})
+    return judges.setdefault(config.model_dump_json(), Judge(config))
 
 
 def name_of(config: JudgeConfig) -> str:

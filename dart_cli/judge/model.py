@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from bus.errors import EngineError, ModelError
-from bus.messages import Sampling
+from bus.errors import EngineError
+from bus.messages import ChatMessage, ChatPart, Sampling
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.judge.evidence import Messages
 from dart_cli.policy.model import LoadedPolicy, load_policy, pick_device
+from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.runtime.chat import ChatReply
 
 
@@ -62,37 +62,14 @@ class ModelBackend:
 def render(policy: LoadedPolicy, messages: Messages) -> tuple[list[int], list[bytes]]:
     """The prompt [P], image placeholders expanded, and its images [I].
 
-    Texts are only text: special tokens that they spell are characters. Raises ModelError where the chat
+    Texts are only text: special tokens that they spell are characters. Raises PromptError where the chat
     template drops images.
     """
     images = [part for _, parts in messages for part in parts if isinstance(part, bytes)]
-    text = policy.tokenizer.apply_chat_template(
-        [{"role": role, "content": _content(policy, parts)} for role, parts in messages],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    token_ids: list[int] = []
-    remaining = iter(images)
-    for token in policy.encode(str(text)):
-        if token != policy.image_token_id:
-            token_ids.append(token)
-        elif (image := next(remaining, None)) is not None:
-            token_ids += [token] * policy.images.token_count(image)
-        else:
-            raise ModelError(
-                f"{policy.folder}: the chat template shows more images than were given"
-            )
-    if next(remaining, None) is not None:
-        raise ModelError(f"{policy.folder}: the chat template drops images; use another model")
-    return token_ids, images
+    chat = [ChatMessage(role=role, parts=list(map(_part, parts))) for role, parts in messages]
+    prompt = PromptRenderer(policy).render_messages(chat, images)
+    return prompt.token_ids, prompt.images
 
 
-def _content(policy: LoadedPolicy, parts: list[str | bytes]) -> str | list[dict[str, Any]]:
-    if len(parts) == 1 and isinstance(parts[0], str):
-        return policy.literal.mark(parts[0])
-    return [
-        {"type": "text", "text": policy.literal.mark(part)}
-        if isinstance(part, str)
-        else {"type": "image"}
-        for part in parts
-    ]
+def _part(part: str | bytes) -> ChatPart:
+    return ChatPart(text=part) if isinstance(part, str) else ChatPart(is_image=True)
