@@ -139,7 +139,7 @@ class HeartbeatSender:
 
         `deadline_s` is only shown; the caller enforces it. `since` is when the wait began
         (time.monotonic) if this continues an earlier one. `on` names what could end it, as
-        dart_cli.data.stall_rules reads it.
+        dart_cli.data.stalls reads it.
         """
         self._entered += 1
         key = self._entered

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -33,7 +33,8 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 """Unix seconds, or a duration in seconds, that a database takes."""
 Nats = Annotated[float, Field(allow_inf_nan=False)]
-Reward = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+UnitFraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Reward = UnitFraction
 """Of a whole trajectory: 1.0 where all of its task is done."""
 MAX_GAUGE = 1e15
 Gauge = Annotated[float, Field(ge=-MAX_GAUGE, le=MAX_GAUGE, allow_inf_nan=False)]
@@ -68,9 +69,6 @@ class Request(Message):
     """Base of all requests; `reply_type` is what a good answer is."""
 
     reply_type: ClassVar[type[Reply]]
-
-
-# --- parts ----------------------------------------------------------------------------------
 
 
 class Sampling(Message):
@@ -116,9 +114,6 @@ class SampledTokens(Message):
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-
-UnitFraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class PointerCandidate(Message):
@@ -177,7 +172,6 @@ class Lease(Message):
     task_seed: Integer  # seeds the environment's reset
     max_steps: Integer  # steps
     sampling: Sampling  # its seed is the episode's; step i adds i
-    expires_s: Seconds  # without a step or heartbeat for this long, the lease is taken back
 
 
 class Chain(Message):
@@ -220,7 +214,7 @@ class VersionAge(Message):
     """Part of Batch: how far weights that sampled some of its tokens are behind the trainer."""
 
     version: Integer
-    behind: Count  # versions, along the lineage (dart_cli/data/lineage.py)
+    behind: Count  # versions, by their updates (dart_cli/data/versions.py)
 
 
 class Batch(Message):
@@ -235,8 +229,6 @@ class Batch(Message):
     run_s: Seconds = 0.0  # how long the run had been served when the batch was formed; never falls
     ages: list[VersionAge] = []  # of each version that sampled a token of it
     reuse: Count = 0  # how often its samples were trained on before; 0 of a fresh batch
-    success: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Mean of the tasks' success when it was formed, 0 of one without a verdict; None before the first."""
     trajectories: Count = 0  # of the run that had ended when it was formed; never falls
 
     def prompt(self, sample: Sample) -> IntArray:
@@ -302,10 +294,7 @@ class StepRecord(Request):
     env_s: Seconds  # the environment's step
     instruction: str = ""  # the text given to the policy, with step 0; empty with the others
     observed_text: str = ""  # what the policy read beside the screenshot (env.observe)
-    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """What the environment gave for this step; None where it gave nothing. No part of `TrajectoryEnd`'s."""
-    screen_key: str = ""
-    """The same for screens that count as one state; empty: as many states as screenshots."""
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None  # the environment's, if any
     pointed: list[PointerMap] = []  # the completion's
     images: list[bytes] = []
     """Encoded images of the prompt beside `screenshot` that no step of the trajectory before it had."""
@@ -399,7 +388,6 @@ class TrainerHello(Request):
     policy_version: Integer  # newest published when the checkpoint was written
     last_batch_id: Count  # newest batch the checkpoint contains; 0 before the first
     updates: Count  # that changed its weights
-    recipe: str  # digest of the settings of an update: the same batches lead to the same weights
 
 
 class BatchReply(Reply):
@@ -509,5 +497,5 @@ class RunState(Message):
     weights_path: str
     stopping: bool
     reason: str  # why it stops
-    suspended: bool = False  # coupled: the trainer's turn; no completion is begun or continued
+    suspended: bool = False  # the trainer's turn; no completion is begun or continued
     absent: list[Role] = []  # of env (or serve), rollout and train: those without a living process

@@ -18,9 +18,9 @@ class Part(BaseModel):
 
 
 class StallView(Part):
-    """Something that has made no progress for too long; dart_cli.data.stall_rules finds it."""
+    """Something that has made no progress for too long; dart_cli.data.stalls finds it."""
 
-    kind: str  # one of dart_cli.data.stall_rules.KINDS
+    kind: str  # one of dart_cli.data.stalls.KINDS
     who: str  # worker that has it
     since_s: float  # for how long
     text: str  # one line: what waits for what, since when, and the likely cure
@@ -106,7 +106,7 @@ class Rates(Part):
 class UsageView(Part):
     """Where a role's processes spent their time, seconds by phase; slots and workers add up.
 
-    env playing, waiting, resetting, idle, suspended, dead; rollout busy, idle, syncing, starting;
+    env playing, waiting, resetting, idle, dead; rollout busy, idle, syncing, starting;
     train training, publishing, waiting, starting; `dead` of any: from the last heartbeat of a
     process that died until its successor began.
     """

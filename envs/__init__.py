@@ -10,7 +10,6 @@ own_code      suites and codecs of a user's own, by name
 atspi_tree    an accessibility tree as nodes for an explorer
 observed      texts beside a screenshot: the accessibility tree, the terminal
 screenshots   image encodings, and screenshots as observations
-screen_key    which screens count as one: without carets and ignored parts
 taskfile      task files in OSWorld's JSON schema, and how they are judged
 options       options of suites, checked by their types; guests and devices shared out to slots
 child_program a program in another interpreter, asked over its pipes

@@ -39,8 +39,8 @@ class Observation:
     texts: Mapping[ObservedKind, str] = field(default_factory=dict)
     """Of the kinds that `make_env(observe=...)` asked for; see envs/observed.py."""
     screen_key: str = ""
-    """The same for screens that count as one state. A suite may give its own, e.g. of an address and what
-    is filled in; else it follows from the pixels (envs/screen_key.py) where `env.screen_match` asks for it."""
+    """The same for screens that an explorer counts as one state, where a suite tells them by more than its
+    tree, e.g. by an address; empty: by their picture."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 make_explorable an environment of a suite, and what tells its elements
 as_explorable   the environment itself where it is Explorable, else with a GridEnv around it
 grid_state      the state of a screen that is known by its picture alone
+coarse_key      a digest of light and dark in a coarse picture, by which it is known
 GridEnv         the environment, with the cells of a grid as elements
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +21,12 @@ from envs.actions import Action
 from envs.base import GuiEnv, Observation, Verdict
 from envs.elements import Element, Explorable, ScreenState, grid_elements
 from envs.registry import load_suite, make_env
+
+COARSE = 24
+"""Cells of a coarse picture, across and down."""
+
+STEP = 6
+"""Least difference in grey of two neighbouring cells that counts, of 255."""
 
 
 def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
@@ -40,13 +48,25 @@ def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
 
 def grid_state(shown: Observation) -> ScreenState:
     """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
-    from envs.screen_key import COARSE, coarse_key  # numpy only where it is needed
-
     if shown.screen_key:
         return ScreenState(shown.screen_key, "", "no tree; the environment's own key of the screen")
     with Image.open(io.BytesIO(shown.screenshot)) as picture:
         key = coarse_key(picture)
     return ScreenState(key, "", f"no tree; light and dark of {COARSE}x{COARSE} cells compared")
+
+
+def coarse_key(screen: Image.Image) -> str:
+    """32 hex digits: the same for two screens whose neighbouring cells are lighter or darker alike.
+
+    A difference hash: of each cell and the next on its right, whether it is darker, lighter or neither.
+    """
+    import numpy as np  # only where it is needed
+
+    small = screen.convert("L").resize((COARSE + 1, COARSE), Image.Resampling.BOX)
+    cells = np.asarray(small, dtype=np.int16)
+    steps = cells[:, 1:] - cells[:, :-1]
+    signs = (np.sign(steps) * (np.abs(steps) >= STEP)).astype(np.int8)
+    return hashlib.blake2b(signs.tobytes(), digest_size=16).hexdigest()
 
 
 class GridEnv:

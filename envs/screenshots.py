@@ -1,7 +1,7 @@
 """Screenshots of real screens as observations.
 
 observe       an encoded screenshot as an Observation, as JPEG if requested
-ScreenFormat  what an environment's screenshots become before anything sees or stores them, and their keys
+ScreenFormat  what an environment's screenshots become before anything sees or stores them
 pixels_of     the whole image
 size_of       the size in its header
 """
@@ -9,19 +9,14 @@ size_of       the size in its header
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from PIL import Image, UnidentifiedImageError
 
 from bus.errors import EnvError
-from envs.base import Observation, content_hash
+from envs.base import Observation
 from envs.options import ImageEncoding
-
-if TYPE_CHECKING:
-    from envs.screen_key import Box
 
 MEDIA_TYPES: dict[ImageEncoding, str] = {"png": "image/png", "jpeg": "image/jpeg"}
 SCREEN_JPEG_QUALITY = 85
@@ -62,14 +57,9 @@ class ScreenFormat:
 
     encoding: StoredEncoding = "png"  # png: whatever the suite gives
     quality: int = 100  # of webp and jpeg, 1 to 100
-    has_key: bool = False  # whether screens get a key, of the pixels that the suite gave
-    ignore: tuple[Box, ...] = ()  # parts of a screen that make no difference to its key
 
     def of(self, seen: Observation) -> Observation:
         """The observation as it is kept. Raises EnvError."""
-        pixels = cache(lambda: pixels_of(seen.screenshot))  # decoded once, for key and encoder
-        key = self._key(seen, pixels)
-        seen = seen if key == seen.screen_key else replace(seen, screen_key=key)
         if self.encoding == "png" or seen.media_type == f"image/{self.encoding}":
             return seen
         how: dict[str, Any] = {"quality": self.quality}
@@ -77,22 +67,12 @@ class ScreenFormat:
             how = _LOSSLESS if self.quality == 100 else how | {"method": _EFFORT}
         into = io.BytesIO()
         try:
-            pixels().save(into, self.encoding.upper(), **how)
+            pixels_of(seen.screenshot).save(into, self.encoding.upper(), **how)
         except (OSError, ValueError) as error:
             raise EnvError(
                 f"the screenshot cannot be written as {self.encoding}: {error}"
             ) from None
         return replace(seen, screenshot=into.getvalue(), media_type=f"image/{self.encoding}")
-
-    def _key(self, seen: Observation, pixels: Callable[[], Image.Image]) -> str:
-        """The suite's own key, or one of its pixels; empty where none is asked for."""
-        if not self.has_key:
-            return ""
-        if seen.screen_key:
-            return content_hash(seen.screen_key.encode(errors="replace"))
-        from envs.screen_key import screen_key  # numpy, for those who ask for keys
-
-        return screen_key(pixels(), self.ignore)
 
 
 def pixels_of(image: bytes) -> Image.Image:

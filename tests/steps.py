@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from bus.messages import Batch
 from bus.packed import float64s, int32s
-from dart_cli.data.chains import chained
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.loading import chained
+from dart_cli.data.store.steps import BatchStep
 
 
 def steps_of(batch: Batch) -> list[BatchStep]:

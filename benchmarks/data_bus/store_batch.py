@@ -44,13 +44,14 @@ from bus.messages import (
 )
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.batching import BatchPlan, load
+from dart_cli.data.batches import BatchPlan
+from dart_cli.data.checks import check_step
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.loading import load
 from dart_cli.data.scheduler import make_scheduler
-from dart_cli.data.step_checks import check_step
-from dart_cli.data.store.encoding import pack_prompt, unpack_floats, unpack_ids, unpack_prompt
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.reader import Reader
+from dart_cli.data.store.steps import pack_prompt, unpack_floats, unpack_ids, unpack_prompt
 from envs.base import content_hash
 
 TRAJECTORIES, STEPS, GROUP = 48, 30, 8
@@ -334,7 +335,6 @@ def parts_of_hand_in(plan: BatchPlan, part: Callable[..., Any]) -> None:
         task_seed=1,
         max_steps=STEPS,
         sampling=Sampling(temperature=1.0, max_tokens=512, seed=1),
-        expires_s=60.0,
     )
     records = list(episode(lease, 1_000, Random(0)))
     frames = part("step_encode", lambda: [encode(record) for record in records])

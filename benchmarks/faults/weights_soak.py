@@ -167,7 +167,7 @@ async def train(config: Config, last: int, every_s: float) -> None:
             address = endpoints.address(TRAIN)
             replier = await stack.enter_async_context(Replier(address, curve=curve))
             await stack.enter_async_context(background(replier.serve(channel.answer)))
-        hello = TrainerHello(policy_version=-1, last_batch_id=0, updates=0, recipe="")
+        hello = TrainerHello(policy_version=-1, last_batch_id=0, updates=0)
         known = await data.request(hello, REQUEST_S)
         assert isinstance(known, HelloReply)
         taken = [known.policy_version, *versions(weights_dir(config))]

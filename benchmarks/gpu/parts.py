@@ -24,8 +24,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from bus.messages import Batch, Turn, VersionSpan
 from bus.packed import float64s, int32s
-from dart_cli.data.chains import chained
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.loading import chained
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.parity import draw
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy

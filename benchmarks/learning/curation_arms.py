@@ -58,7 +58,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "batch-16": ("data.groups_per_batch=16",),
     "fresh": ("data.max_staleness=1",),
     "uniform": ("data.task_sampling=uniform",),
-    "scaled": ("data.tracker_scale=batch",),  # advantages normalised over the batch, as in SPO
     "margin": ("data.tracker_margin=0.1",),  # less is expected than the trackers say
     "task-tracker": ("data.advantage=task_tracker",),
 }

@@ -45,7 +45,7 @@ from bus.errors import DartError
 from dart_cli.algo.proportion import wilson
 from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
-from dart_cli.data.store.rows import StepRow
+from dart_cli.data.store.steps import StepRow
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "history.toml"

@@ -25,14 +25,14 @@ from dart_cli.algo.schedule import MovingAverage, deviation_weights
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.baselines import Baselines
-from dart_cli.data.batching import step_credit
-from dart_cli.data.chains import chained
+from dart_cli.data.batches import Replays
 from dart_cli.data.curate import FinishedGroup, Member, curate, no_gradient
-from dart_cli.data.replay import Replays
+from dart_cli.data.loading import chained
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import BatchRow, MetricPoint, TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy, pick_device
+from dart_cli.policy.device import pick_device
+from dart_cli.policy.model import load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from envs.base import Task
@@ -47,9 +47,9 @@ class Use:
     reused: int  # how often they were trained on before
 
 
-def uses_of(reuse: int, gap: int) -> Iterator[Use]:
+def uses_of(reuse: int) -> Iterator[Use]:
     """What each update trains on, forever, in the order of a run that refuses no replay."""
-    replays = Replays(reuse, gap)
+    replays = Replays(reuse)
     for update in count(1):
         due = replays.due()
         use = Use(update, 0) if due is None else Use(due.first, due.reused + 1)
@@ -57,10 +57,10 @@ def uses_of(reuse: int, gap: int) -> Iterator[Use]:
         yield use
 
 
-def updates_for(fresh: int, reuse: int, gap: int) -> int:
+def updates_for(fresh: int, reuse: int) -> int:
     """How many updates it takes to train on so many fresh batches."""
     number = 0
-    for update, use in enumerate(uses_of(reuse, gap), start=1):
+    for update, use in enumerate(uses_of(reuse), start=1):
         number += not use.reused
         if number == fresh:
             return update
@@ -71,7 +71,7 @@ def updates_for(fresh: int, reuse: int, gap: int) -> int:
 class Loop:
     """Training with batches that wait for `delay` updates. Axis of `history`: the updates.
 
-    Each is trained on again as `train.reuse` and `train.reuse_gap` say.
+    Each is trained on again as `train.reuse` says.
     """
 
     config: Config
@@ -96,7 +96,7 @@ class Loop:
             },
         )
         self._player = Player(config, policy, self._engine)
-        self._uses = uses_of(config.train.reuse, config.train.reuse_gap)
+        self._uses = uses_of(config.train.reuse)
         self._coming: deque[Use] = deque()  # of the next updates, their batches played
         self._held: dict[int, Batch] = {}  # by id, those that are due at least once more
         self._batches = 0
@@ -233,7 +233,6 @@ def batch_of(
         groups_per_batch=len(fit),
         max_staleness=0,  # of nothing: the members do not say how old they are
         advantage=config.data.advantage,
-        credit=step_credit(config.data),
         tracking=baselines.tracking,
     )
     baselines.learn(curation.chosen, lambda _trajectory_id: version)

@@ -69,14 +69,12 @@ def _arm(name: str, title: str, scheduling: str, *more: str) -> Arm:
     return Arm(name, title, (f"data.scheduling={scheduling}", *more))
 
 
-_COUPLED = "data.coupled=true"
-
 ARMS = {
     arm.name: arm
     for arm in (
-        _arm("coupled-batch", "coupled, batch-wise", "batch", _COUPLED),
-        _arm("oversample", "over-sample, discard", "april", _COUPLED, "data.recycle=false"),
-        _arm("april", "APRIL", "april", _COUPLED),
+        _arm("coupled-batch", "coupled, batch-wise", "batch"),
+        _arm("oversample", "over-sample, discard", "oversample"),
+        _arm("april", "APRIL", "april"),
         _arm("all-at-once", "decoupled, all sync at once", "rollout", "weights.concurrent=0"),
         _arm("rolling", "decoupled, rolling sync", "rollout", "weights.concurrent=1"),
     )
@@ -181,7 +179,7 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
                 options.pictures / name,
                 title=title,
                 speedup=speedup,
-                coupled=config.data.coupled,
+                coupled=config.data.takes_turns,
             )
     return measured
 

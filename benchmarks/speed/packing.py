@@ -63,8 +63,8 @@ from dart_cli.config.schema import (
     VllmConfig,
 )
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.data.chains import chained
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.loading import chained
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.base import Engine
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs

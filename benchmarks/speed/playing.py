@@ -24,7 +24,7 @@ from bus.messages import (
 )
 from bus.packed import float64s, int32s
 from dart_cli.config.schema import Config
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.base import Engine
 from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
@@ -194,7 +194,6 @@ class Player:
                 max_tokens=rollout.max_tokens,
                 seed=planned.sampling_seed,
             ),
-            expires_s=self._config.data.lease_s,
         )
 
 

@@ -15,7 +15,7 @@ so it is the speed-up of N ranks over one, divided by N, if an operation takes t
 Batches are generated: groups of trajectories of about 30 steps, lengths spread from 8 to 60, screens of
 1,196 tokens (1280 x 720), completions of 60 to 140 tokens, for a 7B. Histories: `evict` 7 -> 3, where
 between two evictions each prompt extends the one before, and `slide` 5, where from the fifth step on each
-drops a screen. A chain is cut where the prompt no longer extends (dart_cli/data/chains.py).
+drops a screen. A chain is cut where the prompt no longer extends (dart_cli/data/loading.py).
 
 The last line is JSON: `efficiency_2`, `efficiency_4`, `efficiency_8` of evict at 16k tokens, and all rows.
 """

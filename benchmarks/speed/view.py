@@ -54,6 +54,7 @@ from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
+from tests.data.parts import next_batch
 
 STEPS = 6
 TOKENS = 70  # of a completion
@@ -199,7 +200,7 @@ def _play(
 
 def _train(ledger: Ledger, store: Store, version: int, random: Random) -> int:
     """Take a batch and acknowledge it; returns the version after it."""
-    batch = ledger.next_batch(version)
+    batch = next_batch(ledger, version)
     if not isinstance(batch, Batch):
         raise SystemExit(f"neither a lease nor a batch: {batch}")
     version += 1

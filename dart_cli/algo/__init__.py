@@ -1,8 +1,6 @@
 """The mathematics of the run, pure and named by axis; docs/objective.md is the overview.
 
 advantage      rewards of a group -> advantages
-step_credit    what one step of a trajectory is worth: discounted returns, screens
-forks          where a failing trajectory left the way of passing ones
 objective      which formula is used, its numbers, and what the loss is a mean over
 learning_rate  an update's place in the run -> its learning rate
 schedule       success rates -> which task to play next, and how often

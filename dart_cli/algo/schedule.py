@@ -12,9 +12,6 @@ FLOOR = 0.1
 EXPLORATION = 0.05
 """SPO's epsilon: what a task's deviation is raised by, so that none is never played."""
 
-RECENT_DECAY = 0.8
-"""As DECAY, of the faster average that shows progress: about 5 trajectories."""
-
 DECAY = 0.95
 """Weight of an outcome relative to the next one: the average covers about 20 trajectories."""
 
@@ -36,20 +33,9 @@ class MovingAverage:
         """The average; None before the first outcome."""
         return self.total / self.weight if self.weight else None
 
-    @property
-    def error(self) -> float:
-        """Standard error of the average of outcomes that are 0 or 1, with the default decay.
-
-        Of so many outcomes of equal weight as would be as sure (Kish), 39 at most, one of either kind
-        added: a few outcomes that were all alike are not certain.
-        """
-        effective = self.weight * (1 + DECAY) / (2 - self.weight * (1 - DECAY))
-        rate = (self.total + 1) / (self.weight + 2)
-        return math.sqrt(rate * (1 - rate) / effective) if self.weight else 0.0
-
-    def add(self, outcome: float, decay: float = DECAY) -> MovingAverage:
+    def add(self, outcome: float) -> MovingAverage:
         """The average after one more outcome."""
-        return MovingAverage(self.total * decay + outcome, self.weight * decay + 1.0)
+        return MovingAverage(self.total * DECAY + outcome, self.weight * DECAY + 1.0)
 
 
 def uniform_weights(tasks: int) -> list[float]:
@@ -64,7 +50,6 @@ class TaskEstimate:
     variance: float | None = None
     """Of the rewards that advantages are computed from, in [0, 1 / 4]: p (1 - p) of outcomes. None
     before the first verdict."""
-    progress: float | None = None  # how much they change now (learning_progress); None likewise
     invalid_share: float = 0.0  # of its episodes
 
 
@@ -109,52 +94,7 @@ def deviation_weights(
     return _shares(raw, invalid_shares, FLOOR)
 
 
-def learning_progress(
-    slow: MovingAverage,
-    fast: MovingAverage,
-    variance: float | None,
-    decays: tuple[float, float] = (DECAY, RECENT_DECAY),
-) -> float | None:
-    """How much a task's recent outcomes differ from its older ones, in [0, 1]; None before the first.
-
-    The difference of a fast and a slow moving average of the same outcomes (arXiv 2106.14876), gains
-    and losses alike (arXiv 1707.00183). Where nothing changes it is not 0 but noise, of the variance
-
-        v sum_i (a_i - b_i)^2
-
-    with v that of one outcome and a_i, b_i its weights in the averages, which sum to 1 in each. Taken off
-    the square that makes sqrt(max((fast - slow)^2 - noise, 0)), so that a task does not count as one that
-    is learned because chance decides it. `variance` is v, by moving averages; `decays` are the averages'.
-    """
-    if slow.value is None or fast.value is None or variance is None:
-        return None
-    noise = variance * _squared_difference(slow, fast, decays)
-    return math.sqrt(max((fast.value - slow.value) ** 2 - noise, 0.0))
-
-
-def progress_weights(
-    progress: Sequence[float | None], invalid_shares: Sequence[float] = ()
-) -> list[float]:
-    """Probability [T] of each task to be played next, from its `learning_progress` in [0, 1].
-
-    Proportional to progress + 0.05. A task without one (None) has the greatest progress possible, times
-    1 - share: where all its episodes were invalid there is nothing to be found out. All that times
-    max(1 - share, FLOOR), as in `frontier_weights`.
-
-    Raises ValueError for a progress outside [0, 1].
-    """
-    for each in progress:
-        if each is not None and not 0 <= each <= 1:
-            raise ValueError(f"a learning progress must be in [0, 1], got {each}")
-    shares = invalid_shares or [0.0] * len(progress)
-    raw = [
-        (1 - share if each is None else each) + EXPLORATION
-        for each, share in zip(progress, shares, strict=True)
-    ]
-    return _shares(raw, invalid_shares, FLOOR)
-
-
-def group_size(success: float | None, full: int, least: int) -> int:
+def group_size(success: float | None, full: int, least: int = 2) -> int:
     """Trajectories of a task's next group, from its success rate in [0, 1]: the easier, the fewer.
 
     DART's dynamic rollout number (arXiv 2509.23866) and its release's table. Up to 0.6, and for a
@@ -180,28 +120,6 @@ def group_size(success: float | None, full: int, least: int) -> int:
         round(share * full, 9)
     )  # a whole number must not be missed by a rounding error
     return min(full, max(least, fewer))
-
-
-def _squared_difference(
-    slow: MovingAverage, fast: MovingAverage, decays: tuple[float, float]
-) -> float:
-    """Sum over the outcomes of (weight in `fast` - weight in `slow`)^2; geometric series."""
-
-    def product(
-        one: MovingAverage, decay: float, other: MovingAverage, other_decay: float
-    ) -> float:
-        """Sum over the outcomes, the same of both, of the product of their weights."""
-        left = (1 - one.weight * (1 - decay)) * (1 - other.weight * (1 - other_decay))
-        series = (1 - max(left, 0.0)) / (1 - decay * other_decay)
-        return series / (one.weight * other.weight)
-
-    of_slow, of_fast = decays
-    return max(
-        product(slow, of_slow, slow, of_slow)
-        - 2 * product(slow, of_slow, fast, of_fast)
-        + product(fast, of_fast, fast, of_fast),
-        0.0,
-    )
 
 
 def _check_variances(variances: Sequence[float | None]) -> None:

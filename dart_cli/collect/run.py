@@ -36,12 +36,13 @@ from bus.packed import int32s
 from dart_cli.collect.quotas import CollectOptions, Quota
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks, training_tasks
-from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.checks import model_facts
 from dart_cli.data.exchange.parquet_schema import Trajectory, content_id
 from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import join
 from dart_cli.data.store.open import open_store
-from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
+from dart_cli.data.store.rows import PoolRow, PoolSource
+from dart_cli.data.store.steps import StepRow
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import ActionSpec, action_spec_of

@@ -115,6 +115,8 @@ def _groups_in_flight(config: Config) -> int:
     bounds = [in_time, data.max_open_groups or in_time]
     if data.scheduling == "batch":
         bounds.append(data.groups_per_batch)
+    if data.scheduling in ("april", "oversample"):
+        bounds.append(ceil(round(data.over_provision * data.groups_per_batch, 9)))
     return min(bounds)
 
 

@@ -20,22 +20,8 @@ reason:
     pool          trained on: of the success that joined from the experience pool
     low_entropy   left out, weight 0: not among the share of the group's steps that is kept
 
-and where a failing trajectory left the way of a passing one, one sample more:
-
-    fork          trained on: what the passing one did, on the failing one's prompt; as a demonstration
-
-A step's advantage is the sum of the outcome's part and the screen's (dart_cli/algo/step_credit.py):
-
-    valid members   have both; a step that is left out is a visit of its screen all the same
-    the pool's      has the outcome's alone, and its steps are no visits: what a screen is worth is
-                    the policy's, and another policy played this one
-    invalid ones    have neither
-
-A success of the pool may be what a fork trains on, where it stood on the same screen of the same
-instruction; an invalid member neither has a fork nor shows one.
-
-With groups of one (data.group_size = 1) trackers take the place of the group; a step's advantage is its
-outcome's part alone.
+All steps of a trajectory have its advantage. With groups of one (data.group_size = 1) trackers take the
+place of the group.
 """
 
 from __future__ import annotations
@@ -45,12 +31,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bus.messages import Outcome
-from dart_cli.algo.advantage import Estimator
-from dart_cli.algo.forks import find_fork
+from dart_cli.algo.advantage import Estimator, group_advantages
 from dart_cli.algo.selection import high_entropy_steps
-from dart_cli.algo.step_credit import ScreenCredit, outcome_advantages, screen_advantages
-from dart_cli.algo.trackers import Advantage, Baseline, TrackerScale, tracked_advantages
-from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason, Visit
+from dart_cli.algo.trackers import Advantage, Baseline, tracked_advantages
+from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 from envs.base import reward_of
 
 Expected = Callable[[str, int], Sequence[float]]
@@ -59,31 +43,10 @@ Expected = Callable[[str, int], Sequence[float]]
 
 @dataclass(frozen=True)
 class Tracking:
-    """What single trajectories are compared with, and how; the last two as `data.tracker_...`."""
+    """What single trajectories are compared with, and how."""
 
     expected: Expected
-    scale: TrackerScale = "none"
-    margin: float = 0.0
-
-
-@dataclass(frozen=True)
-class StepCredit:
-    """How a reward becomes the advantages of a trajectory's steps; fields as in [data]."""
-
-    discount: float = 1.0
-    screen_credit: ScreenCredit = "off"
-    screen_weight: float = 1.0
-    screen_discount: float = 1.0
-    fork_weight: float = 0.0
-
-    @property
-    def reads_visits(self) -> bool:
-        """Whether it needs what each step saw."""
-        return self.screen_credit != "off" or self.fork_weight > 0
-
-
-Visits = Callable[[Sequence[str]], Mapping[str, Sequence[Visit]]]
-"""Ids of trajectories -> what each of their steps saw and did [T]."""
+    margin: float = 0.0  # data.tracker_margin
 
 
 @dataclass(frozen=True)
@@ -134,7 +97,7 @@ class Curation:
     waiting: tuple[FinishedGroup, ...]
     dropped: tuple[tuple[FinishedGroup, GroupReason], ...]
     samples: tuple[PlannedSample, ...]
-    """Of the chosen, in order of group, trajectory, step; a trajectory's fork after its steps."""
+    """Of the chosen, in order of group, trajectory, step."""
 
     @property
     def reward(self) -> float:
@@ -147,8 +110,7 @@ class Curation:
         """Trajectory id -> mean of its steps' weights: the share of them that is trained on."""
         of_steps: dict[str, list[float]] = {}
         for sample in self.samples:
-            if sample.reason != "fork":
-                of_steps.setdefault(sample.trajectory_id, []).append(sample.weight)
+            of_steps.setdefault(sample.trajectory_id, []).append(sample.weight)
         return {name: sum(weights) / len(weights) for name, weights in of_steps.items()}
 
 
@@ -159,15 +121,12 @@ def curate(
     max_staleness: int,
     advantage: Advantage = "group_std",
     high_entropy_share: float = 1.0,
-    credit: StepCredit = StepCredit(),
-    visits: Visits | None = None,
     tracking: Tracking | None = None,
 ) -> Curation:
     """Choose the first `groups_per_batch` informative, fresh groups for a batch.
 
-    `high_entropy_share` is the share of each group's steps that is trained on. `visits` is asked for
-    the chosen groups alone, and only if `credit` reads them; it must be given then. `tracking`
-    must be given for an `advantage` by trackers, and only then.
+    `high_entropy_share` is the share of each group's steps that is trained on. `tracking` must be given
+    for an `advantage` by trackers, and only then.
     """
     by_tracker = tracking is not None
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
@@ -191,7 +150,7 @@ def curate(
         samples = [
             sample
             for group in chosen
-            for sample in plan_samples(group, advantage, high_entropy_share, credit, visits)
+            for sample in plan_samples(group, advantage, high_entropy_share)
         ]
     return Curation(tuple(chosen), tuple(fit[groups_per_batch:]), tuple(dropped), tuple(samples))
 
@@ -225,51 +184,31 @@ def may_join(valid: int, pool_ratio: float) -> bool:
 
 
 def plan_samples(
-    group: FinishedGroup,
-    advantage: Estimator,
-    high_entropy_share: float = 1.0,
-    credit: StepCredit = StepCredit(),
-    visits: Visits | None = None,
+    group: FinishedGroup, advantage: Estimator, high_entropy_share: float = 1.0
 ) -> list[PlannedSample]:
-    """Every step of every compared member, with its advantage (step-wise GRPO), and the forks.
+    """Every step of every compared member, with its advantage (step-wise GRPO).
 
     Of the valid members' steps those of lowest mean entropy have weight 0. A step of the pool
     always counts: another policy's entropy, if it is known at all, ranks with none of these.
     """
-    outcome = outcome_advantages(
-        _rewards(group.compared),
-        [member.steps for member in group.compared],
-        advantage,
-        credit.discount,
-    )
-    seen = _seen(group, credit, visits)
-    screen = _screen_parts(group, advantage, credit, seen)
     ranked = [value for member in group.valid for value in member.entropies]
     verdicts = iter(high_entropy_steps(ranked, high_entropy_share))
     samples = []
-    for member, of_outcome in zip(group.compared, outcome, strict=True):
-        of_screen = screen.get(member.trajectory_id) or [0.0] * member.steps
-        for step, (first, second) in enumerate(zip(of_outcome, of_screen, strict=True)):
+    values = group_advantages(_rewards(group.compared), advantage)
+    for member, value in zip(group.compared, values, strict=True):
+        for step in range(member.steps):
             entropy = member.entropies[step] if member.entropies else None
             reason: SampleReason = "mixed"
             if member is group.pool:
                 reason = "pool"
             elif entropy is not None and not next(verdicts):
                 reason = "low_entropy"
+            weight = 0.0 if reason == "low_entropy" else 1.0
             samples.append(
                 PlannedSample(
-                    group.id,
-                    member.trajectory_id,
-                    step,
-                    first + second,
-                    0.0 if reason == "low_entropy" else 1.0,
-                    reason,
-                    entropy,
-                    second,
+                    *(group.id, member.trajectory_id, step, value, weight, reason, entropy)
                 )
             )
-        if credit.fork_weight and member.outcome == "fail":
-            samples += _fork_of(member, group, credit.fork_weight, seen)
     return samples
 
 
@@ -300,73 +239,11 @@ def tracked_samples(
             counted = of_steps if advantage == "step_tracker" else of_steps[:1]
             differences += counted
             lengths += [member.steps // len(counted)] * len(counted) if counted else []
-    values = tracked_advantages(differences, tracking.scale, tracking.margin)
+    values = tracked_advantages(differences, tracking.margin)
     advantages = [value for value, count in zip(values, lengths, strict=True) for _ in range(count)]
     return [
         replace(sample, advantage=value, baseline=baseline)
         for sample, value, baseline in zip(planned, advantages, baselines, strict=True)
-    ]
-
-
-def _seen(
-    group: FinishedGroup, credit: StepCredit, visits: Visits | None
-) -> Mapping[str, Sequence[Visit]]:
-    """What the steps of the compared members saw and did; nothing where nothing reads it."""
-    if not credit.reads_visits or visits is None:
-        return {}
-    compared = group.compared if credit.fork_weight else group.valid
-    names = [member.trajectory_id for member in compared]
-    found = visits(names)
-    return {name: found.get(name, ()) for name in names}  # one without a step saw nothing
-
-
-def _screen_parts(
-    group: FinishedGroup,
-    advantage: Estimator,
-    credit: StepCredit,
-    seen: Mapping[str, Sequence[Visit]],
-) -> dict[str, list[float]]:
-    """Trajectory id -> the screen's part of each step's advantage [T]; nothing where it is off."""
-    if credit.screen_credit == "off":
-        return {}
-    names = [member.trajectory_id for member in group.valid]
-    parts = screen_advantages(
-        _rewards(group.valid),
-        [[visit.screen for visit in seen[name]] for name in names],
-        credit.screen_credit,
-        discount=credit.screen_discount,
-        estimator=advantage,
-    )
-    return {
-        name: [credit.screen_weight * part for part in of_steps]
-        for name, of_steps in zip(names, parts, strict=True)
-    }
-
-
-def _fork_of(
-    member: Member, group: FinishedGroup, weight: float, seen: Mapping[str, Sequence[Visit]]
-) -> list[PlannedSample]:
-    """The fork of a failing member from the passing ones; none if it never left their way."""
-    ways = {
-        each.trajectory_id: [(visit.screen, visit.action) for visit in seen[each.trajectory_id]]
-        for each in group.compared
-        if each is member or each.outcome == "pass"
-    }
-    failing = ways.pop(member.trajectory_id)
-    fork = find_fork(failing, ways)
-    if fork is None:
-        return []
-    return [
-        PlannedSample(
-            group.id,
-            member.trajectory_id,
-            fork.step,
-            advantage=weight,
-            weight=1.0,
-            reason="fork",
-            fork_trajectory_id=fork.teacher,
-            fork_step=fork.teacher_step,
-        )
     ]
 
 

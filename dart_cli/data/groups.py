@@ -2,6 +2,7 @@
 
     Attempt  one lease of one member      Group  the attempts at one task instance
     GroupTable    all groups that are open or wait for a batch
+    restored_groups   the same, read from the store at a start
 
 A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends
 without a verdict (invalid, its lease lost) is replaced, until there were `max_attempts` in all; after
@@ -11,14 +12,17 @@ bound holds over restarts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import RewardKind, training_reward
-from dart_cli.data.store.rows import PoolRow
-from envs.base import reward_of
+from dart_cli.algo.selection import mean_entropy
+from dart_cli.config.schema import DataConfig
+from dart_cli.data.store.rows import GroupRow, PoolRow, TrajectoryRow
+from dart_cli.data.store.writer import Store
+from envs.base import Task, reward_of
 
 AttemptState = Literal["leased", "playing", "finished", "dropped"]
 
@@ -194,9 +198,63 @@ class GroupTable:
             self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
 
-def most_attempts(size: int, replacements: float) -> int:
-    """Leases that a group may ever give out: one a member, and data.replacements a member."""
-    return size + int(round(replacements * size, 9))  # 0.7 x 10 is 7.000000000000001 as floats
+def restored_groups(
+    store: Store, tasks: Mapping[str, Task], data: DataConfig, now: float
+) -> GroupTable:
+    """The groups that are open or wait for a batch, with every attempt at them.
+
+    `now` in monotonic seconds: a lease may have been played on while no data process was running.
+    It gets its whole time again, and its worker's heartbeats or their absence decide.
+    """
+    table = GroupTable(opened=store.newest_group())
+    for row in store.groups("open", "ready"):
+        table.add(_group(store, row, tasks.get(row.task_id)))
+    for member in store.trajectories(group_ids=list(table.groups)):
+        group = table.groups[member.group_id]
+        group.max_steps = member.max_steps  # of all its leases alike
+        table.add_attempt(group, _attempt(store, member, data, now))
+    return table
+
+
+def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
+    group = Group(
+        row.id,
+        row.number,
+        row.suite,
+        row.task_id,
+        row.task_seed,
+        row.size,
+        task.max_steps if task else 0,  # without its task it is dropped
+        most_attempts(row.size),
+        "open" if row.state == "open" else "ready",
+    )
+    if row.pool_member is not None:
+        group.pool_member = store.pool_member(row.pool_member)
+    return group
+
+
+def _attempt(store: Store, row: TrajectoryRow, data: DataConfig, now: float) -> Attempt:
+    attempt = Attempt(row.id, row.attempt, row.worker, row.slot, row.sampling_seed, now)
+    if row.outcome is not None:
+        attempt.judged(row.outcome, row.reward, data.reward)
+    attempt.steps = row.steps or 0
+    attempt.counted = bool(row.counted)
+    match row.state:
+        case "leased" | "playing" | "finished" | "dropped":
+            attempt.state = row.state
+        case "batched" | "trained":
+            attempt.state = "finished"
+    if attempt.state in ("playing", "finished"):
+        attempt.versions = store.versions_sampled(row.id)
+        attempt.entropies = {
+            step: mean_entropy(values) for step, values in store.entropies(row.id).items()
+        }
+    return attempt
+
+
+def most_attempts(size: int) -> int:
+    """Leases that a group may ever give out: one a member, and one more in place of each."""
+    return 2 * size
 
 
 def group_id(number: int) -> str:

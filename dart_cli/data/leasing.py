@@ -1,15 +1,21 @@
-"""New groups and leases: how many trajectories, of how many steps, with which seeds.
+"""How groups begin and end, in memory and in the store.
 
-Leasing   files them in memory and in the store; the scheduler has chosen what is played
+Leasing          new groups and leases: how many trajectories, of how many steps, with which seeds
+Closing          groups that are done with: ready for a batch, or dropped for a reason
+finished_group   a group as curate sees it
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from bus.messages import Lease, LeaseRequest, Sampling
+from dart_cli.algo.advantage import RewardKind, training_reward
 from dart_cli.algo.schedule import group_size
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, DataConfig
+from dart_cli.data.baselines import Baselines
+from dart_cli.data.curate import FinishedGroup, Member, drop_decisions, no_gradient
 from dart_cli.data.groups import (
     Attempt,
     Group,
@@ -18,11 +24,15 @@ from dart_cli.data.groups import (
     most_attempts,
     trajectory_id,
 )
+from dart_cli.data.pool import StoredPool
 from dart_cli.data.progress import RunProgress
 from dart_cli.data.scheduler import NewGroup, sampling_seed
-from dart_cli.data.store.rows import GroupRow
+from dart_cli.data.store.rows import Decision, GroupRow
 from dart_cli.data.store.writer import Store
 from envs.base import Task
+
+LENGTH_SLACK = 2
+"""Steps above the longest success: DART has none; a policy that gets a little lost still passes."""
 
 
 class Leasing:
@@ -54,14 +64,14 @@ class Leasing:
     def step_limit(self, task_id: str) -> int:
         """Steps that a trajectory of the task's next group may take.
 
-        With data.dynamic_length those of its longest success and some slack, once it has one (DART,
+        With data.dynamic_length those of its longest success and LENGTH_SLACK, once it has one (DART,
         arXiv 2509.23866); never more than the task's own limit.
         """
         limit = self._tasks[task_id].max_steps
         longest = self._longest.get(task_id)
         if longest is None or not self._config.data.dynamic_length:
             return limit
-        return min(limit, max(longest + self._config.data.length_slack, 1))
+        return min(limit, max(longest + LENGTH_SLACK, 1))
 
     def next_size(self, task_id: str) -> int:
         """Trajectories that the task's next group wants.
@@ -75,7 +85,7 @@ class Leasing:
         if not data.dynamic_number or task.counted < data.group_size:
             return data.group_size
         average = task.reward if data.reward == "value" else task.average
-        return group_size(average.value, data.group_size, data.min_group_size)
+        return group_size(average.value, data.group_size)
 
     def note_success(self, task_id: str, steps: int) -> None:
         """A trajectory of the task passed after so many steps."""
@@ -93,7 +103,7 @@ class Leasing:
             new.task_seed,
             size,
             self.step_limit(new.task.id),
-            most_attempts(size, self._config.data.replacements),
+            most_attempts(size),
         )
         self._group_table.add(group)
         self._store.add_group(
@@ -154,5 +164,82 @@ class Leasing:
                 max_tokens=rollout.max_tokens,
                 seed=attempt.sampling_seed,
             ),
-            expires_s=self._config.data.lease_s,
         )
+
+
+class Closing:
+    """Every way in which a group leaves play."""
+
+    def __init__(
+        self,
+        data: DataConfig,
+        store: Store,
+        group_table: GroupTable,
+        pool: StoredPool,
+        baselines: Baselines,
+        *,
+        wall: Callable[[], float],
+    ) -> None:
+        self.dropped_since_batch: Counter[str] = Counter()  # groups by reason
+        self._data = data
+        self._store = store
+        self._group_table = group_table
+        self._pool = pool
+        self._baselines = baselines
+        self._wall = wall
+
+    def settle(self, group: Group) -> None:
+        """Close the group if all of it is over: ready for a batch, or dropped."""
+        if group.state != "open" or not group.over(self._data.early_stop):
+            return
+        finished = [(each.outcome, each.reward) for each in group.finished if each.outcome]
+        reason = no_gradient(finished, alone=self._baselines.in_use)
+        alone_failed = self._baselines.in_use and {each for each, _ in finished} == {"fail"}
+        if (alone_failed or reason == "all_fail") and self._pool.draw_for(group):
+            reason = None
+        if reason is None:
+            group.state = "ready"
+            self._store.close_group(group.id, "ready", "", self._wall())
+        else:
+            self.drop(group, reason)
+
+    def drop(self, group: Group, reason: str) -> None:
+        """None of the group is trained on; what is still in play is not waited for."""
+        now = self._wall()
+        decisions = drop_decisions(finished_group(group, self._data.reward), reason)
+        decisions += [Decision(attempt.id, False, reason, 0.0) for attempt in group.live]
+        for decision in decisions[1:]:
+            self._store.drop_trajectory(decision.subject, reason, now)
+        self._store.close_group(group.id, "dropped", reason, now)
+        self._store.add_decisions(decisions, now)
+        self.remove(group)
+        self.dropped_since_batch[reason] += 1
+
+    def remove(self, group: Group) -> None:
+        """The group is in a batch or dropped: its successes may be drawn for others from now on."""
+        self._group_table.remove(group)
+        self._pool.join(group)
+
+
+def finished_group(
+    group: Group, kind: RewardKind, behind: Callable[[int], int] = lambda _: 0
+) -> FinishedGroup:
+    """The group as curate sees it; `kind` is data.reward."""
+    members = tuple(
+        Member(
+            attempt.id,
+            attempt.outcome,
+            attempt.steps,
+            max(map(behind, attempt.versions), default=0),
+            tuple(attempt.entropies[step] for step in range(attempt.steps)),
+            attempt.reward,
+        )
+        for attempt in group.finished
+        if attempt.outcome is not None
+    )
+    row = group.pool_member
+    pool = None
+    if row is not None:
+        reward = training_reward("pass", row.reward, kind)
+        pool = Member(row.trajectory_id, "pass", row.steps, 0, (), reward)
+    return FinishedGroup(group.id, members, pool, group.task_id)

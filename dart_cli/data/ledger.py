@@ -8,17 +8,16 @@ commit; the caller acknowledges after that. A message that was handled before ch
 it may come again after any crash. What happens in memory follows from what is in the store: a
 ledger made on the same database has the state of the old one.
 
-What is done when a group is over stands in closing.py, how the trainer's next batch is formed in
-forming.py. A trajectory's drop reasons beside curate's: `lease_expired` (no sign of life), `worker_lost` (its
+How groups begin and end stands in leasing.py, how the trainer's next batch is formed in batches.py. A trajectory's drop reasons beside curate's: `lease_expired` (no sign of life), `worker_lost` (its
 process died or was restarted), `incomplete` (steps or images are missing), `cancelled` (the
 environment gave it up). A group's: `task_removed` (the run was started again without its task),
-`surplus` (in play when the batch was full, and data.recycle is off).
+`surplus` (in play when the batch was full, with data.scheduling = "oversample").
 
 When a group is opened, its size and its members' step limit are decided (leasing); when all of it
 failed, whether a success from the pool joins it. A success of the run joins the pool when its own group is
 done with, so that it is never a fresh trajectory and a member of the pool at once.
 
-With data.coupled, trainer and rollouts take turns. The trainer's lasts from the moment a batch is
+Where data.scheduling is not "rollout", trainer and rollouts take turns. The trainer's lasts from the moment a batch is
 formed until it, and the replays before the next one, are trained on and every living rollout worker
 serves the newest weights.
 """
@@ -45,26 +44,26 @@ from bus.weights import WeightsPublished
 from dart_cli.algo.selection import mean_entropy
 from dart_cli.config.schema import Config
 from dart_cli.data.baselines import Baselines
-from dart_cli.data.batching import Batches, BatchPlan, Standing, load
-from dart_cli.data.closing import Closing
-from dart_cli.data.forming import Forming
-from dart_cli.data.groups import Attempt, Group
-from dart_cli.data.leasing import Leasing
-from dart_cli.data.lineage import Position, restored
-from dart_cli.data.permits import Versions
+from dart_cli.data.batches import Batches, BatchPlan, Standing
+from dart_cli.data.checks import check_end, check_step
+from dart_cli.data.groups import Attempt, Group, restored_groups
+from dart_cli.data.leasing import Closing, Leasing
 from dart_cli.data.pool import StoredPool
 from dart_cli.data.progress import RunProgress
-from dart_cli.data.restore import newest_weights, restore_progress, restored_groups
 from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
-from dart_cli.data.step_checks import check_end, check_step
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
+from dart_cli.data.versions import Lineage, Versions
 from dart_cli.policy.pointer.tokens import drawn
 from envs.base import Task
 
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+
+LEASE_S = 60.0
+"""Seconds without a step, or a heartbeat that names it, after which a lease is taken back. A process that
+is silent altogether loses its leases before (bus.heartbeat.DEAD_AFTER_S)."""
 
 
 class Ledger:
@@ -89,25 +88,23 @@ class Ledger:
         self._monotonic = monotonic
         self.pool = StoredPool(config, store, wall=wall)
         self.group_table = restored_groups(store, self._tasks, config.data, monotonic())
-        self.baselines = Baselines(config, store)
-        self._batches = Batches(config, store, self._tasks, wall=wall)
-        self.lineage = restored(store, config.weights.publish_every)
-        self.trainer_version = self._batches.trained_version  # by the trainer's newest message
-        self._trainer = self.lineage.position(self.trainer_version)
+        self.baselines = Baselines(config.data, store)
         self._closing = Closing(
             config.data, store, self.group_table, self.pool, self.baselines, wall=wall
         )
-        self._forming = Forming(
-            *(config.data, store, self.group_table, self._batches, self.baselines, self._closing),
+        self._batches = Batches(
+            *(config, store, self.group_table, self.baselines, self._closing),
             behind=self._behind,
-            newest_updates=self._newest_updates,
             wall=wall,
         )
+        self.lineage = Lineage(store.versions(), config.weights.publish_every)
+        self.trainer_version = self._batches.trained_version  # by the trainer's newest message
+        self._trainer = self.lineage.updates(self.trainer_version)  # updates in its weights
         self._reconcile()
         self.progress = RunProgress(self._tasks, monotonic())
-        restore_progress(self.progress, store, self._batches.formed, config.data.reward)
+        self.progress.restore(store, self._batches.formed, config.data.reward)
         self._estimates = self.progress.estimates(config.data.reward)
-        self.weights = newest_weights(store)
+        self.weights = _newest_weights(store)
         self.leasing = Leasing(
             *(config, store, self._tasks, self.group_table, self.progress),
             wall=wall,
@@ -126,8 +123,8 @@ class Ledger:
 
     @property
     def turn(self) -> str:
-        """Coupled: what the rollouts wait for; empty while it is their turn, or without data.coupled."""
-        if not self._config.data.coupled:
+        """What the rollouts wait for; empty while it is their turn, or where no turns are taken."""
+        if not self._config.data.takes_turns:
             return ""
         if untrained := self._batches.untrained:
             return f"the trainer's turn: batch {min(untrained)} is not trained on yet"
@@ -162,7 +159,7 @@ class Ledger:
 
     @property
     def suspended(self) -> bool:
-        """Whether no completion may be begun or continued: coupled, and not the rollouts' turn."""
+        """Whether no completion may be begun or continued: it is not the rollouts' turn."""
         return self.turn != ""
 
     @property
@@ -282,8 +279,8 @@ class Ledger:
             attempt.renewed_at += seconds
 
     def take_back_expired(self) -> int:
-        """Drop every lease without a sign of life for data.lease_s; how many there were."""
-        limit = self._monotonic() - self._config.data.lease_s
+        """Drop every lease without a sign of life for LEASE_S; how many there were."""
+        limit = self._monotonic() - LEASE_S
         return self._take_back(lambda attempt: attempt.renewed_at < limit, "lease_expired")
 
     def take_back_from(self, worker: str) -> int:
@@ -292,28 +289,14 @@ class Ledger:
 
     # --- training -----------------------------------------------------------------------
 
-    def next_batch(self, trainer_version: int, run_s: float = 0.0) -> Batch | NotYet:
-        """The oldest batch that is not trained on yet; else a new one, if there is enough.
-
-        Plans, loads and takes it at once; data's service, which others wait for, loads in a thread.
-        Raises ConfigError if it cannot be sent; a new one is then not filed, its groups stay ready.
-        """
-        plan = self.plan_batch(trainer_version, run_s)
-        if isinstance(plan, NotYet):
-            return plan
-        batch = self.take_batch(plan, self.served(plan) or load(self.store, plan))
-        assert batch is not None  # nothing has changed meanwhile
-        return batch
-
     def plan_batch(self, trainer_version: int, run_s: float = 0.0) -> BatchPlan | NotYet:
         """Which steps are in the trainer's next batch; nothing is filed.
 
         `run_s` is how long the run has been served; a new batch keeps it. What the steps hold can be
         read by others after the store's next commit.
         """
-        self._trainer_is_at(trainer_version, self.lineage.position(trainer_version))
-        success, error = self.progress.known_success() or (None, 0.0)
-        return self._forming.plan(Standing(run_s, success, error, self.trajectories))
+        self._trainer_is_at(trainer_version, self.lineage.updates(trainer_version))
+        return self._batches.plan(Standing(run_s, self.trajectories))
 
     def served(self, plan: BatchPlan) -> Batch | None:
         """The batch of a plan, if it was the last one taken: it need not be loaded again."""
@@ -324,7 +307,7 @@ class Ledger:
 
         Then groups in it were dropped, or a trainer began elsewhere, while it was loaded.
         """
-        return self._forming.take(plan, batch, self.trainer_version)
+        return self._batches.take(plan, batch, self.trainer_version)
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
         """The batch is in the weights; a second report of it changes nothing."""
@@ -332,10 +315,9 @@ class Ledger:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
         metrics = self._batches.trained(trained)
         if metrics is not None:
-            self.baselines.trained(metrics)
             self.progress.train_metrics(trained.batch_id, metrics)
             self.progress.train_steps.add(self._monotonic())
-        self._trainer_is_at(trained.policy_version, self.lineage.position(trained.policy_version))
+        self._trainer_is_at(trained.policy_version, self.lineage.updates(trained.policy_version))
         return Ack()
 
     def hello(self, hello: TrainerHello) -> HelloReply:
@@ -344,12 +326,8 @@ class Ledger:
         Raises CheckpointError if the checkpoint is not of this run, or too old.
         """
         self._batches.resume_after(hello.last_batch_id)
-        self.baselines.resumed()
         self.progress.forget_metrics(hello.last_batch_id)
-        if begun := self.lineage.begin(hello.recipe, hello.updates):
-            self.store.add_lineage(begun)
-        at = Position(self.lineage.present, hello.updates)
-        self._trainer_is_at(hello.policy_version, at)
+        self._trainer_is_at(hello.policy_version, hello.updates)
         known = self.store.versions()
         if not known:
             return HelloReply(policy_version=-1, digest="")
@@ -369,8 +347,8 @@ class Ledger:
                 f"v{version} was published before with other weights (digest {known.digest[:12]}, "
                 f"now {weights.digest[:12]}); start dart train again, it takes the next number"
             )
-        self.store.add_version(weights, self._wall(), self.lineage.present)
-        self.lineage.add(version, Position(self.lineage.present, weights.updates))
+        self.store.add_version(weights, self._wall())
+        self.lineage.add(version, weights.updates)
         self.weights = weights
         return Ack()
 
@@ -420,7 +398,7 @@ class Ledger:
             )
         task = self.progress.tasks[group.task_id]
         self._estimates[group.task_id] = task.estimate(self._config.data.reward)
-        self.store.save_task(task.row(group.task_id))
+        self.store.save_task(group.task_id, task.written())
 
     def _late(self, name: str) -> Ack:
         """Answer to a step or an end of a trajectory that is not in play."""
@@ -449,9 +427,9 @@ class Ledger:
         self._count(group)
         self._closing.settle(group)
 
-    def _trainer_is_at(self, version: int, position: Position) -> None:
+    def _trainer_is_at(self, version: int, updates: int) -> None:
         """Drop what the trainer has left behind, so that no more work goes into it."""
-        self.trainer_version, self._trainer = version, position
+        self.trainer_version, self._trainer = version, updates
         limit = self._config.data.max_staleness
         for group in list(self.group_table.groups.values()):
             if max(map(self._behind, group.versions), default=0) > limit:
@@ -462,7 +440,7 @@ class Ledger:
 
         Behind the trainer, if the version that it is at is still on its way.
         """
-        at = self._trainer if self.trainer_version > newest else self.lineage.position(newest)
+        at = self._trainer if self.trainer_version > newest else self.lineage.updates(newest)
         limit = self._config.data.max_staleness
         lag = self.versions.lag(lambda version: self.lineage.distance(version, at), limit)
         return max(lag, -(len(self._batches.untrained) // self._config.weights.publish_every))
@@ -471,8 +449,15 @@ class Ledger:
         """Versions that the weights `version` are behind the trainer."""
         return self.lineage.behind(version, self._trainer)
 
-    def _newest_updates(self, trajectory_id: str) -> int:
-        """Updates in the newest weights that sampled a trajectory of a live group."""
-        found = self.group_table.find(trajectory_id)
-        versions = found[1].versions if found else ()
-        return max((self.lineage.position(version).updates for version in versions), default=0)
+
+def _newest_weights(store: Store) -> WeightsPublished | None:
+    """The weight set that was published last; None before the first."""
+    newest = store.newest_version()
+    if newest is None:
+        return None
+    return WeightsPublished(
+        policy_version=newest.policy_version,
+        path=newest.path,
+        digest=newest.digest,
+        updates=newest.updates,
+    )

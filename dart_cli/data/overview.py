@@ -25,12 +25,12 @@ from bus.snapshot import (
 )
 from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
+from dart_cli.data.groups import Group, GroupTable
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import Scheduler
-from dart_cli.data.stall_monitor import next_batch
-from dart_cli.data.stall_rules import diagnose
+from dart_cli.data.stalls import diagnose
 from dart_cli.data.store.writer import Store
-from dart_cli.data.worker_watch import WORKING, WorkerWatch
+from dart_cli.data.workers import WORKING, WorkerWatch
 from dart_cli.runtime.liveness import error_of, process_liveness, workers_of
 from envs.base import Task
 
@@ -76,7 +76,7 @@ class Overview:
         self._tasks = tasks
         self._liveness = watch.liveness
         self._usage = watch.usage
-        self._token_progress = watch.token_progress
+        self._tokens = watch.tokens
         self._host = socket.gethostname()
 
     def snapshot(self, moment: Moment) -> Snapshot:
@@ -185,7 +185,7 @@ class Overview:
             trajectories=[],
             alive=is_alive,
             heartbeat_age_s=silent_s,
-            still_s=self._token_progress.seconds(beat.worker),
+            still_s=self._tokens.seconds(beat.worker),
             liveness=process_liveness(beat.pid, time.time() - silent_s) if asked else "",
             error=error_of(self._config.run.dir, beat.worker, beat.pid) if asked else "",
         )
@@ -256,3 +256,19 @@ def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
 
 def _by_reason(counts: dict[tuple[str, str], int]) -> dict[str, int]:
     return {reason: number for (state, reason), number in counts.items() if state == "dropped"}
+
+
+def next_batch(group_table: GroupTable, groups_per_batch: int) -> str:
+    """E.g. `1 of 2 groups are ready; 3 of 8 trajectories of mini/popup have ended, 1 plays`."""
+    ready = f"{len(group_table.ready)} of {groups_per_batch} groups are ready"
+    if not group_table.open:
+        return f"{ready}, none is in play"
+    nearest = min(group_table.open, key=_wanting)
+    return (
+        f"{ready}; {len(nearest.finished)} of {nearest.size} trajectories of {nearest.task_id} "
+        f"have ended, {len(nearest.live)} play"
+    )
+
+
+def _wanting(group: Group) -> tuple[int, int]:
+    return group.size - len(group.finished), group.number

@@ -22,6 +22,9 @@ from dart_cli.data.groups import Group
 from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.writer import Store
 
+PER_TASK = 32
+"""Members of a task and source that the pool keeps: enough for variety, and screenshots stay bounded."""
+
 
 class ExperiencePool:
     """Members that may be drawn."""
@@ -68,7 +71,7 @@ class StoredPool:
         self._store = store
         self._wall = wall
         self._run_id = store.run().id
-        self._pool = ExperiencePool(config.data.pool_per_task)
+        self._pool = ExperiencePool(PER_TASK)
         for row in store.pool():
             self._add(row)
 
@@ -80,8 +83,8 @@ class StoredPool:
         return self._pool.members(task_id)
 
     def join(self, group: Group) -> None:
-        """The successes of a group that is done with join, where data.pool_online asks for it."""
-        if not (self._data.pool_ratio and self._data.pool_online):
+        """The successes of a group that is done with join, where a pool is used."""
+        if not self._data.pool_ratio:
             return
         for attempt in group.finished:
             if attempt.outcome == "pass" and attempt.steps:

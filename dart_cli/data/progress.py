@@ -11,20 +11,15 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from bus.messages import Outcome
-from bus.snapshot import Rates
-from dart_cli.algo.advantage import RewardKind
+from bus.snapshot import OwnView, Rates
+from dart_cli.algo.advantage import RewardKind, training_reward
 from dart_cli.algo.proportion import wilson
-from dart_cli.algo.schedule import (
-    RECENT_DECAY,
-    MovingAverage,
-    TaskEstimate,
-    learning_progress,
-)
-from dart_cli.data.own_play import OwnPlay
-from dart_cli.data.store.rows import TaskRow
+from dart_cli.algo.schedule import MovingAverage, TaskEstimate
+from dart_cli.data.store.analytics import Analytics
+from dart_cli.data.store.writer import Store
 
 CURVE_POINTS = 32
 """Points of a sparkline."""
@@ -36,6 +31,14 @@ NEWEST = 1500
 """Newest trajectories that train.stop_at looks at, as many of each task. Members of a group play the same
 instance, so these tell about as much as half of them would of as many instances. They are counted as they
 end, and those that pass end sooner: few of so many are still in play. Over 400 runs ended by chance."""
+
+METRICS_OF = 100
+"""Batches, the newest ones, whose metrics are read again at a start."""
+
+REWARDS = 512
+"""Trajectories in each of the two windows whose mean rewards are compared: the run's first, its newest."""
+COMPLETIONS = 1000
+"""Completions in each of the two windows whose shares of malformed ones are compared, likewise."""
 
 WINDOW_S = 60
 """Seconds over which throughput is averaged."""
@@ -140,15 +143,9 @@ class TaskProgress(Verdicts):
     counters: RunCounters = field(default_factory=RunCounters)
     reward: MovingAverage = field(default_factory=MovingAverage)  # of what `average` is of
     square: MovingAverage = field(default_factory=MovingAverage)  # of the squared rewards
-    invalid_share: MovingAverage = field(
-        default_factory=MovingAverage
-    )  # share invalid of all episodes
+    invalid_share: MovingAverage = field(default_factory=MovingAverage)  # of all episodes
     invalid_after_action: int = 0  # invalid ones that broke after an action
-    recent: MovingAverage = field(default_factory=MovingAverage)  # as `average`, but faster
-    recent_reward: MovingAverage = field(default_factory=MovingAverage)  # as `reward`, but faster
-    newest: deque[bool] = field(
-        default_factory=_newest
-    )  # of what `average` is of: whether it passed
+    newest: deque[bool] = field(default_factory=_newest)  # as `average`: whether it passed
 
     @property
     def counted(self) -> int:
@@ -163,15 +160,10 @@ class TaskProgress(Verdicts):
 
     def estimate(self, kind: RewardKind) -> TaskEstimate:
         """What schedulers go by; `kind` is data.reward: of its success, or of its reward's `value`."""
-        slow, fast, variance = self.average, self.recent, self.variance
-        if kind == "value":
-            slow, fast = self.reward, self.recent_reward
-        else:
-            rate = slow.value
+        variance, rate = self.variance, self.average.value
+        if kind == "outcome":
             variance = None if rate is None else rate * (1 - rate)
-        return TaskEstimate(
-            variance, learning_progress(slow, fast, variance), self.invalid_share.value or 0.0
-        )
+        return TaskEstimate(variance, self.invalid_share.value or 0.0)
 
     def add(self, outcome: Outcome, steps: int) -> None:
         """An episode of so many steps was judged; one that was cancelled is none."""
@@ -187,49 +179,27 @@ class TaskProgress(Verdicts):
         reward = float(passed) if reward is None else reward
         self.average = self.average.add(float(passed))
         self.reward, self.square = self.reward.add(reward), self.square.add(reward * reward)
-        self.recent = self.recent.add(float(passed), RECENT_DECAY)
-        self.recent_reward = self.recent_reward.add(reward, RECENT_DECAY)
         self.counters.add(-1 if version is None else version, passed)
         self.newest.append(passed)
 
     @classmethod
-    def from_row(cls, row: TaskRow, tasks: int = 1) -> TaskProgress:
-        """As it was when the row was written, bit for bit; `tasks` are the run's."""
-        return cls(
-            row.passed,
-            row.failed,
-            row.invalid,
-            MovingAverage(row.average_total, row.average_weight),
-            RunCounters(**json.loads(row.curve)),
-            MovingAverage(row.reward_total, row.average_weight),
-            MovingAverage(row.square_total, row.average_weight),
-            MovingAverage(row.broken_total, row.broken_weight),
-            row.broken_acting,
-            MovingAverage(row.recent_total, row.recent_weight),
-            MovingAverage(row.recent_reward_total, row.recent_weight),
-            _newest(tasks, (each == "1" for each in row.newest)),
-        )
+    def read(cls, text: str, tasks: int = 1) -> TaskProgress:
+        """As it was when it was written down, bit for bit; `tasks` are the run's."""
+        values = json.loads(text)
+        averages = {name: MovingAverage(*values[name]) for name in _AVERAGES}
+        counters = RunCounters(**values["counters"])
+        newest = _newest(tasks, map(bool, values["newest"]))
+        return cls(**{**values, **averages, "counters": counters, "newest": newest})
 
-    def row(self, task_id: str) -> TaskRow:
-        """To be written down after each outcome."""
-        return TaskRow(
-            task_id,
-            self.passed,
-            self.failed,
-            self.invalid,
-            self.average.total,
-            self.average.weight,
-            json.dumps(vars(self.counters), separators=(",", ":")),
-            self.reward.total,
-            self.square.total,
-            self.invalid_share.total,
-            self.invalid_share.weight,
-            self.invalid_after_action,
-            self.recent.total,
-            self.recent.weight,
-            self.recent_reward.total,
-            "".join("01"[passed] for passed in self.newest),
-        )
+    def written(self) -> str:
+        """JSON, to be written down after each outcome."""
+        averages = {name: astuple(getattr(self, name)) for name in _AVERAGES}
+        lists = {"counters": vars(self.counters), "newest": [int(each) for each in self.newest]}
+        return json.dumps({**vars(self), **averages, **lists}, separators=(",", ":"))
+
+
+_AVERAGES = ("average", "reward", "square", "invalid_share")
+"""The fields of TaskProgress that are moving averages."""
 
 
 class Meter:
@@ -258,6 +228,89 @@ class Meter:
     def _forget(self, now: float) -> None:
         while self._buckets and self._buckets[0][0] < now - self._window_s:
             self._buckets.popleft()
+
+
+class _Ends:
+    """The first values of a series and the newest, as many of each."""
+
+    def __init__(
+        self, size: int, first: Iterable[float] = (), newest: Iterable[float] = ()
+    ) -> None:
+        self._size = size
+        self._first = list(first)
+        self._newest = deque(newest, maxlen=size)
+
+    def add(self, value: float) -> None:
+        if len(self._first) < self._size:
+            self._first.append(value)
+        self._newest.append(value)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Of the first and of the newest; 0 before there is a value."""
+        return (
+            sum(self._first) / max(1, len(self._first)),
+            sum(self._newest) / max(1, len(self._newest)),
+        )
+
+
+class OwnPlay:
+    """What the policy itself played, whatever filled its groups: neither the pool's members nor replays.
+
+    `restored_play` goes on with the counts of an earlier start.
+    """
+
+    def __init__(self) -> None:
+        self.rewards = _Ends(REWARDS)
+        self.malformed = _Ends(COMPLETIONS)
+        self.passed = self.completions = 0
+        self.failed_since = 0  # trajectories since the newest success, or since the start
+        self.updates_then = 0  # updates in the weights at that success; 0 before the first
+
+    def completion(self, malformed: bool) -> None:
+        """The policy answered a screen; `malformed` where its text was no action."""
+        self.malformed.add(float(malformed))
+        self.completions += 1
+
+    def judged(self, passed: bool, reward: float, updates: int) -> None:
+        """A trajectory was judged while there were so many updates in the weights."""
+        self.rewards.add(reward)
+        self.failed_since += 1
+        if passed:
+            self.passed += 1
+            self.failed_since, self.updates_then = 0, updates
+
+    def view(self, updates: int) -> OwnView:
+        """As of so many updates."""
+        reward_first, reward = self.rewards.means
+        malformed_first, malformed = self.malformed.means
+        return OwnView(
+            passed=self.passed,
+            failed_since=self.failed_since,
+            updates_since=max(0, updates - self.updates_then),
+            completions=self.completions,
+            window=COMPLETIONS,
+            malformed_first=malformed_first,
+            malformed=malformed,
+            reward_first=reward_first,
+            reward=reward,
+        )
+
+
+def restored_play(store: Analytics, kind: RewardKind) -> OwnPlay:
+    """What the policy played in the stored run; `kind` is data.reward."""
+    own, counts = OwnPlay(), store.own_counts()
+    own.passed, own.completions = counts.passed, counts.completions
+    own.failed_since, own.updates_then = counts.failed_since, counts.updates_then
+    own.malformed = _Ends(
+        COMPLETIONS, store.own_malformed(COMPLETIONS), store.own_malformed(COMPLETIONS, newest=True)
+    )
+    first, newest = (
+        [training_reward(outcome, reward, kind) or 0.0 for outcome, reward in verdicts]
+        for verdicts in (store.own_verdicts(REWARDS), store.own_verdicts(REWARDS, newest=True))
+    )
+    own.rewards = _Ends(REWARDS, first, newest)
+    return own
 
 
 class RunProgress:
@@ -291,13 +344,20 @@ class RunProgress:
     def _unplayed(self) -> TaskProgress:
         return TaskProgress(newest=_newest(len(self._present)))
 
-    def restore(self, rows: Iterable[TaskRow]) -> None:
-        """Go on from what was written down."""
-        for row in rows:
-            self.tasks[row.task_id] = TaskProgress.from_row(row, len(self._present))
-            self.all.passed += row.passed
-            self.all.failed += row.failed
-            self.all.invalid += row.invalid
+    def restore(self, store: Store, formed: int, kind: RewardKind) -> None:
+        """Go on from what was written down; `formed` is the newest batch's id, `kind` data.reward."""
+        self.restore_tasks(store.task_progress())
+        self.own = restored_play(store, kind)
+        for point in store.metrics(after=formed - METRICS_OF):
+            self.train_metrics(point.step, {point.name: point.value})
+
+    def restore_tasks(self, written: Mapping[str, str]) -> None:
+        """How tasks fare, by id, as TaskProgress.written made it."""
+        for task_id, text in written.items():
+            task = self.tasks[task_id] = TaskProgress.read(text, len(self._present))
+            self.all.passed += task.passed
+            self.all.failed += task.failed
+            self.all.invalid += task.invalid
 
     def estimates(self, kind: RewardKind) -> dict[str, TaskEstimate]:
         """Each task's; see TaskProgress."""
@@ -327,18 +387,6 @@ class RunProgress:
             lowest=lowest,
             lowest_success=rates.get(lowest),
         )
-
-    def known_success(self) -> tuple[float, float] | None:
-        """As `mean_success`, but 0 of a task without a verdict; with its error. None before the first.
-
-        It rises as tasks are tried, and does not begin with that of the few that were tried first.
-        """
-        averages = [self.tasks[each].average for each in self._present]
-        values = [each.value for each in averages if each.value is not None]
-        if not values:
-            return None
-        error = math.sqrt(math.fsum(each.error**2 for each in averages))
-        return math.fsum(values) / len(averages), error / len(averages)
 
     def mean_curve(self, newest_version: int) -> list[float | None]:
         """Mean of the curves of the run's tasks, where a task has a point."""

@@ -1,7 +1,6 @@
 """What to play next: one interface, its implementation chosen by data.scheduling.
 
     RolloutWise   a freed slot starts the next trajectory at once
-    TaskWise      a slot goes on when the group it played in last is over
     BatchWise     one batch's groups are played; the next batch begins when they are served
     April         more groups than a batch needs; what is unfinished when it is full goes on later
 
@@ -12,8 +11,7 @@ restarted run goes on as it would have.
 
 All of them open no more groups than can be trained in time (`groups_in_time`), fill groups in the
 order they were opened, and replace a group that turned out to teach nothing, as DAPO's dynamic
-sampling does (arXiv 2503.14476 section 3.2). Whether trainer and rollouts take turns
-(`data.coupled`) is the situation's, not theirs.
+sampling does (arXiv 2503.14476 section 3.2). Whether it is the trainer's turn is the situation's.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from dart_cli.algo.schedule import (
     TaskEstimate,
     deviation_weights,
     frontier_weights,
-    progress_weights,
     uniform_weights,
 )
 from dart_cli.config.schema import TRAIN_SEEDS, Config
@@ -56,7 +53,7 @@ class Situation:
     unpublished: int = 0  # updates since the newest published weights
     lag: int = 0  # versions that the oldest worker which is asked is behind the newest weights;
     # negative while the trainer does again what led to those that it serves
-    turn: str = ""  # coupled: what the rollouts wait for; empty while it is their turn
+    turn: str = ""  # what the rollouts wait for where turns are taken; empty while it is theirs
 
 
 @dataclass(frozen=True)
@@ -120,10 +117,6 @@ def groups_in_time(
     This is the number of L >= 0 for which it is at most `max_staleness`. For `untrained` = `owed` = 0,
     `unpublished` < `publish_every` and `lag` <= `max_staleness` that is at least one batch, so
     that a run with `max_staleness` = 0 is on-policy and goes on.
-
-    `reuse` counts also while train.reuse_until or train.reuse_fall refuses replays: both are asked again
-    for each batch, so replays may begin again before the group's turn. Fewer groups play then than could
-    be trained in time; none is trained late.
     """
     updates = (max_staleness - lag + 1) * publish_every - unpublished - untrained - owed
     return groups_per_batch * max(0, ceil(updates / (1 + reuse)))
@@ -235,31 +228,10 @@ class RolloutWise:
             return uniform_weights(len(self._tasks))
         known = [estimates.get(task.id, UNKNOWN) for task in self._tasks]
         shares = [each.invalid_share for each in known]
-        if self._data.task_sampling == "progress":
-            return progress_weights([each.progress for each in known], shares)
         variances = [each.variance for each in known]
         if self._data.task_sampling == "deviation":
             return deviation_weights(variances, shares)
         return frontier_weights(variances, shares)
-
-
-class TaskWise(RolloutWise):
-    """A slot goes on when the group it played in last is over; until then it may only help it.
-
-    It must help: a group may want more members than there are slots, or one in another's place.
-    """
-
-    def _next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
-        played = seen.group_table.played_by(request.worker, request.slot)
-        unfinished = [group for group, _ in played if group.state == "open"]
-        for group in unfinished:
-            if self._wants(group) and _fits(group, request):
-                return group
-        if unfinished:
-            group = unfinished[-1]
-            reason = f"group {group.id} is not over, {len(group.live)} of its trajectories play"
-            return NotYet(reason, one_slot=True)
-        return super()._next(seen, request)
 
 
 class BatchWise(RolloutWise):
@@ -274,7 +246,8 @@ class April(RolloutWise):
     """Active partial rollouts (arXiv 2509.18521): more groups than a batch needs are in play.
 
     When the batch is full the trainer's turn suspends the others, which then go on first: groups
-    are filled oldest first. What finished too much waits for the next batch.
+    are filled oldest first. What finished too much waits for the next batch. With `oversample` the others
+    are dropped when the batch is formed.
     """
 
     def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
@@ -286,9 +259,9 @@ class April(RolloutWise):
 
 SCHEDULERS: dict[str, type[RolloutWise]] = {
     "rollout": RolloutWise,
-    "task": TaskWise,
     "batch": BatchWise,
     "april": April,
+    "oversample": April,
 }
 """By config.data.scheduling."""
 

@@ -56,22 +56,19 @@ from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.batch_loader import BatchLoader
 from dart_cli.data.exchange.transfer import import_pool
-from dart_cli.data.group_commit import Commits
-from dart_cli.data.lease_queue import LeaseQueue
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.loading import BatchLoader
 from dart_cli.data.overview import Moment, Overview
-from dart_cli.data.permits import Permits
+from dart_cli.data.queues import Commits, LeaseQueue, SyncQueue
 from dart_cli.data.run_end import RunEnd
 from dart_cli.data.scheduler import NotYet, Scheduler, make_scheduler
-from dart_cli.data.stall_monitor import AlertLog
+from dart_cli.data.stalls import AlertLog
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import RunRow
 from dart_cli.data.store.writer import Store
-from dart_cli.data.sync_queue import SyncQueue
-from dart_cli.data.usage import Usage
-from dart_cli.data.worker_watch import WorkerWatch
+from dart_cli.data.versions import Permits
+from dart_cli.data.workers import Usage, WorkerWatch
 from dart_cli.runtime.waits import told_waits
 from envs.base import Task
 
@@ -137,8 +134,8 @@ class DataService:
         self._advanced_at = self._started  # monotonic seconds of the newest of _ADVANCES
         self._changed = asyncio.Event()
         self._lease_queue = LeaseQueue(self.ledger)
-        # Coupled, all workers update together: nothing is served meanwhile that permits protect.
-        self._permits = Permits(0 if config.data.coupled else config.weights.concurrent)
+        # In the trainer's turn all workers update together: nothing is served that permits protect.
+        self._permits = Permits(0 if config.data.takes_turns else config.weights.concurrent)
         self._watch = WorkerWatch(
             self.ledger, self._permits, Liveness(DEAD_AFTER_S), Usage(store.usage())
         )

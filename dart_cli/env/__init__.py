@@ -5,7 +5,6 @@ episode          one episode: reset -> (ask the policy -> parse its text -> act)
 peers            what it is connected with: telemetry, data, rollout workers
 data_client      leases and hand-ins; waits while data is away
 router           chooses a rollout worker for each request, and another one if it fails
-gate             holds completions back during the trainer's turn of a coupled run
 async_env        an environment called from an event loop, whose episodes a second model may judge, too, or alone
 carriers         its calls carried by a thread, or by a process that can be killed, with a deadline on every call
 child            that process, and the frames to it

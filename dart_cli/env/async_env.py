@@ -236,8 +236,7 @@ def judged(opinion: Judgement) -> Verdict:
 def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> AsyncEnv:
     """An environment of the run's suite, where env.isolation says; `name` is used in errors."""
     observe = observed_kinds(config)
-    has_key, ignore = config.screen_match == "similar", tuple(config.screen_ignore)
-    screens = ScreenFormat(config.screenshots, config.screenshot_quality, has_key, ignore)
+    screens = ScreenFormat(config.screenshots, config.screenshot_quality)
     carrier: Carrier
     if config.isolation == "process":
         carrier = IsolatedEnv(config.suite, config.options, name, screens, observe)

@@ -127,10 +127,9 @@ def slot_timer() -> PhaseTimer:
     resetting  the environment is reset to the start of a task
     waiting    for a completion
     playing    the environment acts or is judged
-    suspended  between two completions during the trainer's turn (coupled runs), the lease is kept
     dead       after a failure, until it leases again
     """
-    return PhaseTimer(("idle", "resetting", "waiting", "playing", "suspended", "dead"), "idle")
+    return PhaseTimer(("idle", "resetting", "waiting", "playing", "dead"), "idle")
 
 
 class _AbandonedError(DartError):
@@ -447,6 +446,5 @@ def _record(
         instruction=request.instruction if request.step == 0 else "",
         observed_text=request.observed_text,
         reward=reward,
-        screen_key=screen.screen_key,
         pointed=completion.pointed,
     )

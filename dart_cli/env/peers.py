@@ -24,7 +24,6 @@ from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.gate import SuspendGate
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.telemetry import receive_telemetry
 from dart_cli.runtime.waits import data_awaited, told_waits
@@ -40,20 +39,17 @@ class Peers:
     data: DataClient
     router: RolloutRouter
     telemetry: AsyncIterator[Message]
-    gate: SuspendGate = field(default_factory=SuspendGate)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Data has said that the run is over."""
 
     async def listen(self) -> None:
-        """Follow telemetry: heartbeats -> router; RunState -> gate, and the end of the run."""
+        """Follow telemetry: heartbeats -> router; RunState -> the end of the run."""
         async for message in self.telemetry:
             if isinstance(message, Heartbeat):
                 self.router.observe(message)
-            elif isinstance(message, RunState):
-                self.gate.observe(message)
-                if message.stopping:
-                    logger.info("the run is over: %s", message.reason)
-                    self.over.set()
+            elif isinstance(message, RunState) and message.stopping:
+                logger.info("the run is over: %s", message.reason)
+                self.over.set()
 
 
 @asynccontextmanager

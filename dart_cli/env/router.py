@@ -88,11 +88,16 @@ class RoutingStats:
     rerouted: int = 0  # requests that went to another worker
     returning: int = 0  # requests of a trajectory that had a former worker
     affine: int = 0  # of these, the ones that went to it again
+    resumed: int = 0  # completions that went on after a suspension
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: `rerouted`, and `affine` as a share of those that could be."""
+        """For the heartbeat: `rerouted`, `resumed`, and `affine` as a share of those that could be."""
         share = self.affine / self.returning if self.returning else 0.0
-        return {"rerouted": float(self.rerouted), "affine": share}
+        return {
+            "rerouted": float(self.rerouted),
+            "affine": share,
+            "resumed": float(self.resumed),
+        }
 
 
 @dataclass(eq=False)
@@ -181,11 +186,26 @@ class RolloutRouter:
         return f"{first.worker} to be ready: it {its}"
 
     async def act(self, request: ActRequest) -> Completion:
-        """One completion, from any worker; asks another one when a worker dies.
+        """One whole completion, however often it is suspended for the trainer's turn.
 
+        A suspended one is not passed on: the same request is sent again with its tokens, to any worker,
+        which holds it while the turn lasts. The last answer has all tokens; its times are the sums.
         Raises DeadlineError, which names what was waited for; ProtocolError, EngineError and others
         as a worker raised them.
         """
+        queue_s = engine_s = 0.0
+        while True:
+            completion = await self._act_once(request)
+            queue_s, engine_s = queue_s + completion.queue_s, engine_s + completion.engine_s
+            if completion.stop != "suspended":
+                return completion.model_copy(update={"queue_s": queue_s, "engine_s": engine_s})
+            sampled = completion.sampled
+            self.routed.resumed += len(sampled) > len(request.partial or ())
+            partial = sampled if len(sampled) else None
+            request = request.model_copy(update={"partial": partial, "pointed": completion.pointed})
+
+    async def _act_once(self, request: ActRequest) -> Completion:
+        """What one worker answers; asks another one when a worker dies."""
         request_id = uuid.uuid4().bytes
         began, absent_s = time.monotonic(), 0.0  # in which no worker could be asked
         where = f"step {request.step} of {request.trajectory_id}"

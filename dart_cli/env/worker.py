@@ -4,7 +4,6 @@
     EnvSlot           one environment: lease a task, play it, hand the trajectory in; repeat
     DataClient        requests to data: leases, steps, ends             (data_client.py)
     RolloutRouter     requests to rollout workers                       (router.py)
-    SuspendGate       holds completions back during the trainer's turn  (gate.py)
     connected         its connections, and what comes over them         (peers.py)
     EpisodeCounters   what the slots have done so far, for the heartbeat
     WorkerContext     what the slots of the process share
@@ -27,7 +26,6 @@ from dart_cli.config.schema import Config
 from dart_cli.env.async_env import make_async_env
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slot_timer
-from dart_cli.env.gate import ResumingPolicy, SuspendGate
 from dart_cli.env.peers import connected
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges
@@ -50,7 +48,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
     async with connected(config, worker, "env", load) as peers:
         heartbeat = peers.heartbeat
         context = WorkerContext(
-            worker, config, action_spec, peers.data, peers.router, peers.gate, heartbeat, counters
+            worker, config, action_spec, peers.data, peers.router, heartbeat, counters
         )
         playing = [EnvSlot(index, context) for index in range(slots)]
         async with heartbeat:
@@ -86,7 +84,6 @@ class WorkerContext:
     action_spec: ActionSpec
     data: DataClient
     router: RolloutRouter
-    gate: SuspendGate
     heartbeat: HeartbeatSender
     counters: EpisodeCounters
 
@@ -125,7 +122,6 @@ class EpisodeCounters:
             "restarts": float(sum(slot.restarts for slot in slots)),
             "hung": float(sum(slot.hung for slot in slots)),
             "steps": float(self.steps + sum(episode.steps for episode in episodes)),
-            "resumed": float(sum(slot.policy.resumed for slot in slots)),
             **context.data.leases.gauges(),
             **context.router.routed.gauges(),
             **as_gauges(slot.timer for slot in slots),
@@ -144,7 +140,6 @@ class EnvSlot:
         self.index = index
         self.episode: Episode | None = None  # in play
         self.timer = slot_timer()
-        self.policy = ResumingPolicy(context.router, context.gate, self.timer, context.heartbeat)
         self._context = context
         self._request = LeaseRequest(
             worker=context.worker,
@@ -184,7 +179,7 @@ class EnvSlot:
     async def _play(self, lease: Lease) -> None:
         context, task = self._context, find_task(lease.suite, lease.task_id)
         episode = Episode(
-            self._env, lease, task, self.policy, context.data, context.action_spec, self.timer
+            self._env, lease, task, context.router, context.data, context.action_spec, self.timer
         )
         self.episode = episode
         outcome = "invalid"

@@ -15,13 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import StoreError
+from dart_cli.data.batches import WHY_REFUSED, replay_subject
 from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
-from dart_cli.data.lineage import restored
-from dart_cli.data.replay import WHY_REFUSED, replay_subject
-from dart_cli.data.store.judgements import JudgementRow
+from dart_cli.data.ledger import LEASE_S
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import BatchRow, GroupRow, PoolRow, SampleRow, TrajectoryRow
+from dart_cli.data.store.rows import (
+    BatchRow,
+    GroupRow,
+    JudgementRow,
+    PoolRow,
+    SampleRow,
+    TrajectoryRow,
+)
+from dart_cli.data.versions import Lineage
 from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.find import has_ended
 from dart_cli.inspection.trajectories import Shown, Step, patch_words, why_left_out
@@ -35,13 +42,13 @@ _WHY_GROUP = {
     "single_member": "one valid member cannot be compared with others",
     "no_valid_member": "none of {attempts} attempts had a verdict",
     "task_removed": "the run was started again without {task}",
-    "surplus": "it was in play when the batch was full, and data.recycle is off",
+    "surplus": "it was in play when the batch was full, and data.scheduling discards the rest",
 }
 _WHY_ALONE = {
     "invalid": "its environment or evaluator broke, or no completion came, so it does not measure the "
     "policy",
     "cancelled": "its environment process abandoned it",
-    "lease_expired": "no step and no heartbeat for data.lease_s = {lease_s} s",
+    "lease_expired": "no step and no heartbeat for {lease_s:g} s",
     "worker_lost": "{row.worker} died, or its slot {row.slot} started again",
     "incomplete": "steps or images of {row.steps} steps were never handed in",
 }
@@ -121,7 +128,7 @@ def _judged(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iterator[Eve
         return
     if row.state == "dropped" and group.reason != row.reason:
         why = _WHY_ALONE.get(row.reason, "never trained on")
-        why = why.format(row=row, lease_s=_setting(reader, "data", "lease_s"))
+        why = why.format(row=row, lease_s=LEASE_S)
         said = f" ({row.verdict_reason})" if row.verdict_reason else ""
         yield Event(f"dropped ({row.reason}): {why}{said}", row.ended_at)
         return
@@ -219,13 +226,13 @@ def _why_stale(reader: Reader, group: GroupRow, members: Sequence[TrajectoryRow]
         and group.closed_at is not None
         and batch.trained_at <= group.closed_at
     ]
-    lineage = restored(reader, _setting(reader, "weights", "publish_every") or 1)
+    lineage = Lineage(reader.versions(), _setting(reader, "weights", "publish_every") or 1)
     trainer = max(trained, default=0)
-    at = lineage.position(trainer)
+    at = lineage.updates(trainer)
     oldest = max(seen, key=lambda version: lineage.behind(version, at), default=0)
     return (
         f"its group's oldest token was sampled by v{oldest} (update "
-        f"{lineage.position(oldest).updates}), the trainer was at v{trainer} (update {at.updates}): "
+        f"{lineage.updates(oldest)}), the trainer was at v{trainer} (update {at}): "
         f"{lineage.behind(oldest, at)} versions behind, data.max_staleness = "
         f"{_setting(reader, 'data', 'max_staleness')}"
     )
@@ -326,6 +333,6 @@ def _used(step: Step, use: SampleRow, batch: BatchRow, others: Sequence[SampleRo
         behind = batch.formed_version - step.versions[0]
         weights = f"sampled by weights {weights}, {behind} version{'s'[: behind != 1]} behind"
     return (
-        f"step {step.step} is trained on ({use.reason or 'mixed'}): advantage {use.advantage:+.3f}"
+        f"step {step.step} is trained on ({use.reason}): advantage {use.advantage:+.3f}"
         f"{expected}, weight {use.weight:.3g}{numbers}, {weights}"
     )

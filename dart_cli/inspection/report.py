@@ -25,8 +25,8 @@ from rich.console import Console
 from bus.errors import UserError
 from bus.snapshot import OwnView
 from dart_cli.config.schema import Config
-from dart_cli.data.own_play import restored
-from dart_cli.data.stall_rules import NO_GRADIENT, RISE, SUCCESSES_FIRST, malformed_text
+from dart_cli.data.progress import restored_play
+from dart_cli.data.stalls import NO_GRADIENT, RISE, SUCCESSES_FIRST, malformed_text
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, RunRow
@@ -63,7 +63,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     with open_reader(run_dir) as reader:
         run, counts, curve = reader.run(), count(reader), curves.read_curve(reader)
         version = reader.newest_version()
-        own = restored(reader, config.data.reward).view(counts.replays.updates)
+        own = restored_play(reader, config.data.reward).view(counts.replays.updates)
     before, after = read_evaluation(run_dir, BEFORE), read_evaluation(run_dir, AFTER)
     parts_s = run.active_s + sum(each.wall_s for each in (before, after) if each)
     result = summarize(before, after) | {

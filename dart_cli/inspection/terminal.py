@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bus.snapshot import JudgeView
-from dart_cli.data.stall_rules import INVALID_SHARE, TELLING_INVALID
+from dart_cli.data.stalls import INVALID_SHARE, TELLING_INVALID
 from dart_cli.data.store.rows import SizesRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.counts import RunCounts, StateCount, counts_of

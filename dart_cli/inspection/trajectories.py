@@ -20,16 +20,16 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from bus.messages import Outcome
-from dart_cli.data.store.judgements import JudgementRow
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import (
     GroupRow,
+    JudgementRow,
     PoolRow,
     SampleRow,
-    StepRow,
     TrajectoryRow,
     TrajectoryState,
 )
+from dart_cli.data.store.steps import StepRow
 from dart_cli.policy.pointer.tokens import DrawnPatch, drawn, drawn_patches
 from dart_cli.runtime.tables import or_dash
 

@@ -181,7 +181,6 @@ def lease_of(config: Config, episode: PlannedEpisode) -> Lease:
             max_tokens=config.rollout.max_tokens,
             seed=(config.run.seed + 1) * 2**40 + seeds,
         ),
-        expires_s=config.data.lease_s,
     )
 
 

@@ -13,8 +13,8 @@
 The worker keeps no state of an episode: any request may come to any worker. It answers nothing
 until it has taken a published weight set, so every completion carries a version that exists.
 While data announces that the run is suspended, completions in progress end with the tokens they have,
-and new requests are answered at once with the tokens they came with; any worker may continue from
-there. Weights are still taken.
+and new requests are held until it goes on, for HOLD_S at most; then they are answered with the tokens they
+came with, and come again. Any worker may continue from there. Weights are still taken.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ WAITING_PER_PLACE = 8
 FAULTS_PER_PLACE = 3
 """Requests failed in a row, for each place in a batch, after which the worker ends with an error:
 its GPU is broken, and as the least loaded worker it would attract all requests and fail them."""
+HOLD_S = 5.0
+"""Longest time that a request is held while the run is suspended: far below every deadline of who asks."""
 DRAIN_S = 2.0
 """How long requests in progress may still be answered after the end."""
 FIRST_WEIGHTS = "the trainer's first weights"
@@ -268,7 +270,8 @@ class _Service:
         self._loading_s = 0.0
         self._model: Model | None = None
         self._sync: WeightSync | None = None
-        self._suspended = False
+        self._turn = asyncio.Event()  # clear while the run is suspended
+        self._turn.set()
         self._absent: list[Role] = []
 
     def start(self, model: Model, sync: WeightSync) -> None:
@@ -331,9 +334,20 @@ class _Service:
     def _suspend(self, suspended: bool) -> None:
         """Interrupt the engine and answer no request in full while suspended."""
         assert self._model is not None
-        if suspended and not self._suspended:
+        if not suspended:
+            self._turn.set()
+        elif self._turn.is_set():
+            self._turn.clear()
             self._model.engine.interrupt()
-        self._suspended = suspended
+
+    async def _is_suspended(self) -> bool:
+        """Whether the run is still suspended after HOLD_S at most."""
+        try:
+            async with asyncio.timeout(HOLD_S):
+                await self._turn.wait()
+        except TimeoutError:
+            return True
+        return False
 
     async def _answer(self, _client: str, request: Request) -> Reply:
         if not isinstance(request, ActRequest):
@@ -343,7 +357,7 @@ class _Service:
         assert self._model is not None
         try:
             screens = await self._model.responder.preload_images(request)
-            if self._suspended:
+            if await self._is_suspended():
                 return _suspended_completion(request, self._worker)
             completion = await self._model.responder.answer(request)
             del screens

@@ -288,7 +288,6 @@ class Session:
             model_s=model_s,
             env_s=0.0,
             instruction=self._instruction(request) if act.step == 0 else "",
-            screen_key=newest.screen_key,
             pointed=completion.pointed,
             images=list(brought.values()),
         )

@@ -22,8 +22,7 @@ from bus.messages import LeaseRequest, Sampling
 from dart_cli.config import endpoints
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import Policy, action_spec_of, slot_timer
-from dart_cli.env.gate import ResumingPolicy, SuspendGate
+from dart_cli.env.episode import action_spec_of, slot_timer
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.phase_timer import as_gauges
 from dart_cli.serve.errors import ApiError, invalid, unavailable
@@ -58,7 +57,6 @@ class Sessions:
         worker: str,
         data: DataClient,
         router: RolloutRouter,
-        gate: SuspendGate,
         heartbeat: HeartbeatSender,
         *,
         idle_s: float = IDLE_S,
@@ -74,21 +72,13 @@ class Sessions:
         self._context = SessionContext(
             data=data,
             action_spec=action_spec_of(config),
-            screens=ScreenFormat(
-                env.screenshots,
-                env.screenshot_quality,
-                env.screen_match == "similar",
-                tuple(env.screen_ignore),
-            ),
+            screens=ScreenFormat(env.screenshots, env.screenshot_quality),
             ignores_sampling=serve.sampling == "ignore",
             patience_s=endpoints.DEADLINE_S,
             idle_s=idle_s,
             waits=heartbeat,
         )
         self._timers = [slot_timer() for _ in range(serve.sessions)]
-        self._policies: list[Policy] = [
-            ResumingPolicy(router, gate, timer, heartbeat) for timer in self._timers
-        ]
         self._free = list(range(serve.sessions))[::-1]
         self._open: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
@@ -181,9 +171,7 @@ class Sessions:
         except BaseException:
             self._free.append(slot)
             raise
-        session = Session(
-            terms, slot, self._policies[slot], self._context, self._timers[slot], self._ended
-        )
+        session = Session(terms, slot, self._router, self._context, self._timers[slot], self._ended)
         self._open[terms.id] = session
         if self.stopping:
             await session.give_back(self.stopping)

@@ -4,7 +4,6 @@
     Sessions        the open episodes                                   (sessions.py)
     DataClient      requests to data: leases, steps, ends               (dart_cli/env/data_client.py)
     RolloutRouter   requests to rollout workers                         (dart_cli/env/router.py)
-    SuspendGate     holds completions back during the trainer's turn    (dart_cli/env/gate.py)
     connected       its connections, and what comes over them           (dart_cli/env/peers.py)
 
 Nothing ends because another process is absent: requests wait as long as they may, and are then answered with
@@ -54,7 +53,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
         there = address(serve.host, listener.getsockname()[1]) + "v1"
         async with connected(config, worker, "serve", load, endpoint=there) as peers:
             heartbeat = peers.heartbeat
-            sessions = Sessions(config, worker, peers.data, peers.router, peers.gate, heartbeat)
+            sessions = Sessions(config, worker, peers.data, peers.router, heartbeat)
             app = make_app(sessions, host=serve.host, token=token)
             server = make_server(app, serve.sessions + _SPARE, signals=False)
             async with heartbeat:

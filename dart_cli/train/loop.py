@@ -26,7 +26,7 @@ The order of an update, and what a crash after each step costs:
                   its last batch, data serves the later ones again, in order
     announce      workers hold weights that no checkpoint holds: the resumed trainer publishes its
                   own under the next number (FileChannel.resume), so versions never decrease, and
-                  what they sampled is as old as it would have been (dart_cli/data/lineage.py)
+                  what they sampled is as old as it would have been (dart_cli/data/versions.py)
 
 A version is announced before the next one begins. The last one of a run is announced before its update
 is acknowledged, since data ends the run with that; a stop waits for it, too.
@@ -72,7 +72,6 @@ from dart_cli.train.checkpoints.identity import (
     TrainedPart,
     TrainerProgress,
     model_identity,
-    recipe_of,
 )
 from dart_cli.train.data_client import DataClient, StopRequested
 from dart_cli.train.metric_writer import MetricWriter
@@ -214,7 +213,6 @@ class Trainer:
             policy_version=self._version,
             last_batch_id=self._progress.last_batch_id,
             updates=self._updates_applied,
-            recipe=recipe_of(self._config),
         )
         with self.heartbeat.waiting("data to take TrainerHello", on="data"):
             reply = await self._data.ask(hello)

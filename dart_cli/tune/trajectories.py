@@ -4,7 +4,7 @@ Trajectories        the chosen ones; batches of their steps
 read_trajectories   chooses and checks them
 
 Nothing is rendered or tokenised again: a step is the token ids that a policy read and sampled, and the
-trainer's chains (data/chains.py) are made of them. Of runs only what names a step is in memory; the rest is
+trainer's chains (data/loading.py) are made of them. Of runs only what names a step is in memory; the rest is
 read from the database with each batch. Of Parquet files all is.
 """
 
@@ -21,14 +21,15 @@ from bus.errors import DartError, UserError
 from bus.messages import Batch
 from bus.packed import float64s, int32s
 from dart_cli.config.schema import Config, TuneConfig
-from dart_cli.data.chains import chained
-from dart_cli.data.exchange.compatibility import ModelFacts, model_facts
+from dart_cli.data.checks import ModelFacts, model_facts
 from dart_cli.data.exchange.parquet_read import about_folder, read_folder
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.transfer import Choice, chosen, whole_trajectories
+from dart_cli.data.loading import chained
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import BatchStep, PlannedSample
+from dart_cli.data.store.rows import PlannedSample
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.runtime.progress import progress
 from dart_cli.runtime.run_dir import read_run
 

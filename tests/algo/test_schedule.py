@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import statistics
-from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import floor
 
@@ -16,13 +13,10 @@ from hypothesis import strategies as st
 from dart_cli.algo.schedule import (
     DECAY,
     FLOOR,
-    RECENT_DECAY,
     MovingAverage,
     deviation_weights,
     frontier_weights,
     group_size,
-    learning_progress,
-    progress_weights,
     uniform_weights,
 )
 
@@ -129,92 +123,12 @@ def test_deviation_is_the_normalised_root_of_the_variance(success: list[float | 
     np.testing.assert_allclose(found, wanted / wanted.sum(), rtol=1e-9)
 
 
-def test_tasks_that_break_are_played_less_by_deviation_and_progress_too() -> None:
+def test_tasks_that_break_are_played_less_by_deviation_too() -> None:
     found = deviation_weights([0.25, 0.25], invalid_shares=[0.0, 0.6])
     assert found == pytest.approx([1 / 1.4, 0.4 / 1.4])
-    played_less = progress_weights([0.2, 0.2], invalid_shares=[0.0, 0.6])
-    assert played_less == pytest.approx([1 / 1.4, 0.4 / 1.4])
 
 
-def test_a_task_that_always_breaks_is_played_less_than_one_where_nothing_changes() -> None:
-    broken, unchanged, untried = progress_weights([None, 0.0, None], invalid_shares=[1.0, 0.0, 0.0])
-    assert 0 < broken < unchanged < untried
-
-
-@pytest.mark.parametrize("weights", [deviation_weights, progress_weights])
-def test_values_out_of_range_are_refused(
-    weights: Callable[[Sequence[float | None]], list[float]],
-) -> None:
+def test_variances_out_of_range_are_refused_by_deviation() -> None:
     for wrong in (-0.1, 1.1):
         with pytest.raises(ValueError, match="must be in"):
-            weights([wrong])
-
-
-def averages(outcomes: Sequence[float]) -> tuple[MovingAverage, MovingAverage]:
-    """A slow and a fast one."""
-    slow = fast = MovingAverage()
-    for outcome in outcomes:
-        slow, fast = slow.add(outcome), fast.add(outcome, RECENT_DECAY)
-    return slow, fast
-
-
-@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=120), st.floats(0, 0.25))
-def test_learning_progress_is_the_difference_of_averages_less_its_noise(
-    outcomes: list[float], variance: float
-) -> None:
-    ages = np.arange(len(outcomes))[::-1]
-    slow, fast = (decay**ages / (decay**ages).sum() for decay in (DECAY, RECENT_DECAY))
-    difference = (fast - slow) @ np.array(outcomes)
-    wanted = max(difference**2 - variance * ((fast - slow) ** 2).sum(), 0.0)
-    found = learning_progress(*averages(outcomes), variance)
-    assert found is not None
-    assert found**2 == pytest.approx(wanted, abs=1e-12)
-
-
-def test_the_noise_is_that_of_outcomes_by_chance() -> None:
-    drawn = np.random.default_rng(3).random((4000, 40)) < 0.3
-    ages = np.arange(40)[::-1]
-    slow, fast = (decay**ages / (decay**ages).sum() for decay in (DECAY, RECENT_DECAY))
-    differences = drawn @ (fast - slow)
-    one = averages([1.0] * 40)
-    # With this variance the expected square is all noise.
-    found = learning_progress(one[0], MovingAverage(0.0, one[1].weight), 0.3 * 0.7)
-    assert found is not None
-    assert 1 - found**2 == pytest.approx(differences.var(), rel=0.05)
-
-
-def test_a_task_that_improves_is_played_more_than_one_that_neither_is_solved_nor_improves() -> None:
-    stuck = [1.0, 0.0] * 30
-    better = [0.0] * 40 + [1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    worse = [1.0 - each for each in better]
-    progress = []
-    for outcomes in (stuck, better, worse, [1.0] * 30, [0.0] * 30):
-        slow, fast = averages(outcomes)
-        assert slow.value is not None
-        progress.append(learning_progress(slow, fast, slow.value * (1 - slow.value)))
-    weights = progress_weights([*progress, None])
-    assert weights[1] == pytest.approx(weights[2])
-    assert weights[5] > weights[1] > 5 * weights[0]
-    assert weights[0] == weights[3] == weights[4] == min(weights) > 0
-
-
-def test_there_is_no_progress_before_the_first_outcome_and_none_after_it() -> None:
-    assert learning_progress(MovingAverage(), MovingAverage(), None) is None
-    assert learning_progress(*averages([1.0]), 0.0) == 0.0
-
-
-def test_the_error_of_an_average_is_that_of_equal_outcomes_as_sure() -> None:
-    """Against outcomes that are drawn again and again."""
-    draws = random.Random(0)
-    for number in (4, 200):
-        averages = []
-        for _ in range(2000):
-            average = MovingAverage()
-            for _ in range(number):
-                average = average.add(float(draws.random() < 0.5))
-            averages.append(average)
-        spread = statistics.pstdev(each.value or 0.0 for each in averages)
-        told = statistics.fmean(each.error for each in averages)
-        assert told == pytest.approx(spread, rel=0.12)
-    assert MovingAverage().error == 0
-    assert MovingAverage().add(1.0).error > 0.4
+            deviation_weights([wrong])

@@ -18,7 +18,16 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet, make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.runtime.commands import commands_of
-from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, train, trained
+from tests.data.parts import (
+    MIXED,
+    a_batch,
+    make_ledger,
+    next_batch,
+    play_group,
+    small_config,
+    train,
+    trained,
+)
 from tests.simulated import QUICK
 
 SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
@@ -109,7 +118,7 @@ def test_the_audit_finds_a_trajectory_that_is_no_longer_finished(tmp_path: Path)
         for _ in range(2):
             play_group(ledger, MIXED)
         play_group(ledger, ["fail"] * 4)
-        a_batch(ledger.next_batch(0))
+        a_batch(next_batch(ledger, 0))
         store.commit()
         with open_reader(config.run.dir) as reader:
             finished.update(reader)
@@ -131,7 +140,7 @@ def test_the_audit_finds_a_use_that_came_twice_too_early_or_never(tmp_path: Path
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         for _ in range(7):
-            if isinstance(ledger.next_batch(ledger.updates), NotYet):
+            if isinstance(next_batch(ledger, ledger.updates), NotYet):
                 play_group(ledger, MIXED, version=ledger.updates)
             train(ledger, ledger.updates)
         rows = store.batches()
@@ -174,7 +183,7 @@ def test_success_is_reported_by_the_batches_in_the_weights_when_it_was_played(
         for version, outcomes in played.items():
             for _ in range(config.data.groups_per_batch):
                 play_group(ledger, outcomes, version=version)
-            batch = a_batch(ledger.next_batch(version))
+            batch = a_batch(next_batch(ledger, version))
             ledger.batch_trained(trained(batch.batch_id, version + 3))
         store.commit()
         course = learning_curve(store, began=0.0)

@@ -32,7 +32,7 @@ from dart_cli.data.store.open import open_store
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from envs.registry import load_suite
-from tests.data.parts import MIXED, a_batch, play_group, small_config, trained
+from tests.data.parts import MIXED, a_batch, next_batch, play_group, small_config, trained
 from tests.train.parts import save
 from tests.weights.sets import publish
 
@@ -54,7 +54,7 @@ def play(config: Config) -> None:
         ledger = Ledger(config, store, tasks, make_scheduler(config, tasks))
         for _ in range(3):
             play_group(ledger, MIXED)
-        a_batch(ledger.next_batch(0))
+        a_batch(next_batch(ledger, 0))
         ledger.batch_trained(trained(1))
         store.commit()
     tensors = {"w": torch.zeros(3)}

@@ -79,7 +79,7 @@ def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A run that is over, a configuration, an evaluation."""
     folder = tmp_path_factory.mktemp("streams")
-    config = small_config(folder / "over", pool_ratio=0.25, pool_online=True, max_staleness=4)
+    config = small_config(folder / "over", pool_ratio=0.25, max_staleness=4)
     with open_store(config.run.dir) as store:
         played = Played(config, store)
         save_config(config)

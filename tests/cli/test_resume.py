@@ -41,7 +41,6 @@ max_tokens = 12
 threads = 1
 [data]
 scheduling = "batch"
-coupled = true
 group_size = 4
 groups_per_batch = 2
 dynamic_number = true

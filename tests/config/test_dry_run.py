@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[2]
 ARMS: list[dict[str, Any]] = [
     {},
     {"max_open_groups": 12},
-    {"scheduling": "task", "coupled": True, "max_staleness": 0},
-    {"scheduling": "batch", "coupled": True},
+    {"scheduling": "batch", "max_staleness": 0},
+    {"scheduling": "april", "groups_per_batch": 10, "over_provision": 1.1},
+    {"scheduling": "oversample"},
 ]
 
 
@@ -82,16 +83,14 @@ def test_the_dry_run_shows_the_keys_that_differ_from_their_defaults() -> None:
 def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
     assert "warning" not in dict(describe(Config()))
     changed: dict[str, Any] = {
-        "data": {"tracker_decay": 0.9, "length_slack": 5},
-        "train": {"reuse_gap": 4},
+        "data": {"tracker_margin": 0.1, "over_provision": 1.5},
     }
     told = dict(describe(Config.model_validate(changed)))["warning"]
     assert told == (
-        "no effect: data.tracker_decay (only with data.advantage by trackers), data.length_slack (only "
-        "with data.dynamic_length), train.reuse_gap (only with train.reuse)"
+        "no effect: data.tracker_margin (only with data.advantage by trackers), data.over_provision (only "
+        'with data.scheduling = "april" or "oversample")'
     )
-    changed["data"] |= {"group_size": 1, "advantage": "task_tracker", "dynamic_length": True}
-    changed["train"] |= {"reuse": 1}
+    changed["data"] |= {"group_size": 1, "advantage": "task_tracker", "scheduling": "april"}
     assert "warning" not in dict(describe(Config.model_validate(changed)))
 
 

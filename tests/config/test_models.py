@@ -11,7 +11,7 @@ from bus.messages import Role
 from dart_cli.config.load import load_config
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
-from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.checks import model_facts
 from tests.config.mistakes import Case, assert_one_line, write
 from tests.config.model_parts import write_model
 

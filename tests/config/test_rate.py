@@ -11,7 +11,6 @@ from dart_cli.config.load import config_of_model, load_config
 from dart_cli.config.rate import LARGE, RUN, SMALL, rate_for, rate_origin
 from dart_cli.doctor.examine import examine
 from dart_cli.runtime.run_dir import read_run, save_config
-from dart_cli.train.checkpoints.identity import recipe_of
 from tests.config.model_parts import write_model
 from tests.doctor.seven_b import write_seven_b
 
@@ -68,5 +67,4 @@ def test_a_run_keeps_the_rate_that_it_was_started_with(tmp_path: Path) -> None:
     save_config(config)
     kept = read_run(config.run.dir)
     assert kept.train.lr == 4e-4
-    explicit = load_config(path, ["train.lr=4e-4"])
-    assert recipe_of(kept) == recipe_of(load_config(path)) == recipe_of(explicit)
+    assert load_config(path).train.rate == kept.train.rate

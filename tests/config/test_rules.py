@@ -122,12 +122,6 @@ CASES = [
         "must be > 0",
     ),
     Case(
-        "a least group above the greatest",
-        "[data]\ngroup_size = 4\ndynamic_number = true\nmin_group_size = 5\n",
-        "data.min_group_size",
-        "must be <= data.group_size (4)",
-    ),
-    Case(
         "warm-up past the end",
         "[train]\nupdates = 10\nwarmup = 50\n",
         "train.warmup",

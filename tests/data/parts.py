@@ -27,10 +27,13 @@ from bus.messages import (
 from bus.weights import SyncDone
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
+from dart_cli.data.batches import GAP
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.loading import load
 from dart_cli.data.scheduler import NotYet, make_scheduler
-from dart_cli.data.store.rows import PoolRow, PoolSource, StepRow
+from dart_cli.data.store.rows import PoolRow, PoolSource
+from dart_cli.data.store.steps import StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 from tests.altered import altered
@@ -277,6 +280,16 @@ FORKED: list[tuple[Outcome, str]] = [
 MIXED: list[Outcome] = ["pass", "fail", "fail", "pass"]
 
 
+def next_batch(ledger: Ledger, trainer_version: int, run_s: float = 0.0) -> Batch | NotYet:
+    """The trainer's next batch, planned, loaded and taken at once; `dart data` loads in a thread."""
+    plan = ledger.plan_batch(trainer_version, run_s)
+    if isinstance(plan, NotYet):
+        return plan
+    batch = ledger.take_batch(plan, ledger.served(plan) or load(ledger.store, plan))
+    assert batch is not None  # nothing has changed meanwhile
+    return batch
+
+
 def a_batch(found: Batch | NotYet) -> Batch:
     """A batch that must be there."""
     assert isinstance(found, Batch), found
@@ -290,13 +303,12 @@ def trained(batch_id: int, version: int | None = None, *, is_skipped: bool = Fal
     return BatchTrained(batch_id=batch_id, policy_version=after, metrics=metrics)
 
 
-def hello(last_batch_id: int, recipe: str = "r") -> TrainerHello:
+def hello(last_batch_id: int) -> TrainerHello:
     """A trainer whose checkpoint ends at that batch."""
     return TrainerHello(
         policy_version=last_batch_id,
         last_batch_id=last_batch_id,
         updates=last_batch_id,
-        recipe=recipe,
     )
 
 
@@ -328,7 +340,7 @@ def picture_of(ledger: Ledger) -> object:
         for task_id, fares in ledger.progress.tasks.items()
     }
     batches, own = ledger._batches, ledger.progress.own
-    replays = vars(batches._replays), batches._standing, batches._best
+    replays = vars(batches._replays), batches._standing
     played = own.passed, own.completions, own.rewards.means, own.malformed.means
     return groups, ledger.group_table.opened, ledger.updates, ledger.weights, tasks, replays, played
 
@@ -363,7 +375,7 @@ def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
         assert store.batch_steps(batch.id) == store.batch_steps(batch.replay_of or batch.id)
 
 
-def assert_replays_are_conserved(store: Store, reuse: int, gap: int) -> None:
+def assert_replays_are_conserved(store: Store, reuse: int) -> None:
     """Each use of a batch comes once, in order, in time, for a reason; none after a refusal."""
     rows = store.batches()
     assert [row.id for row in rows] == list(range(1, len(rows) + 1))
@@ -377,7 +389,7 @@ def assert_replays_are_conserved(store: Store, reuse: int, gap: int) -> None:
             since_fresh += 1
             assert since_fresh <= reuse
             assert row.reuse == len(uses[row.replay_of]) <= reuse
-            assert row.id - uses[row.replay_of][-1] >= gap
+            assert row.id - uses[row.replay_of][-1] >= GAP
             uses[row.replay_of].append(row.id)
     for first, ids in uses.items():
         told = store.decisions(f"batch {first}")
@@ -403,11 +415,7 @@ def _assert_steps_are_conserved(store: Store, batch_id: int) -> None:
     ]
     own = [(row.id, step) for row in members for step in range(row.steps or 0)]
     pooled = [(row.trajectory_id, step) for row in joined for step in range(row.steps)]
-    forks = [s for s in told if s.reason == "fork"]
-    assert len({s.trajectory_id for s in forks}) == len(forks)
-    assert {(s.trajectory_id, s.step) for s in forks} <= set(own)
-    assert {(s.fork_trajectory_id, s.fork_step) for s in forks} <= {*own, *pooled}
-    told_own = [s for s in told if s.reason not in ("pool", "fork")]
+    told_own = [s for s in told if s.reason != "pool"]
     assert sorted((s.trajectory_id, s.step) for s in told_own) == sorted(own)
     assert sorted((s.trajectory_id, s.step) for s in told if s.reason == "pool") == sorted(pooled)
     assert all((s.weight == 0) == (s.reason == "low_entropy") for s in told)
@@ -492,6 +500,6 @@ def file_member(store: Store, config: Config, name: str = "xa", **changes: objec
 
 def train(ledger: Ledger, version: int) -> Batch:
     """Serve and acknowledge a batch that must be there."""
-    batch = a_batch(ledger.next_batch(version))
+    batch = a_batch(next_batch(ledger, version))
     ledger.batch_trained(trained(batch.batch_id, version + 1))
     return batch

@@ -17,7 +17,7 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet
-from dart_cli.data.stall_rules import NO_GRADIENT
+from dart_cli.data.stalls import NO_GRADIENT
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 from tests.data.parts import (
@@ -26,6 +26,7 @@ from tests.data.parts import (
     ask_lease,
     hello,
     make_ledger,
+    next_batch,
     picture,
     play_group,
     small_config,
@@ -39,7 +40,7 @@ def test_advantages_of_a_served_batch_are_those_of_numpy(ledger: Ledger) -> None
     drawn = {play_group(ledger, MIXED): MIXED}
     other: list[Outcome] = ["pass", "fail", "fail", "fail"]
     drawn[play_group(ledger, other, steps=3)] = other
-    batch = a_batch(ledger.next_batch(0))
+    batch = a_batch(next_batch(ledger, 0))
     wanted = {}
     for group, outcomes in drawn.items():
         rewards = np.array([float(outcome == "pass") for outcome in outcomes])
@@ -63,15 +64,15 @@ def test_a_batch_keeps_its_place_in_the_run_when_it_is_served_again(
     for run_s in (40.0, 36.0, 70.0):
         play_group(ledger, MIXED)
         play_group(ledger, MIXED)
-        batch = a_batch(ledger.next_batch(0, run_s))
-        assert a_batch(ledger.next_batch(0, 999.0)) == batch
+        batch = a_batch(next_batch(ledger, 0, run_s))
+        assert a_batch(next_batch(ledger, 0, 999.0)) == batch
         ledger.batch_trained(trained(batch.batch_id, 0))
         served.append(batch.run_s)
         ledger = make_ledger(config, store)
     assert served == [40.0, 40.0, 70.0]
     ledger.hello(hello(0))
     for run_s in served:
-        batch = a_batch(ledger.next_batch(0, 999.0))
+        batch = a_batch(next_batch(ledger, 0, 999.0))
         assert batch.run_s == run_s
         ledger.batch_trained(trained(batch.batch_id, 0))
 
@@ -87,7 +88,7 @@ def test_a_batch_keeps_the_trajectories_that_were_over_when_it_was_formed(
     play_group(ledger, ["pass", "pass", "pass", "pass"])  # dropped: no gradient
     play_group(ledger, MIXED)
     in_play = ask_lease(ledger, 40)
-    served = [a_batch(ledger.next_batch(0))]
+    served = [a_batch(next_batch(ledger, 0))]
     assert served[0].trajectories == ledger.trajectories == 8
     ledger.batch_trained(trained(1, 0))
     ledger = make_ledger(config, store)
@@ -97,13 +98,13 @@ def test_a_batch_keeps_the_trajectories_that_were_over_when_it_was_formed(
     ask_lease(ledger, 41)
     ledger.take_back_from("env-0")
     play_group(ledger, MIXED)
-    served.append(a_batch(ledger.next_batch(0)))
+    served.append(a_batch(next_batch(ledger, 0)))
     assert served[1].trajectories == ledger.trajectories == store.trajectories_over() > 10
     play_group(ledger, MIXED)
     ledger = make_ledger(config, store)
     ledger.hello(hello(0))
     for batch in served:
-        assert a_batch(ledger.next_batch(0)).trajectories == batch.trajectories
+        assert a_batch(next_batch(ledger, 0)).trajectories == batch.trajectories
         ledger.batch_trained(trained(batch.batch_id, 0))
 
 
@@ -132,16 +133,16 @@ def test_of_the_complete_groups_those_opened_first_are_trained_first(ledger: Led
     for lease, outcome in zip(first, MIXED, strict=True):  # it finished last
         ledger.step(step_record(lease.trajectory_id, 0))
         ledger.end(trajectory_end(lease.trajectory_id, 1, outcome))
-    assert a_batch(ledger.next_batch(0)).group_ids == [first[0].group_id, second]
+    assert a_batch(next_batch(ledger, 0)).group_ids == [first[0].group_id, second]
 
 
 def test_a_batch_is_served_again_until_it_is_acknowledged(ledger: Ledger) -> None:
     for _ in range(4):
         play_group(ledger, MIXED)
-    first = a_batch(ledger.next_batch(0))
-    assert a_batch(ledger.next_batch(0)) == first
+    first = a_batch(next_batch(ledger, 0))
+    assert a_batch(next_batch(ledger, 0)) == first
     ledger.batch_trained(trained(first.batch_id))
-    second = a_batch(ledger.next_batch(1))
+    second = a_batch(next_batch(ledger, 1))
     assert second.batch_id == 2
     assert not set(first.group_ids) & set(second.group_ids)
 
@@ -149,7 +150,7 @@ def test_a_batch_is_served_again_until_it_is_acknowledged(ledger: Ledger) -> Non
 def test_without_enough_groups_the_trainer_gets_what_is_missing(ledger: Ledger) -> None:
     play_group(ledger, MIXED)
     ask_lease(ledger, 0)
-    found = ledger.next_batch(0)
+    found = next_batch(ledger, 0)
     assert isinstance(found, NotYet)
     assert found.reason == "1 of 2 groups with a gradient are ready, 1 more play"
 
@@ -157,18 +158,18 @@ def test_without_enough_groups_the_trainer_gets_what_is_missing(ledger: Ledger) 
 def test_a_trainer_that_waits_because_all_is_solved_gets_that_reason(ledger: Ledger) -> None:
     for _ in range(3):
         play_group(ledger, ["pass"] * 4)
-    found = ledger.next_batch(0)
+    found = next_batch(ledger, 0)
     assert isinstance(found, NotYet)
     assert found.reason.endswith("dropped since the last batch: 3 all_success")
     for _ in range(30):
         play_group(ledger, ["pass"] * 4)
-    found = ledger.next_batch(0)
+    found = next_batch(ledger, 0)
     assert isinstance(found, NotYet)
     assert found.reason.endswith(f"33 all_success; {NO_GRADIENT['all_success']}")
     for _ in range(2):
         play_group(ledger, MIXED)
-    ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
-    found = ledger.next_batch(1)
+    ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
+    found = next_batch(ledger, 1)
     assert isinstance(found, NotYet)
     assert "dropped" not in found.reason
 
@@ -176,7 +177,7 @@ def test_a_trainer_that_waits_because_all_is_solved_gets_that_reason(ledger: Led
 def test_an_acknowledgement_sent_twice_counts_once(ledger: Ledger, store: Store) -> None:
     for _ in range(2):
         play_group(ledger, MIXED)
-    batch = a_batch(ledger.next_batch(0))
+    batch = a_batch(next_batch(ledger, 0))
     for _ in range(2):
         assert ledger.batch_trained(trained(batch.batch_id)).accepted
     assert ledger.updates == 1
@@ -188,7 +189,7 @@ def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -
     for _ in range(2):
         play_group(ledger, MIXED)
     metrics = {"loss": float("nan"), "grad_norm": float("inf"), "lr": 0.1}
-    batch_id = a_batch(ledger.next_batch(0)).batch_id
+    batch_id = a_batch(next_batch(ledger, 0)).batch_id
     assert ledger.batch_trained(
         BatchTrained(batch_id=batch_id, policy_version=1, metrics=metrics)
     ).accepted
@@ -198,7 +199,7 @@ def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -
 def test_a_batchs_mean_reward_is_among_its_metrics(ledger: Ledger, store: Store) -> None:
     play_group(ledger, ["pass", "pass", "pass", "fail"])
     play_group(ledger, ["pass", "fail", "fail", "fail"])
-    ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
+    ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
     [point] = store.metrics("reward")
     assert (point.step, point.value) == (1, 0.5)
     assert ledger.progress.metrics()["reward"] == 0.5
@@ -211,26 +212,26 @@ def test_batches_after_the_checkpoint_are_served_again_in_order_and_earlier_ones
     for number in range(1, 5):
         for _ in range(2):
             play_group(ledger, MIXED, version=number - 1)
-        batches.append(a_batch(ledger.next_batch(number - 1)))
+        batches.append(a_batch(next_batch(ledger, number - 1)))
         ledger.batch_trained(trained(number))
     ledger.hello(hello(2))
     assert ledger.updates == 2
     again = []
     for number in (3, 4):
-        again.append(a_batch(ledger.next_batch(number - 1)))
+        again.append(a_batch(next_batch(ledger, number - 1)))
         ledger.batch_trained(trained(number))
     assert again == batches[2:]
-    assert isinstance(ledger.next_batch(4), NotYet)
+    assert isinstance(next_batch(ledger, 4), NotYet)
     assert ledger.updates == 4
 
 
 def test_a_checkpoint_that_holds_a_batch_acknowledges_it(ledger: Ledger, store: Store) -> None:
     for _ in range(2):
         play_group(ledger, MIXED)
-    a_batch(ledger.next_batch(0))
+    a_batch(next_batch(ledger, 0))
     ledger.hello(hello(1))
     assert ledger.updates == 1
-    assert isinstance(ledger.next_batch(1), NotYet)
+    assert isinstance(next_batch(ledger, 1), NotYet)
     assert {t.state for t in store.trajectories()} == {"trained"}
 
 
@@ -243,7 +244,7 @@ def test_a_stale_group_never_ships(ledger: Ledger, store: Store, config: Config)
     old = play_group(ledger, MIXED, version=0)
     limit = config.data.max_staleness
     fresh = [play_group(ledger, MIXED, version=1) for _ in range(2)]
-    batch = a_batch(ledger.next_batch(limit + 1))
+    batch = a_batch(next_batch(ledger, limit + 1))
     assert batch.group_ids == fresh
     assert [(g.id, g.reason) for g in store.groups("dropped")] == [(old, "stale")]
 
@@ -253,7 +254,7 @@ def test_a_group_that_became_stale_in_play_takes_no_more_work(
 ) -> None:
     leases = [ask_lease(ledger, slot) for slot in range(2)]
     ledger.step(step_record(leases[0].trajectory_id, 0, version=0))
-    ledger.next_batch(config.data.max_staleness + 1)
+    next_batch(ledger, config.data.max_staleness + 1)
     ack = ledger.step(step_record(leases[0].trajectory_id, 1, version=0))
     assert not ack.accepted
     assert "stale" in ack.note
@@ -268,7 +269,7 @@ def test_what_is_dropped_in_play_shows_how_many_steps_were_played(
         for step in range(steps):
             ledger.step(step_record(lease.trajectory_id, step))
     ledger.take_back_from("env-0")
-    ledger.next_batch(config.data.max_staleness + 1)
+    next_batch(ledger, config.data.max_staleness + 1)
     ended = {(row.worker, row.reason): row.steps for row in store.episode_times()}
     assert ended == {("env-0", "worker_lost"): 2, ("env-1", "stale"): 3, ("env-2", "stale"): 0}
 
@@ -276,7 +277,7 @@ def test_what_is_dropped_in_play_shows_how_many_steps_were_played(
 def test_staleness_of_trained_tokens_is_counted(ledger: Ledger, store: Store) -> None:
     play_group(ledger, MIXED, version=1)
     play_group(ledger, MIXED, version=3)
-    ledger.next_batch(3)
+    next_batch(ledger, 3)
     assert store.staleness() == {0: 4 * 2 * 3, 2: 4 * 2 * 3}
 
 
@@ -286,7 +287,7 @@ def train_batches(ledger: Ledger, numbers: range) -> list[Batch]:
     for number in numbers:
         for _ in range(2):
             play_group(ledger, MIXED, version=number - 1)
-        batches.append(a_batch(ledger.next_batch(number - 1)))
+        batches.append(a_batch(next_batch(ledger, number - 1)))
         ledger.batch_trained(trained(number))
     return batches
 
@@ -314,7 +315,7 @@ def test_making_room_removes_only_what_no_batch_can_need_again(often: Config, st
     assert len(screens_of(store, playing.trajectory_id)) == 1
     assert all(store.steps(sample.trajectory_id) for batch in batches for sample in batch.samples)
     ledger.hello(hello(2))
-    assert [a_batch(ledger.next_batch(2)).batch_id, ledger.updates] == [3, 2]
+    assert [a_batch(next_batch(ledger, 2)).batch_id, ledger.updates] == [3, 2]
 
 
 def screens_of(store: Store, trajectory_id: str) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from weakref import ref
 
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 
 from bus.messages import Batch
 from bus.packed import float64s, int32s
-from dart_cli.data.chains import chained, chained_of
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.loading import chained, chained_of
+from dart_cli.data.store.steps import BatchStep
 
 
 def a_step(
@@ -115,28 +114,6 @@ def test_no_more_than_two_steps_are_held_while_they_are_read() -> None:
     chains, samples = chained_of(read(), range(9))
     assert [list(chain.token_ids) for chain in chains] == [list(range(18))]
     assert [(sample.step, sample.start) for sample in samples] == [(n, 2 * n + 1) for n in range(9)]
-
-
-def test_a_fork_is_a_chain_of_its_own_and_breaks_none() -> None:
-    fork = replace(a_step("t", 1, [1, 2, 3, 4], [9], ["a", "b"]), is_fork=True, advantage=0.5)
-    steps = [EXTENDING[0], EXTENDING[1], fork, EXTENDING[2], a_step("u", 0, [1], [2], [])]
-    batch = batch_of(steps)
-    assert [list(chain.token_ids) for chain in batch.chains] == [
-        [1, 2, 3, 4, 5, 6, 7, 8],
-        [1, 2],
-        [1, 2, 3, 4, 9],
-    ]
-    assert_holds(batch, steps)
-
-
-def test_two_forks_of_one_step_are_two_chains() -> None:
-    forks = [
-        replace(a_step("t", 0, [1, 2], [number], ["a"], group=str(number)), is_fork=True)
-        for number in (8, 9)
-    ]
-    batch = batch_of([*EXTENDING, *forks])
-    assert len(batch.chains) == 3
-    assert_holds(batch, [*EXTENDING, *forks])
 
 
 @st.composite

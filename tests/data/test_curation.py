@@ -10,6 +10,7 @@ import pytest
 from bus.messages import Outcome
 from dart_cli.algo.objective import Normalise
 from dart_cli.config.schema import Config
+from dart_cli.data import pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -22,6 +23,7 @@ from tests.data.parts import (
     assert_sums_are_conserved,
     file_member,
     make_ledger,
+    next_batch,
     one_task,
     picture_of,
     play,
@@ -45,7 +47,7 @@ def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
         group = play_group(ledger, FAILED)
         [row] = store.groups("ready")
         assert (row.id, row.pool_member) == (group, "xa")
-        batch = a_batch(ledger.next_batch(0))
+        batch = a_batch(next_batch(ledger, 0))
         rewards = np.array([0.0] * 4 + [1.0])
         wanted = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         got = [sample.advantage for sample in batch.samples]
@@ -81,7 +83,7 @@ def test_a_member_of_the_pool_in_two_groups_of_a_batch_counts_in_each(
         file_member(store, config)
         ledger = make_ledger(config, store)
         groups = [play_group(ledger, FAILED), play_group(ledger, FAILED)]
-        batch = a_batch(ledger.next_batch(0))
+        batch = a_batch(next_batch(ledger, 0))
         rows = store.batch_rows(1)
     joined = [sample.group_id for sample in batch.samples if sample.trajectory_id == "xa"]
     assert joined == [groups[0]] * 2 + [groups[1]] * 2
@@ -129,7 +131,7 @@ def test_a_success_of_the_run_joins_when_its_group_is_done_with_and_is_drawn_how
         assert member.origin == f"{store.run().id}/{mixed}-02"
         far = config.data.max_staleness + 90
         play_group(ledger, FAILED, version=far)
-        batch = a_batch(ledger.next_batch(far))
+        batch = a_batch(next_batch(ledger, far))
         drawn = [each for each in batch.samples if each.trajectory_id == member.trajectory_id]
         assert [each.version_spans for each in drawn] == [[], []]
         assert [list(each.behaviour_logprobs) for each in drawn] == [
@@ -176,11 +178,8 @@ def test_without_a_success_of_its_own_task_a_failed_group_is_dropped(
         assert [group.reason for group in store.groups("dropped")] == ["all_fail"]
 
 
-@pytest.mark.parametrize("data", [{"pool_ratio": 0.0}, {**POOL, "pool_online": False}])
-def test_the_pool_takes_no_success_of_the_run_without_pool_online(
-    tmp_path: Path, data: dict[str, object]
-) -> None:
-    config = one_task(tmp_path / "run", **data)
+def test_without_a_pool_no_success_of_the_run_joins_it(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", pool_ratio=0.0)
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         play_group(ledger, PASSED)
@@ -211,8 +210,8 @@ def test_a_restart_between_draw_and_batch_changes_nothing(tmp_path: Path) -> Non
         before = picture_of(ledger)
         again = make_ledger(config, store)
         assert picture_of(again) == before
-        served = a_batch(again.next_batch(0))
-        assert a_batch(ledger_of(config, store).next_batch(0)) == served
+        served = a_batch(next_batch(again, 0))
+        assert a_batch(next_batch(ledger_of(config, store), 0)) == served
 
 
 def ledger_of(config: Config, store: Store) -> Ledger:
@@ -222,9 +221,10 @@ def ledger_of(config: Config, store: Store) -> Ledger:
 
 
 def test_a_member_that_is_evicted_after_its_draw_is_still_trained_on(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = one_task(tmp_path / "run", **POOL, pool_per_task=1, max_open_groups=8)
+    monkeypatch.setattr(pool, "PER_TASK", 1)
+    config = one_task(tmp_path / "run", **POOL, max_open_groups=8)
     with open_store(config.run.dir) as store:
         file_member(store, config, source="online")
         ledger = make_ledger(config, store)
@@ -234,7 +234,7 @@ def test_a_member_that_is_evicted_after_its_draw_is_still_trained_on(
         while ledger.make_room(3):
             pass
         ledger = ledger_of(config, store)
-        batch = a_batch(ledger.next_batch(0))
+        batch = a_batch(next_batch(ledger, 0))
         assert batch.group_ids == [failed]
         drawn = [each for each in batch.samples if each.trajectory_id == "xa"]
         assert len(drawn) == 2
@@ -261,8 +261,11 @@ def test_screenshots_of_the_pool_are_never_removed_for_room(tmp_path: Path) -> N
         assert store.screenshots(step.screenshot for step in store.steps("g000001-01")) == {}
 
 
-def test_of_a_task_the_newest_successes_stay(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", **POOL, pool_per_task=3)
+def test_of_a_task_the_newest_successes_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PER_TASK", 3)
+    config = one_task(tmp_path / "run", **POOL)
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         groups = [play_group(ledger, PASSED) for _ in range(2)]
@@ -270,8 +273,8 @@ def test_of_a_task_the_newest_successes_stay(tmp_path: Path) -> None:
             f"{groups[1]}-{i:02d}" for i in (1, 2, 3)
         ]
         assert len(store.pool(evicted=True)) == 8
-        smaller = one_task(config.run.dir, **POOL, pool_per_task=1)
-        ledger_of(smaller, store)
+        monkeypatch.setattr(pool, "PER_TASK", 1)
+        ledger_of(config, store)
         assert [row.trajectory_id for row in store.pool()] == [f"{groups[1]}-03"]
 
 
@@ -283,7 +286,7 @@ def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_res
         ledger = make_ledger(config, store)
         play_group(ledger, MIXED, steps=5)
         ledger = ledger_of(config, store)
-        batch = a_batch(ledger.next_batch(0))
+        batch = a_batch(next_batch(ledger, 0))
         rows = store.batch_rows(1)
         means = [
             float(np.mean(step_record(r.trajectory_id, r.step).sampled.entropies)) for r in rows
@@ -297,7 +300,7 @@ def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_res
         kept = [(row.trajectory_id, row.step) for row in rows if row.weight]
         assert [(s.trajectory_id, s.step) for s in batch.samples] == kept
         assert set(batch.images) == {n for s in batch.samples for n in batch.image_hashes(s)}
-        assert a_batch(ledger_of(config, store).next_batch(0)) == batch
+        assert a_batch(next_batch(ledger_of(config, store), 0)) == batch
         ledger.batch_trained(trained(1))
         assert ledger.progress.metrics()["steps_left_out"] == pytest.approx(1 - len(kept) / 20)
         weights = {d.subject: d.weight for d in store.decisions()}

@@ -76,7 +76,7 @@ async def test_what_a_slot_gives_up_goes_to_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    config = small_config(tmp_path / "run", scheduling="task", max_open_groups=2, group_size=2)
+    config = small_config(tmp_path / "run", max_open_groups=2, group_size=2)
     async with serving(config) as client:
         leases = [await client.must_lease(slot) for slot in range(4)]
         for _ in range(2):  # what slot 0 plays then is the group's last attempt

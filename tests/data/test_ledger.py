@@ -23,6 +23,7 @@ from tests.data.parts import (
     a_batch,
     ask_lease,
     make_ledger,
+    next_batch,
     one_task,
     play,
     play_group,
@@ -45,7 +46,7 @@ def test_a_trajectory_goes_through_the_ledger_state_by_state(ledger: Ledger, sto
     for lease in leases[1:]:
         ledger.end(trajectory_end(lease.trajectory_id, 0, "fail"))
     play_group(ledger, MIXED)
-    batch = a_batch(ledger.next_batch(0))
+    batch = a_batch(next_batch(ledger, 0))
     seen.append(state_of(store, name))
     ledger.batch_trained(trained(batch.batch_id))
     seen.append(state_of(store, name))
@@ -98,7 +99,7 @@ def test_a_repeat_after_the_group_is_trained_still_changes_nothing(
 ) -> None:
     group = play_group(ledger, MIXED)
     play_group(ledger, MIXED)
-    ledger.batch_trained(trained(a_batch(ledger.next_batch(0)).batch_id))
+    ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
     before = store.trajectories()
     assert ledger.step(step_record(f"{group}-00", 0)).accepted
     assert ledger.end(trajectory_end(f"{group}-00", 2)).accepted
@@ -135,7 +136,6 @@ def test_a_pass_that_lacks_a_step_counts_nowhere_also_after_a_restart(tmp_path: 
             assert seen.leasing.step_limit(lease.task_id) == limit
         assert store.longest_successes() == {}
         assert store.success_curve() == []
-        store._write("DELETE FROM task_progress")  # as a run of an older dart
         assert make_ledger(config, store).progress.mean_success() is None
 
 
@@ -220,7 +220,7 @@ def test_back_pressure_bounds_groups_that_play_or_wait(ledger: Ledger, config: C
     assert len(ledger.group_table.groups) == bound
     refused = ledger.lease(LeaseRequest(worker="env-0", slot=99, suites=["mini"]))
     assert isinstance(refused, NotYet)
-    a_batch(ledger.next_batch(0))  # the consumer frees the places
+    a_batch(next_batch(ledger, 0))  # the consumer frees the places
     assert ask_lease(ledger, 99)
 
 
@@ -243,7 +243,7 @@ def test_an_invalid_trajectory_is_never_trained_and_another_is_played_instead(
     group = play_group(ledger, MIXED)
     assert group == broken.group_id
     play_group(ledger, MIXED)
-    batch = a_batch(ledger.next_batch(0))
+    batch = a_batch(next_batch(ledger, 0))
     assert broken.trajectory_id not in {sample.trajectory_id for sample in batch.samples}
     assert state_of(store, broken.trajectory_id) == "dropped:invalid"
 
@@ -292,14 +292,13 @@ def test_with_early_stop_success_is_of_the_first_half_of_each_group(tmp_path: Pa
         assert (point.trajectories, point.passed) == (2, 1)
         assert counts_of(store.counters()).success == 0.5
         known = ledger.progress.tasks
-        store._write("DELETE FROM task_progress")  # as after the schema step of the column
         assert make_ledger(config, store, clock).progress.tasks == known
 
 
 def test_what_a_run_has_learned_is_the_same_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the first half of each group, those with a verdict; also counted again from the database."""
+    """Of the first half of each group, those with a verdict."""
     monkeypatch.setattr(progress, "NEWEST", 20)
     config, clock = one_task(tmp_path / "run", early_stop=True), Clock(tick=0.1)
     with open_store(config.run.dir) as store:
@@ -313,8 +312,6 @@ def test_what_a_run_has_learned_is_the_same_after_a_restart(
         play(ledger, 0, "invalid")
         seen = ledger.progress.newest_success()
         assert (seen.counted, seen.passed) == (20, 15)
-        assert make_ledger(config, store, clock).progress.newest_success() == seen
-        store._write("DELETE FROM task_progress")  # as after the schema step of the column
         assert make_ledger(config, store, clock).progress.newest_success() == seen
 
 

@@ -13,9 +13,9 @@ from bus.messages import BatchTrained, Lease, LeaseRequest
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.lineage import Lineage, Position
 from dart_cli.data.store.open import open_store
-from dart_cli.data.store.rows import LineageRow, VersionRow
+from dart_cli.data.store.rows import VersionRow
+from dart_cli.data.versions import Lineage
 from tests.data.parts import (
     MIXED,
     a_batch,
@@ -23,32 +23,29 @@ from tests.data.parts import (
     heartbeat,
     hello,
     make_ledger,
+    next_batch,
     play_group,
     small_config,
     trained,
 )
 
 
-def row(version: int, updates: int | None, lineage: int | None = 1) -> VersionRow:
-    return VersionRow(version, f"w{version}", "d", float(version), updates, lineage)
+def row(version: int, updates: int) -> VersionRow:
+    return VersionRow(version, f"w{version}", "d", float(version), updates)
 
 
-KILLED = Lineage(
-    [*(row(v, v) for v in range(6)), *(row(6 + n, n) for n in range(7))],
-    [LineageRow(1, 0, "r")],
-    1,
-)
+KILLED = Lineage([*(row(v, v) for v in range(6)), *(row(6 + n, n) for n in range(7))], 1)
 """v0 to v5 are updates 0 to 5; the trainer was killed and went on from update 0 as v6."""
 
 
 def test_updates_that_are_done_again_are_as_old_as_they_were() -> None:
-    trainer = KILLED.position(12)
-    assert trainer.updates == 6
+    trainer = KILLED.updates(12)
+    assert trainer == 6
     assert [KILLED.behind(version, trainer) for version in (1, 5, 7, 11, 12)] == [5, 1, 5, 1, 0]
 
 
 def test_tokens_that_the_trainer_has_not_reached_again_are_not_behind() -> None:
-    assert KILLED.behind(5, KILLED.position(7)) == 0
+    assert KILLED.behind(5, KILLED.updates(7)) == 0
 
 
 def test_no_worker_goes_back_to_weights_that_are_done_again() -> None:
@@ -59,38 +56,19 @@ def test_no_worker_goes_back_to_weights_that_are_done_again() -> None:
     assert not KILLED.is_ahead(5, 6)
 
 
-def test_with_another_recipe_both_ways_from_the_fork_count() -> None:
-    lineage = Lineage([row(v, v) for v in range(6)], [LineageRow(1, 0, "r")], 1)
-    assert lineage.begin("r", 2) is None
-    assert lineage.begin("other", 2) == LineageRow(2, 2, "other")
-    for number, updates in ((6, 2), (7, 3), (8, 4)):
-        lineage.add(number, Position(2, updates))
-    at = lineage.position(8)
-    assert lineage.behind(1, at) == 3  # before the fork
-    assert lineage.behind(3, at) == 2  # one update beyond it; the trainer two
-    assert lineage.behind(5, at) == 3  # three updates beyond it
-    assert lineage.is_ahead(6, 5)
-
-
-def test_a_fork_before_the_last_fork_cuts_both_lineages() -> None:
-    forks = [LineageRow(1, 0, "a"), LineageRow(2, 3, "b"), LineageRow(3, 1, "c")]
-    lineage = Lineage([row(v, v) for v in range(5)], forks, 1)
-    assert lineage.behind(2, Position(3, 1)) == 1
-    assert lineage.behind(1, Position(3, 4)) == 3
-
-
-def test_versions_of_an_older_dart_are_as_far_behind_as_their_numbers_say() -> None:
-    lineage = Lineage([row(v, None, None) for v in range(8)] + [row(8, 20)], [], 2)
-    assert lineage.behind(5, Position(1, 20)) == 3
-    assert lineage.behind(5, Position(1, 22)) == 4
+def test_a_version_that_is_on_its_way_is_as_far_as_its_number_says() -> None:
+    lineage = Lineage([row(8, 20)], 2)
+    assert [lineage.updates(version) for version in (7, 8, 10)] == [18, 20, 24]
+    assert lineage.behind(8, 24) == 2
+    assert Lineage([], 2).updates(3) == 6
 
 
 @given(st.integers(1, 3), st.integers(0, 40), st.integers(0, 40))
 def test_without_a_kill_it_is_the_difference_of_the_versions(
     every: int, sampled: int, trainer: int
 ) -> None:
-    lineage = Lineage([row(v, v * every) for v in range(41)], [LineageRow(1, 0, "r")], every)
-    at = lineage.position(trainer)
+    lineage = Lineage([row(v, v * every) for v in range(41)], every)
+    at = lineage.updates(trainer)
     assert lineage.behind(sampled, at) == max(trainer - sampled, 0)
 
 
@@ -113,7 +91,7 @@ def config_of(run_dir: Path) -> Config:
 
 
 def train_one(ledger: Ledger, version: int) -> int:
-    batch = a_batch(ledger.next_batch(version))
+    batch = a_batch(next_batch(ledger, version))
     publish(ledger, version + 1, batch.batch_id)
     ledger.batch_trained(trained(batch.batch_id, version + 1))
     return batch.batch_id
@@ -134,7 +112,7 @@ def test_a_killed_trainer_costs_no_group(tmp_path: Path) -> None:
         for update in range(5):
             assert train_one(ledger, 6 + update) == update + 1
         for updates, group in enumerate(waiting, 5):
-            batch = a_batch(ledger.next_batch(6 + updates))
+            batch = a_batch(next_batch(ledger, 6 + updates))
             assert batch.group_ids == [group]
             assert [(age.version, age.behind) for age in batch.ages] == [(5, updates - 5)]
             train_one(ledger, 6 + updates)
@@ -151,12 +129,8 @@ def test_a_restarted_data_process_knows_the_lineage(tmp_path: Path) -> None:
         store.commit()
     with open_store(config.run.dir) as store:
         again = make_ledger(config, store)
-        assert again.lineage.position(2) == Position(1, 2)
-        assert again.lineage.position(4) == Position(1, 1)
+        assert [again.lineage.updates(version) for version in (2, 4)] == [2, 1]
         assert again.hello(hello(0)).policy_version == 4
-        assert again.lineage.present == 1
-        again.hello(hello(0, recipe="another"))
-        assert again.lineage.present == 2
 
 
 def test_a_version_that_has_other_weights_than_before_is_refused(tmp_path: Path) -> None:

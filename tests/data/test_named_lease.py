@@ -9,14 +9,15 @@ import pytest
 from bus.errors import TaskError
 from bus.messages import Lease, LeaseRequest
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.lease_queue import LeaseQueue
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.queues import LeaseQueue
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from envs.base import content_hash
 from tests.altered import altered
 from tests.data.parts import (
     make_ledger,
+    next_batch,
     picture,
     play_group,
     small_config,
@@ -35,7 +36,7 @@ def leased(ledger: Ledger, request: LeaseRequest) -> Lease:
     return found
 
 
-@pytest.mark.parametrize("scheduling", ["rollout", "task", "batch"])
+@pytest.mark.parametrize("scheduling", ["rollout", "batch"])
 def test_a_named_task_joins_its_open_group_or_opens_one(tmp_path: Path, scheduling: str) -> None:
     config = small_config(tmp_path / "run", scheduling=scheduling)
     first, second = (task.id for task in training_tasks(config))
@@ -135,7 +136,7 @@ def test_images_that_a_step_brings_are_kept_and_trained_on(tmp_path: Path) -> No
             brought = [] if member == 3 else [goal]
             ledger.step(altered(record, image_hashes=hashes, images=brought))
             ledger.end(trajectory_end(lease.trajectory_id, 1, "pass" if member else "fail"))
-        batch = ledger.next_batch(0)
+        batch = next_batch(ledger, 0)
         assert not isinstance(batch, NotYet)
         assert batch.images[content_hash(goal)] == goal
         assert len(batch.samples) == 4

@@ -9,7 +9,7 @@ import pytest
 from bus.messages import Outcome
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
-from dart_cli.data import own_play, service, stall_rules
+from dart_cli.data import progress, service, stalls
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -38,9 +38,9 @@ UPDATES = 3
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run without a success, and malformed actions, are reported after few trajectories."""
-    monkeypatch.setattr(stall_rules, "FAILED_UPDATES", UPDATES)
-    monkeypatch.setattr(stall_rules, "FAILED_TRAJECTORIES", 4 * UPDATES)
-    monkeypatch.setattr(own_play, "COMPLETIONS", 8)
+    monkeypatch.setattr(stalls, "FAILED_UPDATES", UPDATES)
+    monkeypatch.setattr(stalls, "FAILED_TRAJECTORIES", 4 * UPDATES)
+    monkeypatch.setattr(progress, "COMPLETIONS", 8)
     monkeypatch.setattr(service, "STALL_LOOK_S", 0.05)
     monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.05)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
@@ -125,22 +125,22 @@ def test_members_of_the_pool_count_neither_at_once_nor_after_a_restart(
 
 
 def test_the_windows_hold_the_first_and_the_newest() -> None:
-    own = own_play.OwnPlay()
-    for number in range(3 * own_play.COMPLETIONS):
-        own.completion(number >= 2 * own_play.COMPLETIONS)
-    for number in range(2 * own_play.REWARDS):
-        own.judged(False, 0.25 if number < own_play.REWARDS else 0.75, number)
+    own = progress.OwnPlay()
+    for number in range(3 * progress.COMPLETIONS):
+        own.completion(number >= 2 * progress.COMPLETIONS)
+    for number in range(2 * progress.REWARDS):
+        own.judged(False, 0.25 if number < progress.REWARDS else 0.75, number)
     seen = own.view(9)
     assert (seen.malformed_first, seen.malformed) == (0.0, 1.0)
     assert (seen.reward_first, seen.reward) == (0.25, 0.75)
-    assert seen.completions == 3 * own_play.COMPLETIONS
+    assert seen.completions == 3 * progress.COMPLETIONS
 
 
 def test_a_store_with_more_than_two_windows_gives_the_same_counts(
     config: Config, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_play, "COMPLETIONS", 6)
-    monkeypatch.setattr(own_play, "REWARDS", 4)
+    monkeypatch.setattr(progress, "COMPLETIONS", 6)
+    monkeypatch.setattr(progress, "REWARDS", 4)
     ledger = make_ledger(config, store, clock)
     rounds: list[list[Outcome]] = [FAILED, MIXED, PASSED, FAILED]
     for version, outcomes in enumerate(rounds):
@@ -158,7 +158,7 @@ def play(ledger: Ledger, clock: Clock, outcomes: list[Outcome], version: int) ->
     clock.now += 1
 
 
-def counted_again(config: Config, store: Store, clock: Clock) -> own_play.OwnView:
+def counted_again(config: Config, store: Store, clock: Clock) -> progress.OwnView:
     """What another start reads from the store."""
     store.commit()
     again = make_ledger(config, store, clock)

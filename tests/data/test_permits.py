@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_cli.data.permits import Permits, Versions
+from dart_cli.data.versions import Permits, Versions
 from tests.data.parts import Clock, heartbeat, sync_done
 
 

@@ -107,7 +107,7 @@ def test_a_task_goes_on_bit_for_bit_where_it_was_written_down() -> None:
         progress.outcome("a", outcome, version % 3)
         if outcome != "invalid":
             progress.count("a", outcome == "pass", version, version % 7 / 7)
-    again.restore([progress.tasks["a"].row("a")])
+    again.restore_tasks({"a": progress.tasks["a"].written()})
     for each in (progress, again):
         each.outcome("a", "pass")
         each.count("a", True, 300)
@@ -122,7 +122,7 @@ def test_a_task_the_run_no_longer_has_does_not_count_in_its_success() -> None:
         before.outcome(task, outcome)  # type: ignore[arg-type]
         before.count(task, outcome == "pass", 7)
     now = RunProgress(["kept"], 0.0)
-    now.restore(task.row(task_id) for task_id, task in before.tasks.items())
+    now.restore_tasks({task_id: task.written() for task_id, task in before.tasks.items()})
     assert now.mean_success() == 1.0
     assert now.mean_curve(7)[-1] == 1.0
     assert (now.all.passed, now.all.failed) == (1, 1)
@@ -144,9 +144,9 @@ def _compared(played: list[tuple[str, bool]], restart: int) -> None:
     progress = RunProgress("abc", 0.0)
     for number, (task, passed) in enumerate(played):
         if number == restart:
-            rows = [each.row(name) for name, each in progress.tasks.items()]
+            rows = {name: each.written() for name, each in progress.tasks.items()}
             progress = RunProgress("abc", 0.0)
-            progress.restore(rows)
+            progress.restore_tasks(rows)
         progress.count(task, passed, 0)
     each = 7  # of 20 for three tasks
     newest = {name: [passed for task, passed in played if task == name][-each:] for name in "abc"}

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from bus.errors import CheckpointError
 from bus.messages import Batch, BatchTrained, Outcome, StepMismatch
 from dart_cli.config.schema import Config
-from dart_cli.config.task_split import training_tasks
+from dart_cli.data.batches import GAP, Replays, most_behind
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.replay import Measured, Replays, most_behind, refusal, skip_reason
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -25,7 +24,7 @@ from tests.data.parts import (
     assert_sums_are_conserved,
     hello,
     make_ledger,
-    one_task,
+    next_batch,
     picture_of,
     play_group,
     small_config,
@@ -33,11 +32,9 @@ from tests.data.parts import (
 )
 
 
-def order_of(
-    reuse: int, gap: int, batches: int, refused: frozenset[int] = frozenset()
-) -> list[int]:
+def order_of(reuse: int, batches: int, refused: frozenset[int] = frozenset()) -> list[int]:
     """Of each batch the fresh one that it is a use of; the `refused` are not trained on again."""
-    replays = Replays(reuse, gap)
+    replays = Replays(reuse)
     uses: list[int] = []
     while len(uses) < batches:
         use = replays.due()
@@ -54,18 +51,18 @@ def order_of(
 
 
 def test_each_batch_comes_once_more_after_others() -> None:
-    assert order_of(1, 2, 9) == [1, 2, 1, 4, 2, 6, 4, 8, 6]
+    assert order_of(1, 9) == [1, 2, 1, 4, 2, 6, 4, 8, 6]
 
 
 def test_a_refused_batch_leaves_its_turn_to_the_next() -> None:
-    assert order_of(1, 2, 7, frozenset({1})) == [1, 2, 3, 2, 5, 3, 7]
+    assert order_of(1, 7, frozenset({1})) == [1, 2, 3, 2, 5, 3, 7]
 
 
-@given(st.integers(1, 4), st.integers(2, 6), st.frozensets(st.integers(1, 80), max_size=20))
+@given(st.integers(1, 4), st.frozensets(st.integers(1, 80), max_size=20))
 def test_uses_are_apart_bounded_and_never_too_old_by_their_order_alone(
-    reuse: int, gap: int, refused: frozenset[int]
+    reuse: int, refused: frozenset[int]
 ) -> None:
-    order = order_of(reuse, gap, 120, refused)
+    order = order_of(reuse, 120, refused)
     since_fresh = 0
     last: dict[int, int] = {}
     count: dict[int, int] = {}
@@ -75,14 +72,14 @@ def test_uses_are_apart_bounded_and_never_too_old_by_their_order_alone(
         else:
             since_fresh += 1
             count[first] = count.get(first, 0) + 1
-            assert number - last[first] >= gap
-            assert number - first <= most_behind(0, count[first], reuse, gap, 1)
+            assert number - last[first] >= GAP
+            assert number - first <= most_behind(0, count[first], reuse, 1)
         assert since_fresh <= reuse
         last[first] = number
     assert max(count.values(), default=0) <= reuse
     done = [
         first
-        for first in sorted(set(order[: 120 - reuse * gap * (reuse + 1)]))
+        for first in sorted(set(order[: 120 - reuse * GAP * (reuse + 1)]))
         if first not in refused
     ]
     assert all(count[first] == reuse for first in done)
@@ -90,8 +87,8 @@ def test_uses_are_apart_bounded_and_never_too_old_by_their_order_alone(
 
 
 def test_what_is_owed_is_what_comes_before_the_next_fresh_batch() -> None:
-    for reuse, gap in ((1, 2), (2, 2), (3, 4)):
-        replays = Replays(reuse, gap)
+    for reuse in (1, 2, 3):
+        replays = Replays(reuse)
         for number in range(1, 60):
             owed = replays.owed
             use = replays.due()
@@ -104,7 +101,7 @@ def test_what_is_owed_is_what_comes_before_the_next_fresh_batch() -> None:
 
 
 def test_a_run_that_reuses_from_now_on_begins_with_its_newest_batches() -> None:
-    replays = Replays(1, 2)
+    replays = Replays(1)
     for number in range(1, 1001):
         replays.filed(number, None, 0)
     waited = []
@@ -117,45 +114,6 @@ def test_a_run_that_reuses_from_now_on_begins_with_its_newest_batches() -> None:
             replays.filed(number, use.first, use.reused + 1)
     assert waited[0] == 4
     assert waited[2:] == [3] * 8  # as where batches were always trained on again
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"is_complete": False, "behind": 9}, "incomplete"),
-        ({"behind": 5}, "stale"),
-        ({"success": Measured(0.9)}, "success"),
-        ({"success": Measured(0.68)}, "fell"),
-        ({"success": Measured(0.68, 0.02)}, "fell"),
-        ({"success": Measured(0.68, 0.04)}, None),
-        ({"success": Measured(0.68), "best": Measured(0.8, 0.06)}, None),
-        ({"success": None}, None),
-        ({"success": Measured(1.0), "until": 1.0}, None),
-        ({"success": Measured(0.0), "fall": 1.0}, None),
-    ],
-)
-def test_why_a_batch_is_not_trained_on_again(
-    changes: dict[str, object], reason: str | None
-) -> None:
-    settings: dict[str, object] = {
-        "is_complete": True,
-        "behind": 4,
-        "most": 4,
-        "success": Measured(0.7),
-        "best": Measured(0.74),
-        "until": 0.9,
-        "fall": 0.05,
-        **changes,
-    }
-    assert refusal(**settings) == reason  # type: ignore[arg-type]
-
-
-def test_the_reason_of_a_skip_is_read_from_the_metrics_of_either_use() -> None:
-    assert skip_reason({"skipped": 0.0, "low_ess": 1.0}) is None
-    assert skip_reason({"skipped": 1.0, "low_ess": 1.0}) == "low_ess"
-    assert skip_reason({"replay_skipped": 1.0, "replay_disagrees": 1.0}) == "disagrees"
-    assert skip_reason({"skipped": 1.0}) == "skipped"
 
 
 # --- in the ledger --------------------------------------------------------------------------
@@ -182,10 +140,10 @@ def train_on(
     served = []
     for _ in range(updates):
         version = ledger.updates
-        found = ledger.next_batch(version)
+        found = next_batch(ledger, version)
         if isinstance(found, NotYet):
             play_group(ledger, outcomes, version=version)
-            found = ledger.next_batch(version)
+            found = next_batch(ledger, version)
         served.append(a_batch(found))
         ledger.batch_trained(trained(served[-1].batch_id, version + 1, is_skipped=is_skipped))
     return served
@@ -219,7 +177,7 @@ def test_a_replay_keeps_the_gaps_of_the_first_use(config: Config, store: Store) 
     ledger = make_ledger(config, store)
     for number in (1, 2, 3):
         play_group(ledger, MIXED, version=number - 1)
-        batch = a_batch(ledger.next_batch(number - 1))
+        batch = a_batch(next_batch(ledger, number - 1))
         sample = batch.samples[0]
         gap = StepMismatch(
             trajectory_id=sample.trajectory_id, step=sample.step, mean=0.1 * number, largest=0.5
@@ -280,49 +238,6 @@ def test_a_replay_that_was_skipped_ends_the_uses_of_its_batch(tmp_path: Path, re
         assert [row.reuse for row in store.replays(2)] == [1, 2][:reuse]
 
 
-def test_no_batch_is_trained_on_again_above_the_success_that_ends_it(tmp_path: Path) -> None:
-    config = reusing(tmp_path / "run", reuse_until=0.4)
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)  # two tasks, each half solved
-        assert {each.reuse for each in train_on(ledger, 6)} == {0}
-        assert decided(store, 2) == [(False, "success", None)]
-        assert [row.success for row in store.batches()][-1] == pytest.approx(0.5, abs=0.05)
-        assert [row.trajectories for row in store.batches()] == [4, 8, 12, 16, 20, 24]
-
-
-def test_no_batch_is_trained_on_again_after_success_fell(tmp_path: Path) -> None:
-    config = reusing(tmp_path / "run")
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        good: list[Outcome] = ["pass", "pass", "pass", "fail"]
-        assert [batch.reuse for batch in train_on(ledger, 4, good)] == [0, 0, 1, 0]
-        for _ in range(6):
-            play_group(ledger, ["fail"] * 4, version=4)
-        [batch] = train_on(ledger, 1)
-        assert batch.reuse == 0
-        assert decided(store, 2) == [(False, "fell", None)]
-        best, now = store.batch(4).success, batch.success
-        assert best is not None
-        assert now is not None
-        assert now < best - config.train.reuse_fall
-
-
-def test_success_at_fewer_tasks_is_not_what_that_at_more_fell_from(tmp_path: Path) -> None:
-    few = reusing(tmp_path / "run")
-    ids = [task.id for task in training_tasks(Config())[:8]]
-    more = few.model_copy(update={"env": few.env.model_copy(update={"tasks": ids})})
-    good: list[Outcome] = ["pass", "pass", "pass", "fail"]
-    with open_store(few.run.dir) as store:
-        train_on(make_ledger(few, store), 12, good)
-        again = train_on(make_ledger(more, store), 6, good)
-        successes = [row.success for row in store.batches()]
-        assert successes[11] is not None
-        assert successes[12] is not None
-        assert successes[12] < successes[11] / 2
-        assert sum(batch.reuse for batch in again) == 3
-        assert not store.refused_replays()
-
-
 def test_a_batch_whose_tokens_are_too_old_is_not_trained_on_again(
     config: Config, store: Store
 ) -> None:
@@ -330,23 +245,23 @@ def test_a_batch_whose_tokens_are_too_old_is_not_trained_on_again(
     train_on(make_ledger(off, store), 9)
     ledger = make_ledger(config, store)
     most = config.data.max_staleness + 4
-    ledger.next_batch(30)  # a trainer whose weights are of another line
+    next_batch(ledger, 30)  # a trainer whose weights are of another line
     assert [decided(store, each) for each in (6, 8)] == [[(False, "stale", None)]] * 2
     assert most < 30 - 8
     assert len(store.batches()) == 9
 
 
 def test_screenshots_of_a_batch_stay_until_it_was_trained_on_again(tmp_path: Path) -> None:
-    config = reusing(tmp_path / "run", reuse_gap=8)
+    config = reusing(tmp_path / "run")
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
-        served = train_on(ledger, 8)
+        served = train_on(ledger, 2)
         while ledger.make_room(100):
             pass
         [again] = train_on(ledger, 1)
         assert again.reuse == 1
         assert again.images == served[0].images != {}
-        train_on(ledger, 5)
+        train_on(ledger, 9)
         while ledger.make_room(100):
             pass
         assert not store.has_screenshots(1)
@@ -364,18 +279,18 @@ def test_a_batch_that_lacks_a_screenshot_is_not_trained_on_again(
     assert decided(store, 1) == [(False, "incomplete", None)]
 
 
-@pytest.mark.parametrize("coupled", [False, True])
-@pytest.mark.parametrize(("reuse", "gap", "publish_every"), [(1, 2, 1), (2, 3, 1), (1, 2, 2)])
+@pytest.mark.parametrize("scheduling", ["rollout", "april"])
+@pytest.mark.parametrize(("reuse", "publish_every"), [(1, 1), (2, 1), (1, 2)])
 def test_an_on_policy_run_with_replays_goes_on_and_trains_no_stale_group(
-    tmp_path: Path, coupled: bool, reuse: int, gap: int, publish_every: int
+    tmp_path: Path, scheduling: str, reuse: int, publish_every: int
 ) -> None:
     """Slots play whenever they may, with the newest weights; nothing is dropped as too old."""
     config = Config.model_validate(
         {
             **small_config(
-                tmp_path / "run", max_staleness=0, coupled=coupled, max_open_groups=0
+                tmp_path / "run", max_staleness=0, scheduling=scheduling, max_open_groups=0
             ).model_dump(),
-            "train": {"reuse": reuse, "reuse_gap": gap},
+            "train": {"reuse": reuse},
             "weights": {"publish_every": publish_every},
         }
     )
@@ -383,7 +298,7 @@ def test_an_on_policy_run_with_replays_goes_on_and_trains_no_stale_group(
         ledger = make_ledger(config, store)
         for _ in range(20):
             published = ledger.updates // publish_every
-            while isinstance(found := ledger.next_batch(published), NotYet):
+            while isinstance(found := next_batch(ledger, published), NotYet):
                 assert not ledger.turn
                 play_group(ledger, MIXED, version=published)
             ledger.batch_trained(trained(found.batch_id, (ledger.updates + 1) // publish_every))
@@ -391,18 +306,18 @@ def test_an_on_policy_run_with_replays_goes_on_and_trains_no_stale_group(
         assert not store.groups("dropped")
         assert (
             sum(row.replay_of is not None for row in store.batches())
-            >= 20 * reuse // (reuse + 1) - gap
+            >= 20 * reuse // (reuse + 1) - GAP
         )
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 3))
+@given(st.integers(0, 2**32), st.integers(1, 3))
 def test_each_use_comes_exactly_once_whatever_ends_and_goes_back(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, reuse: int, gap: int
+    tmp_path_factory: pytest.TempPathFactory, seed: int, reuse: int
 ) -> None:
     """A trainer that asks, trains, skips, dies and goes back; a data process that is killed."""
     run_dir = tmp_path_factory.mktemp("replays") / "run"
-    config = reusing(run_dir, reuse=reuse, reuse_gap=gap, reuse_fall=0.2)
+    config = reusing(run_dir, reuse=reuse)
     draws = random.Random(seed)
     in_weights: list[int] = []  # batches, as the trainer has them
     oldest = 0  # of its checkpoints
@@ -425,12 +340,12 @@ def test_each_use_comes_exactly_once_whatever_ends_and_goes_back(
             ledger.make_room(10)
         else:
             version = ledger.trainer_version
-            found = ledger.next_batch(version)
+            found = next_batch(ledger, version)
             if isinstance(found, NotYet):
                 play_group(
                     ledger, draws.choice([MIXED, ["pass", "fail", "fail", "fail"]]), version=version
                 )
-                found = a_batch(ledger.next_batch(version))
+                found = a_batch(next_batch(ledger, version))
             assert found.batch_id == len(in_weights) + 1
             first = served.setdefault(found.batch_id, found)
             assert (found.samples, found.images) == (first.samples, first.images)
@@ -440,21 +355,6 @@ def test_each_use_comes_exactly_once_whatever_ends_and_goes_back(
                 is_skipped = draws.random() < 0.1
                 ledger.batch_trained(trained(found.batch_id, version + 1, is_skipped=is_skipped))
     assert_sums_are_conserved(ledger, store)
-    assert_replays_are_conserved(store, reuse, gap)
+    assert_replays_are_conserved(store, reuse)
     assert any(row.replay_of for row in store.batches())
     store.close()
-
-
-def test_the_success_of_the_first_few_episodes_is_none_to_fall_from(tmp_path: Path) -> None:
-    """With one task, whose success is half throughout."""
-    config = one_task(tmp_path / "run", max_open_groups=0)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"reuse": 1})})
-    with open_store(config.run.dir) as store:
-        ledger = make_ledger(config, store)
-        train_on(ledger, 1, ["pass", "pass", "pass", "fail"])
-        train_on(ledger, 11)
-        rows = store.batches()
-        assert (rows[0].success or 0) > 0.7
-        assert rows[0].success_error > rows[-1].success_error > 0
-        assert sum(row.replay_of is not None for row in rows) == 5
-        assert not store.refused_replays()

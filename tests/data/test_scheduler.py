@@ -16,9 +16,9 @@ from bus.messages import LeaseRequest
 from dart_cli.algo.schedule import TaskEstimate
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import training_tasks
+from dart_cli.data.batches import Replays
 from dart_cli.data.groups import Attempt, Group, GroupTable
 from dart_cli.data.progress import TaskProgress
-from dart_cli.data.replay import Replays
 from dart_cli.data.scheduler import (
     NewGroup,
     NotYet,
@@ -89,38 +89,15 @@ def test_a_worker_of_another_suite_gets_an_error() -> None:
         make().next(Situation(GroupTable()), LeaseRequest(worker="e", slot=0, suites=["mini"]))
 
 
-@pytest.mark.parametrize("scheduling", ["rollout", "task", "batch", "april"])
+@pytest.mark.parametrize("scheduling", ["rollout", "batch", "april", "oversample"])
 def test_in_the_trainers_turn_nothing_is_leased_and_the_wait_has_a_reason(
     scheduling: str,
 ) -> None:
-    scheduler = make(scheduling=scheduling, coupled=True)
+    scheduler = make(scheduling=scheduling)
     for group_table in (GroupTable(), a_board(a_group(1, attempts=1))):
         assert ask(scheduler, group_table, turn="batch 3 is trained") == NotYet(
             "batch 3 is trained"
         )
-
-
-# --- task-wise ------------------------------------------------------------------------------
-
-
-def test_task_wise_a_slot_waits_alone_until_its_group_is_over() -> None:
-    group_table = a_board(a_group(1, attempts=2))
-    finish(group_table.groups["g1"], True)
-    scheduler = make(scheduling="task")
-    found = ask(scheduler, group_table, slot=0)
-    assert found == NotYet("group g1 is not over, 1 of its trajectories play", one_slot=True)
-    assert isinstance(ask(scheduler, group_table, slot=7), NewGroup)
-    assert isinstance(ask(make(scheduling="rollout"), group_table, slot=0), NewGroup)
-    group_table.groups["g1"].state = "ready"
-    assert isinstance(ask(scheduler, group_table, slot=0), NewGroup)
-
-
-def test_task_wise_a_slot_helps_its_own_group_first() -> None:
-    group_table = a_board(a_group(1, attempts=1), a_group(2, size=3))
-    mine = Attempt("mine", 0, "env-0", 5, 0, 0.0, state="dropped")
-    group_table.add_attempt(group_table.groups["g2"], mine)
-    assert ask(make(scheduling="task"), group_table, slot=5) is group_table.groups["g2"]
-    assert ask(make(scheduling="task"), group_table, slot=6) is group_table.groups["g1"]
 
 
 # --- batch-wise and April -------------------------------------------------------------------
@@ -220,7 +197,7 @@ def test_groups_opened_within_the_limit_and_trained_in_order_are_never_stale(
     reuse: int,
 ) -> None:
     draws = random.Random(seed)
-    replays = Replays(reuse, 2)
+    replays = Replays(reuse)
     version = updates = untrained = 0
     lag = 0
     oldest: deque[int] = deque()  # of each live group, in the order of opening
@@ -297,13 +274,6 @@ def test_deviation_knows_an_unknown_task_as_one_of_the_greatest() -> None:
     scheduler = make(task_sampling="deviation")
     found = scheduler.probabilities({"t/easy": TaskEstimate(0.0), "t/half": TaskEstimate(0.04)})
     assert list(found.values()) == pytest.approx([0.05 / 0.85, 0.25 / 0.85, 0.55 / 0.85])
-
-
-def test_progress_plays_what_improves_most_and_the_unknown_first() -> None:
-    scheduler = make(task_sampling="progress")
-    known = {"t/easy": TaskEstimate(0.1, 0.0), "t/half": TaskEstimate(0.1, 0.3)}
-    found = scheduler.probabilities(known)
-    assert list(found.values()) == pytest.approx([0.05 / 1.45, 0.35 / 1.45, 1.05 / 1.45])
 
 
 def test_uniform_plays_all_tasks_alike() -> None:

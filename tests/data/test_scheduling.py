@@ -21,8 +21,9 @@ from bus.messages import Batch, Lease, LeaseRequest, Outcome
 from bus.weights import SyncDone, WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
+from dart_cli.data import ledger, pool
+from dart_cli.data.batches import most_behind
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.replay import most_behind
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -34,6 +35,7 @@ from tests.data.parts import (
     heartbeat,
     hello,
     make_ledger,
+    next_batch,
     picture,
     picture_of,
     pool_member,
@@ -44,7 +46,7 @@ from tests.data.parts import (
     trajectory_end,
 )
 
-SCHEDULINGS = ["rollout", "task", "batch", "april"]
+SCHEDULINGS = ["rollout", "batch", "april", "oversample"]
 OUTCOMES: list[Outcome] = ["pass", "fail"]
 WORKERS = ["rollout-0", "rollout-1", "rollout-2"]
 
@@ -94,9 +96,9 @@ class World:
 
     def lease(self, slot: int) -> None:
         """A free slot asks."""
-        ledger, turn = self.ledger, self.ledger.turn
-        assert ledger.suspended == bool(turn)
-        found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=["mini"]))
+        ours, turn = self.ledger, self.ledger.turn
+        assert ours.suspended == bool(turn)
+        found = ours.lease(LeaseRequest(worker="env-0", slot=slot, suites=["mini"]))
         if isinstance(found, NotYet):
             assert found.reason
             self.told[found.reason] += 1
@@ -105,7 +107,7 @@ class World:
         assert not (is_new and turn), f"leased in {turn}"
         assert 1 <= found.max_steps <= self.limits[found.task_id]
         if found.trajectory_id.endswith("-00") and is_new:
-            assert found.max_steps == ledger.leasing.step_limit(found.task_id)
+            assert found.max_steps == ours.leasing.step_limit(found.task_id)
         self.leased.add(found.trajectory_id)
         self.playing[slot] = (found, 0)
 
@@ -173,32 +175,31 @@ class World:
             return
         if self.batch is None:
             formed = len(self.store.batches())
-            found = self.ledger.next_batch(self.version)
+            found = next_batch(self.ledger, self.version)
             if isinstance(found, NotYet):
                 self.told[found.reason] += 1
                 return
             self.batch = found
             assert len(found.group_ids) == data.groups_per_batch
             row = self.store.batch(found.batch_id)
-            rows = [each for each in self.store.batch_rows(found.batch_id) if not each.is_fork]
+            rows = self.store.batch_rows(found.batch_id)
             told = {(s.trajectory_id, s.step): s for s in rows}
-            own = [s for s in found.samples if told[s.trajectory_id, s.step].reason != "pool"]
-            fresh = [s for s in own if s.behaviour_logprobs]  # a fork has none
+            fresh = [s for s in found.samples if told[s.trajectory_id, s.step].reason != "pool"]
             oldest = min(
                 self.updates[span.version] for each in fresh for span in each.version_spans
             )
             every, train = self.config.weights.publish_every, self.config.train
             reuse = row.reuse
-            most = most_behind(data.max_staleness, reuse, train.reuse, train.reuse_gap, every)
+            most = most_behind(data.max_staleness, reuse, train.reuse, every)
             assert self.updates[row.formed_version] - oldest <= most * every
             tokens = self.store.staleness(found.batch_id - 1, replays=reuse > 0)
             if row.id == len(self.store.batches()):
                 assert sum(tokens.values()) == sum(len(each) for each in fresh)
             shown = {name for each in found.samples for name in found.image_hashes(each)}
             assert found.images.keys() == shown  # however old a member of the pool is
-            assert self.ledger.suspended == data.coupled
+            assert self.ledger.suspended == data.takes_turns
             is_new = found.batch_id > formed and not reuse
-            if is_new and data.scheduling == "april" and not data.recycle:
+            if is_new and data.scheduling == "oversample":
                 assert not self.ledger.group_table.open
             return
         updates = self.ledger.updates + 1
@@ -297,7 +298,7 @@ class World:
         data, group_table = self.config.data, self.ledger.group_table
         for group in group_table.groups.values():
             assert len(group.finished) + len(group.live) <= group.size
-            assert min(data.min_group_size, data.group_size) <= group.size <= data.group_size
+            assert min(2, data.group_size) <= group.size <= data.group_size
             assert group.size == data.group_size or data.dynamic_number
             if member := group.pool_member:
                 assert (member.task_id, group.state) == (group.task_id, "ready")
@@ -305,7 +306,7 @@ class World:
                 assert 1 / (1 + len(group.finished)) <= data.pool_ratio
         if data.scheduling == "batch":
             assert len(group_table.groups) <= data.groups_per_batch
-        if data.scheduling == "april":
+        if data.scheduling in ("april", "oversample"):
             assert len(group_table.groups) <= ceil(data.over_provision * data.groups_per_batch)
         owners = Counter((a.worker, a.slot) for _, a in group_table.live())
         assert max(owners.values(), default=0) <= 1
@@ -332,10 +333,8 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     by_tracker = st.sampled_from(["task_tracker", "step_tracker"])
     return {
         "advantage": draw(by_tracker) if size == 1 else "group_std",
-        "task_sampling": draw(st.sampled_from(["frontier", "deviation", "progress"])),
+        "task_sampling": draw(st.sampled_from(["frontier", "deviation"])),
         "scheduling": scheduling,
-        "coupled": scheduling == "april" or draw(st.booleans()),
-        "recycle": draw(st.booleans()),
         "over_provision": draw(st.sampled_from([1.0, 1.5, 2.0])),
         "max_staleness": draw(st.sampled_from([0, 1, 4])),
         "early_stop": size > 1 and draw(st.booleans()),
@@ -344,20 +343,9 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "group_size": size,
         "dynamic_number": size > 1 and draw(st.booleans()),
         "dynamic_length": draw(st.booleans()),
-        "length_slack": draw(st.sampled_from([0, 2])),
         "high_entropy": draw(st.sampled_from([0.3, 0.8, 1.0])),
         "pool_ratio": draw(st.sampled_from([0.0, 0.25, 0.5])),
-        "pool_online": draw(st.booleans()),
-        "pool_per_task": draw(st.sampled_from([1, 3])),
-        "discount": draw(st.sampled_from([1.0, 0.9])) if size > 1 else 1.0,
-        "screen_credit": draw(st.sampled_from(credits_of(size))),
-        "fork_weight": draw(st.sampled_from([0.0, 0.5])) if size > 1 else 0.0,
     }
-
-
-def credits_of(size: int) -> list[str]:
-    """Values of data.screen_credit that groups of this size can have."""
-    return ["off", "anchor", "leave_one_out", "temporal_difference"] if size > 1 else ["off"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -382,7 +370,7 @@ def test_whatever_happens_nothing_is_lost_and_the_run_goes_on(
         assert_sums_are_conserved(world.ledger, store)
         world.go_on(2 + 3 * config.train.reuse)
         assert_sums_are_conserved(world.ledger, store)
-        assert_replays_are_conserved(store, config.train.reuse, config.train.reuse_gap)
+        assert_replays_are_conserved(store, config.train.reuse)
 
 
 def fill_pool(store: Store, tasks: list[str]) -> None:
@@ -398,17 +386,16 @@ CURATED: dict[str, Any] = {
     "dynamic_length": True,
     "high_entropy": 0.8,
     "pool_ratio": 0.5,
-    "pool_per_task": 2,
-    "screen_credit": "temporal_difference",
-    "fork_weight": 0.5,
-    "lease_s": 1e6,  # a data process that starts gives each lease its whole time again
 }
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_seed_and_history_give_the_same_decisions_with_restarts_or_without(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A data process that starts gives each lease its whole time again.
+    monkeypatch.setattr(ledger, "LEASE_S", 1e6)
+    monkeypatch.setattr(pool, "PER_TASK", 2)
     stories = []
     for name, restarts in (("through", False), ("again", False), ("restarted", True)):
         config = a_config(tmp_path / name, **CURATED)
@@ -417,14 +404,14 @@ def test_the_same_seed_and_history_give_the_same_decisions_with_restarts_or_with
             world = World(config, store, seed, slots=12, success=(0.2, 0.9))
             world.run(2000, restarts=restarts)
             batches = [batch.id for batch in store.batches()]
-            pool = store.pool(evicted=True)
+            known = store.pool(evicted=True)
             stories.append(
                 (
                     store.groups(),
                     store.trajectories(),
                     store.decisions(),
                     [store.batch_rows(batch_id) for batch_id in batches],
-                    [(row.trajectory_id, row.added_at, row.evicted_at, row.used) for row in pool],
+                    [(row.trajectory_id, row.added_at, row.evicted_at, row.used) for row in known],
                 )
             )
     assert stories[0] == stories[1] == stories[2]
@@ -432,10 +419,7 @@ def test_the_same_seed_and_history_give_the_same_decisions_with_restarts_or_with
     assert any(group.pool_member for group in groups)
     assert len({group.size for group in groups}) > 1
     assert len({row.max_steps for row in trajectories}) > 1
-    assert {row.reason for batch in rows for row in batch} == {
-        "mixed", "pool", "low_entropy", "fork"
-    }  # fmt: skip
-    assert any(row.screen_advantage for batch in rows for row in batch)
+    assert {row.reason for batch in rows for row in batch} == {"mixed", "pool", "low_entropy"}
     assert any(evicted_at for _, _, evicted_at, _ in members)
     assert any(used > 1 for *_, used in members)
 
@@ -447,9 +431,7 @@ REASONS = {"all_success", "all_fail", "single_member", "no_valid_member"}
 def test_april_loses_no_finished_trajectory_and_recycles_what_is_unfinished(
     tmp_path: Path, seed: int
 ) -> None:
-    config = a_config(
-        tmp_path / "run", scheduling="april", coupled=True, over_provision=2.0, max_staleness=20
-    )
+    config = a_config(tmp_path / "run", scheduling="april", over_provision=2.0, max_staleness=20)
     with open_store(config.run.dir) as store:
         world = World(config, store, seed, slots=16, invalid=0.0)
         world.go_on(8)
@@ -464,10 +446,8 @@ def test_april_loses_no_finished_trajectory_and_recycles_what_is_unfinished(
 def test_without_recycling_what_is_unfinished_is_dropped_as_surplus(tmp_path: Path) -> None:
     config = a_config(
         tmp_path / "run",
-        scheduling="april",
-        coupled=True,
+        scheduling="oversample",
         over_provision=2.0,
-        recycle=False,
         max_staleness=20,
     )
     with open_store(config.run.dir) as store:
@@ -480,7 +460,7 @@ def test_without_recycling_what_is_unfinished_is_dropped_as_surplus(tmp_path: Pa
 
 
 @pytest.mark.parametrize("reuse", [0, 1])
-@pytest.mark.parametrize("scheduling", ["rollout", "task", "batch"])
+@pytest.mark.parametrize("scheduling", ["rollout", "batch"])
 def test_with_no_staleness_allowed_the_run_is_on_policy_and_goes_on(
     tmp_path: Path, scheduling: str, reuse: int
 ) -> None:
@@ -504,7 +484,7 @@ def test_a_batch_wise_run_replaces_a_group_that_teaches_nothing(tmp_path: Path) 
 
 @pytest.fixture
 def coupled(tmp_path: Path) -> Config:
-    return a_config(tmp_path / "run", coupled=True)
+    return a_config(tmp_path / "run", scheduling="batch")
 
 
 def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
@@ -554,7 +534,7 @@ def test_a_trainer_that_goes_back_has_its_turn_until_it_has_caught_up(coupled: C
         world.ledger.hello(hello(1).model_copy(update={"policy_version": world.version}))
         world.batch = None
         assert "batch 2 is not trained" in world.ledger.turn
-        again = a_batch(world.ledger.next_batch(world.version))
+        again = a_batch(next_batch(world.ledger, world.version))
         assert again.batch_id == 2
 
 
@@ -604,15 +584,13 @@ def test_nothing_is_begun_while_every_worker_is_too_far_behind(tmp_path: Path) -
         assert world.playing[0] is not None
 
 
-@pytest.mark.parametrize("scheduling", SCHEDULINGS)
-@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("scheduling", ["rollout", "batch", "april"])
 def test_with_groups_of_one_every_trajectory_with_a_verdict_is_trained_on(
-    tmp_path: Path, scheduling: str, coupled: bool
+    tmp_path: Path, scheduling: str
 ) -> None:
     config = a_config(
         tmp_path,
         scheduling=scheduling,
-        coupled=coupled or scheduling == "april",
         group_size=1,
         groups_per_batch=4,
         advantage="step_tracker",

@@ -38,8 +38,8 @@ from bus.weights import WeightsPublished
 from dart_cli.algo.proportion import Z_95
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data import batch_loader, overview, progress, run_end, service
-from dart_cli.data.batching import BatchPlan
+from dart_cli.data import batches, loading, overview, progress, run_end, service
+from dart_cli.data.batches import BatchPlan
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
@@ -144,7 +144,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
     loaded: list[int] = []
-    original = batch_loader.load
+    original = loading.load
 
     def slow(reader: Reader, plan: BatchPlan) -> Batch:
         loaded.append(plan.batch_id)
@@ -152,7 +152,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
         assert go_on.wait(DEADLINE_S)
         return original(reader, plan)
 
-    monkeypatch.setattr(batch_loader, "load", slow)
+    monkeypatch.setattr(loading, "load", slow)
     async with serving(config) as client:
         for _ in range(config.data.groups_per_batch):
             await client.play_group(MIXED)
@@ -198,7 +198,7 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    original = batch_loader.load
+    original = loading.load
 
     def slow(reader: Reader, plan: BatchPlan) -> Batch:
         if plan.batch_id == 2 and not begun.is_set():
@@ -212,7 +212,7 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
                 await train(client, 0)
             for _ in range(config.data.groups_per_batch):
                 await client.play_group(MIXED, version=version)
-        monkeypatch.setattr(batch_loader, "load", slow)
+        monkeypatch.setattr(loading, "load", slow)
         asked = asyncio.create_task(client.must_batch(1))
         assert await asyncio.to_thread(begun.wait, DEADLINE_S)
         await client.greet(0)  # from before batch 1
@@ -715,7 +715,8 @@ async def test_a_slot_that_waits_for_a_replay_plays_the_moment_it_is_refused(
 ) -> None:
     monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
-    config = on_policy(config, reuse_until=0.05)  # reached by the first batch
+    monkeypatch.setattr(batches, "most_behind", lambda *_: -1)  # any batch is too old
+    config = on_policy(config)
     async with serving(config) as client:
         for version in range(2):
             for _ in range(config.data.groups_per_batch):
@@ -729,4 +730,4 @@ async def test_a_slot_that_waits_for_a_replay_plays_the_moment_it_is_refused(
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
     with open_reader(config.run.dir) as reader:
-        assert reader.refused_replays() == {1: "success"}
+        assert reader.refused_replays() == {1: "stale"}

@@ -14,7 +14,7 @@ from bus.messages import (
     BatchTrained,
 )
 from dart_cli.config.schema import Config
-from dart_cli.data import permits, service
+from dart_cli.data import service, versions
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.writer import Store
 from tests.data.client import serving
@@ -31,7 +31,7 @@ async def test_coupled_rollouts_are_suspended_from_a_full_batch_until_all_have_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
-    config = small_config(tmp_path / "run", coupled=True)
+    config = small_config(tmp_path / "run", scheduling="batch")
     async with serving(config) as client:
         await client.publish(0)
         for worker in ("rollout-0", "rollout-1"):
@@ -52,7 +52,7 @@ async def test_coupled_rollouts_are_suspended_from_a_full_batch_until_all_have_i
 
 @pytest.mark.usefixtures("short_holds")
 async def test_in_the_trainers_turn_a_slot_gets_what_it_waits_for(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", coupled=True)
+    config = small_config(tmp_path / "run", scheduling="batch")
     async with serving(config) as client:
         await client.play_group(MIXED)
         await client.play_group(MIXED)
@@ -68,7 +68,7 @@ async def test_in_the_trainers_turn_a_slot_gets_what_it_waits_for(tmp_path: Path
 async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_weights(
     tmp_path: Path,
 ) -> None:
-    config = small_config(tmp_path / "run", coupled=True)
+    config = small_config(tmp_path / "run", scheduling="batch")
     unserved = "no rollout worker serves weights v1 yet"
     async with serving(config) as client, asyncio.timeout(DEADLINE_S):
         await client.publish(0)
@@ -82,18 +82,6 @@ async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_wei
             client.publisher.publish(heartbeat("rollout-1", 1))
             await asyncio.sleep(0.05)
         await client.until(lambda state: not state.suspended)
-
-
-@pytest.mark.usefixtures("short_holds")
-async def test_a_slot_that_waits_for_its_group_holds_no_other_back(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", scheduling="task")
-    async with serving(config) as client:
-        leases = [await client.must_lease(slot) for slot in range(4)]
-        await client.hand_in(leases[0], "pass")
-        first = asyncio.create_task(client.lease(0))
-        await asyncio.sleep(0.05)
-        assert (await client.lease(9)).lease is not None
-        assert (await first).reason == "group g000001 is not over, 3 of its trajectories play"
 
 
 async def test_one_worker_after_the_other_takes_the_weights_that_are_newest_then(
@@ -198,7 +186,7 @@ async def test_a_worker_that_never_comes_back_holds_the_others_up_no_longer(
     config: Config, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if end == "late":
-        monkeypatch.setattr(permits, "PERMIT_S", 0.2)
+        monkeypatch.setattr(versions, "PERMIT_S", 0.2)
     async with serving(config) as client:
         await client.publish(1)
         if end == "dead":

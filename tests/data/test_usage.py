@@ -8,7 +8,7 @@ import pytest
 
 from bus.messages import Heartbeat
 from dart_cli.data.store.open import open_reader, open_store
-from dart_cli.data.usage import Usage
+from dart_cli.data.workers import Usage
 
 
 def beat(

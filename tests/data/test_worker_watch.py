@@ -11,7 +11,7 @@ import pytest
 
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
-from dart_cli.data import service
+from dart_cli.data import ledger, service
 from dart_cli.data.store.open import open_reader
 from tests.data.client import serving
 from tests.data.parts import (
@@ -62,8 +62,11 @@ async def test_a_process_that_announced_its_stop_is_not_missed(config: Config) -
 
 
 @pytest.mark.usefixtures("short_holds")
-async def test_a_lease_that_is_not_renewed_expires_and_heartbeats_renew(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", lease_s=1.0)
+async def test_a_lease_that_is_not_renewed_expires_and_heartbeats_renew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "LEASE_S", 1.0)
+    config = small_config(tmp_path / "run")
     async with serving(config) as client:
         lost, kept = await client.must_lease(0), await client.must_lease(1)
         async with asyncio.timeout(DEADLINE_S):

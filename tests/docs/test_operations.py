@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from dart_cli.cli.main import app
-from dart_cli.data.stall_rules import KINDS
+from dart_cli.data.stalls import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 

@@ -45,7 +45,6 @@ def lease(task_id: str = "mini/menu", *, max_steps: int = 8, seed: int = 7) -> L
         task_seed=seed,
         max_steps=max_steps,
         sampling=Sampling(temperature=1.0, max_tokens=16, seed=1000),
-        expires_s=60.0,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bus.endpoints import Endpoints
 from bus.errors import DeadlineError, EngineError
-from bus.messages import ActRequest, Completion, Reply, Request, Sampling
+from bus.messages import ActRequest, Completion, PointerMap, Reply, Request, Sampling, VersionSpan
 from bus.replier import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
@@ -102,7 +102,7 @@ async def test_a_trajectory_stays_with_its_worker_while_load_allows(tmp_path: Pa
         for step in range(1, 4):
             for trajectory, server in first.items():
                 assert (await router.act(act(trajectory, step))).text == server
-        assert router.routed.gauges() == {"rerouted": 0.0, "affine": 1.0}
+        assert router.routed.gauges() == {"rerouted": 0.0, "affine": 1.0, "resumed": 0.0}
         # With three more in flight than the other, even its own trajectory goes elsewhere.
         home = each[first["t-1"]]
         home.go.clear()
@@ -322,3 +322,94 @@ async def test_a_scripted_engine_answers_over_the_bus_and_its_errors_rise(tmp_pa
             await router.act(act("t-2"))
         await router.close()
     await task
+
+
+# --- suspended completions --------------------------------------------------------------------
+
+WHOLE = "click(500,500)"
+
+
+class Suspending(Rollout):
+    """Says `WHOLE` a few tokens at a time: each answer but the last is suspended."""
+
+    def __init__(self, endpoint: str, name: str, each: int) -> None:
+        super().__init__(endpoint, name)
+        self.each = each
+        self.requests: list[ActRequest] = []
+        self.looked = [PointerMap(position=0, rows=1, columns=2, heat=b"\xff\0")]
+
+    async def answer(self, client: str, request: Request) -> Reply:
+        assert isinstance(request, ActRequest)
+        self.asked += 1
+        self.requests.append(request)
+        await self.go.wait()
+        upto = len(request.partial or ()) + self.each
+        if upto >= len(WHOLE):
+            return completion(WHOLE).model_copy(update={"worker": self.name})
+        cut = completion(WHOLE[:upto], stop="suspended")
+        return cut.model_copy(update={"pointed": self.looked if upto else []})
+
+
+@asynccontextmanager
+async def suspending(run: Path, name: str, each: int) -> AsyncIterator[Suspending]:
+    server = Suspending(Endpoints(run).address(name), name, each)
+    try:
+        yield server
+    finally:
+        await server.kill()
+
+
+async def test_a_suspended_completion_goes_on_from_its_tokens_as_often_as_needed(
+    tmp_path: Path,
+) -> None:
+    router = RolloutRouter("env-0", 20.0)
+    async with suspending(tmp_path / "run", "rollout-0", 4) as server:
+        router.observe(heartbeat("rollout-0", server.replier.endpoint))
+        whole = await router.act(act())
+        await router.close()
+    assert (whole.text, whole.stop) == (WHOLE, "end")
+    assert whole.sampled.token_ids == list(WHOLE.encode())
+    assert (whole.queue_s, whole.engine_s) == (4 * 0.25, 4 * 0.5), "of all four answers"
+    assert router.routed.gauges()["resumed"] == 3
+    assert server.requests[0].partial is None
+    cut = server.requests[2].partial
+    assert cut is not None
+    assert cut.token_ids == list(WHOLE[:8].encode())
+    assert cut.behaviour_logprobs == [-0.5] * 8
+    assert cut.version_spans == [VersionSpan(version=4, start=0, end=8)]
+    assert [request.pointed for request in server.requests] == [[], *[server.looked] * 3]
+
+
+async def test_what_had_not_begun_is_asked_again_as_it_was(tmp_path: Path) -> None:
+    router = RolloutRouter("env-0", 20.0)
+    async with suspending(tmp_path / "run", "rollout-0", 0) as server:
+        router.observe(heartbeat("rollout-0", server.replier.endpoint))
+        asking = asyncio.create_task(router.act(act()))
+        await until(lambda: server.asked > 1)
+        server.each = len(WHOLE)
+        assert (await asking).text == WHOLE
+        await router.close()
+    assert server.requests[0] == server.requests[1]
+    assert router.routed.gauges()["resumed"] == 0
+
+
+async def test_another_worker_goes_on_with_a_suspended_completion(tmp_path: Path) -> None:
+    router = RolloutRouter("env-0", 20.0)
+    run = tmp_path / "run"
+    async with (
+        suspending(run, "rollout-0", 4) as first,
+        suspending(run, "rollout-1", 100) as second,
+    ):
+        first.go.clear()
+        router.observe(heartbeat("rollout-0", first.replier.endpoint))
+        asking = asyncio.create_task(router.act(act()))
+        await until(lambda: first.asked)
+        router.observe(heartbeat("rollout-1", second.replier.endpoint))
+        router.observe(heartbeat("rollout-0", first.replier.endpoint, state="syncing"))
+        first.go.set()
+        whole = await asking
+        await router.close()
+    assert (whole.text, whole.worker) == (WHOLE, "rollout-1")
+    cut = second.requests[0].partial
+    assert cut is not None
+    assert cut.token_ids == list(WHOLE[:4].encode())

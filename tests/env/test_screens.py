@@ -11,7 +11,7 @@ from PIL import Image
 
 from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
-from dart_cli.data.store.step_writer import media_type
+from dart_cli.data.store.writer import media_type
 from dart_cli.env import calls
 from dart_cli.env.async_env import make_async_env
 from dart_cli.env.episode import play_episode

@@ -443,25 +443,6 @@ async def test_a_task_that_the_suite_does_not_have_ends_the_process_with_the_cur
     await data.close()
 
 
-async def test_a_suspended_run_keeps_its_leases_and_asks_for_nothing(config: Config) -> None:
-    data, rollout = Data(config), Rollout(config)
-    async with env_process(config):
-        await until(lambda: len(data.ends) >= 3)
-        await data.tell(suspended=True)
-        await until(data.stands_still)
-        assert "trainer's turn" in data.heartbeats[-1].waiting_for
-        asked, ended, told = rollout.asked, len(data.ends), data.heartbeats[-1]
-        assert len(told.trajectories) == 3, "their leases are renewed"
-        await until(lambda: data.heartbeats[-1].sent_at > told.sent_at)
-        assert (rollout.asked, len(data.ends)) == (asked, ended)
-        suspended_s = [beat.gauges["seconds.suspended"] for beat in (told, data.heartbeats[-1])]
-        assert suspended_s[1] > suspended_s[0]
-        await data.tell(suspended=False)
-        await until(lambda: len(data.ends) > ended)
-    await rollout.close()
-    await data.close()
-
-
 async def test_every_second_of_every_slot_is_in_one_phase(config: Config) -> None:
     data, rollout = Data(config), Rollout(config)
     async with env_process(config):
@@ -469,13 +450,13 @@ async def test_every_second_of_every_slot_is_in_one_phase(config: Config) -> Non
         await until(lambda: len(data.heartbeats) >= 3)
     before, after = data.heartbeats[0], data.heartbeats[-1]
     phases = {name for name in after.gauges if name.startswith("seconds.")}
-    names = ("playing", "waiting", "resetting", "idle", "suspended", "dead")
+    names = ("playing", "waiting", "resetting", "idle", "dead")
     assert phases == {f"seconds.{name}" for name in names}
     spent_s = sum(after.gauges[name] - before.gauges[name] for name in phases)
     assert spent_s == pytest.approx(3 * (after.sent_at - before.sent_at), rel=0.05)
     for name in ("playing", "waiting", "resetting", "idle"):
         assert after.gauges[f"seconds.{name}"] > before.gauges[f"seconds.{name}"]
-    assert after.gauges["seconds.dead"] == after.gauges["seconds.suspended"] == 0
+    assert after.gauges["seconds.dead"] == 0
     await rollout.close()
     await data.close()
 

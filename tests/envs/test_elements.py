@@ -16,9 +16,8 @@ from envs.elements import (
     performing,
     state_of,
 )
-from envs.grid import GridEnv, as_explorable
+from envs.grid import GridEnv, as_explorable, coarse_key
 from envs.registry import make_env
-from envs.screen_key import coarse_key
 from tests.simulated import SUITE
 
 BOX: Box = (0, 0, 10, 10)

@@ -19,7 +19,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         pool_ratio=0.25,
         high_entropy=0.8,
         max_staleness=4,
-        pool_online=True,
     )
     with open_store(config.run.dir) as store:
         yield Played(config, store)

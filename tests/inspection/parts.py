@@ -9,6 +9,7 @@ import pytest
 
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
+from dart_cli.data.ledger import LEASE_S
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import Store
@@ -21,6 +22,7 @@ from tests.data.parts import (
     a_batch,
     ask_lease,
     make_ledger,
+    next_batch,
     play_group,
     pool_member,
     step_record,
@@ -74,11 +76,11 @@ class Played:
         self.mixed = play_group(ledger, ["pass", "fail", "fail", "pass"], steps=3)
         self.helped = play_group(ledger, ["fail"] * 4)
         self.solved = play_group(ledger, ["pass"] * 4)
-        assert a_batch(ledger.next_batch(0)).batch_id == 1
+        assert a_batch(next_batch(ledger, 0)).batch_id == 1
         self.invalid = self._play_one(0, "invalid")
         self.expired = ask_lease(ledger, 1).trajectory_id
         ledger.step(step_record(self.expired, 0))
-        self.clock.now += config.data.lease_s + 1
+        self.clock.now += LEASE_S + 1
         ledger.take_back_expired()
         self.stale = self._play_one(2, "fail", version=1)
         self.clock.now += 5

@@ -27,6 +27,7 @@ from tests.data.parts import (
     Clock,
     ask_lease,
     make_ledger,
+    next_batch,
     play_group,
     small_config,
     step_record,
@@ -101,7 +102,7 @@ def test_a_group_of_one_was_compared_with_earlier_trajectories(tmp_path: Path) -
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store, Clock())
         play_group(ledger, ["pass"])
-        ledger.next_batch(0)
+        next_batch(ledger, 0)
         assert [group_outcome(group) for group in store.groups()] == ["tracked"]
 
 

@@ -12,7 +12,15 @@ from bus.messages import BatchTrained
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
-from tests.data.parts import MIXED, a_batch, make_ledger, play_group, small_config, trained
+from tests.data.parts import (
+    MIXED,
+    a_batch,
+    make_ledger,
+    next_batch,
+    play_group,
+    small_config,
+    trained,
+)
 from tests.inspection.parts import events_text, run
 
 
@@ -25,7 +33,7 @@ def reused(tmp_path: Path) -> Iterator[Reader]:
         for number in (1, 2, 3):
             if number < 3:
                 play_group(ledger, MIXED, version=number - 1)
-            assert a_batch(ledger.next_batch(number - 1)).reuse == (number == 3)
+            assert a_batch(next_batch(ledger, number - 1)).reuse == (number == 3)
             ledger.batch_trained(trained(number, is_skipped=number == 2))
         store.commit()
         with open_reader(config.run.dir) as reader:
@@ -50,9 +58,9 @@ def test_a_replay_that_was_skipped_is_none_that_was_trained_on(tmp_path: Path) -
         ledger = make_ledger(config, store)
         group = play_group(ledger, MIXED)
         for number in (1, 2, 3):
-            if isinstance(ledger.next_batch(number - 1), NotYet):
+            if isinstance(next_batch(ledger, number - 1), NotYet):
                 play_group(ledger, MIXED, version=number - 1)
-            ledger.next_batch(number - 1)
+            next_batch(ledger, number - 1)
             metrics = {f"replay_{name}": float(number == 3) for name in ("skipped", "low_ess")}
             ledger.batch_trained(
                 BatchTrained(batch_id=number, policy_version=number, metrics=metrics)

@@ -16,7 +16,7 @@ from tests.view.parts import serving
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One group: a failure of reward 0.4 with a milestone, a pass, and six that broke."""
-    config = one_task(tmp_path_factory.mktemp("runs") / "run", replacements=4.0)
+    config = one_task(tmp_path_factory.mktemp("runs") / "run")
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         for number in range(8):

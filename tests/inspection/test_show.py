@@ -18,6 +18,7 @@ from tests.data.parts import (
     a_batch,
     ask_lease,
     make_ledger,
+    next_batch,
     one_task,
     play,
     play_pointing,
@@ -76,7 +77,7 @@ def test_a_patch_stands_beside_its_token_with_its_numbers(
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         name = play_pointing(ledger)[0]
-        a_batch(ledger.next_batch(0))
+        a_batch(next_batch(ledger, 0))
     assert run("show", name, "--run", config.run.dir, "--json") == 0
     [step] = json.loads(capsys.readouterr().out)["trajectory_steps"]
     first = {"token": 3, "patch": 5, "row": 1, "column": 2, "logprob": -3.5, "entropy": 4.0}
@@ -104,7 +105,7 @@ def test_show_and_stats_tell_what_the_trackers_expect(
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         name = play(ledger, 0, "fail").trajectory_id
-        a_batch(ledger.next_batch(0))
+        a_batch(next_batch(ledger, 0))
     assert run("show", name, "--run", config.run.dir, "--json") == 0
     steps = json.loads(capsys.readouterr().out)["trajectory_steps"]
     assert [[use["baseline"] for use in step["uses"]] for step in steps] == [[0.5], [0.5]]

@@ -17,7 +17,7 @@ from dart_cli.config.model_folder import resolve
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import SERVED
 from dart_cli.config.schema import Config, PolicyConfig
-from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.checks import model_facts
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import PolicyFiles
 from dart_cli.policy.pointer.folder import add_pointer

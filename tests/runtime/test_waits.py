@@ -14,7 +14,7 @@ import pytest
 
 from bus.heartbeat import awaited
 from bus.messages import Role
-from dart_cli.data.worker_watch import WORKING
+from dart_cli.data.workers import WORKING
 from dart_cli.runtime import waits
 from dart_cli.runtime.waits import told_waits
 from tests.simulated import QUICK

@@ -21,7 +21,6 @@ from bus.messages import Ack, ActRequest, Completion, Lease, LeaseRequest, Messa
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient, LeaseWaitStats
 from dart_cli.env.episode import Policy
-from dart_cli.env.gate import SuspendGate
 from dart_cli.env.router import RolloutRouter, RoutingStats
 from dart_cli.runtime.http_server import make_server
 from dart_cli.serve.app import make_app
@@ -216,7 +215,6 @@ async def endpoint(
         "serve-0",
         cast("DataClient", data),
         cast("RolloutRouter", router),
-        SuspendGate(),
         heartbeat := HeartbeatSender(Silence(), "serve", "serve-0", load),
         idle_s=idle_s,
         lease_wait_s=lease_wait_s,

@@ -15,8 +15,8 @@ from bus.errors import ActionError
 from bus.messages import ActRequest, Batch, Sampling, Turn
 from bus.packed import float64s, int32s
 from dart_cli.config.schema import Config, ModelConfig, RunConfig, TrainConfig
-from dart_cli.data.chains import chained
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.loading import chained
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.codecs import make_codec

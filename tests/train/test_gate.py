@@ -13,7 +13,7 @@ import torch
 from bus.errors import ParityError
 from bus.messages import Batch, BatchTrained, VersionSpan
 from dart_cli.config.schema import Config
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy
 from dart_cli.train.learner import PolicyLearner

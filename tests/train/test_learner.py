@@ -12,7 +12,7 @@ import torch
 from bus.errors import ProtocolError
 from bus.messages import Batch, VersionSpan
 from dart_cli.config.schema import Config
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.policy.forward import logits
 from dart_cli.train.learner import REPLAY_ESS, PolicyLearner
 from dart_cli.train.model import TrainModel

@@ -40,7 +40,6 @@ from dart_cli.train.checkpoints.identity import (
     CheckpointState,
     TrainedPart,
     TrainerProgress,
-    recipe_of,
 )
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
@@ -543,12 +542,3 @@ async def test_a_trainer_whose_weights_were_deleted_goes_on_above_every_number_t
     assert versions(first, second) == [0, 1, 2, 10, 11, 12]
     told = [each.updates for each in second.of(WeightsPublished)]  # type: ignore[attr-defined]
     assert told == [2, 3, 4]
-
-
-def test_settings_that_change_an_update_change_the_recipe(config: Config) -> None:
-    def with_train(**changes: object) -> str:
-        train = config.train.model_copy(update=changes)
-        return recipe_of(config.model_copy(update={"train": train}))
-
-    assert with_train(lr=config.train.lr / 2) != recipe_of(config)
-    assert with_train(updates=7, threads=3, checkpoint_every=4) == recipe_of(config)

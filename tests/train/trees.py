@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from bus.messages import Batch, VersionSpan
 from bus.packed import float64s, int32s
-from dart_cli.data.chains import chained
-from dart_cli.data.store.rows import BatchStep
+from dart_cli.data.loading import chained
+from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.parity import draw
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.model import TrainModel

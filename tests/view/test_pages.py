@@ -12,6 +12,7 @@ import pytest
 
 from bus.messages import Judgement, StepMismatch, VersionSpan
 from dart_cli.data.store.open import open_store
+from dart_cli.data.workers import process_row
 from dart_cli.view.site import ROWS
 from envs.base import content_hash
 from tests.data import parts
@@ -21,6 +22,7 @@ from tests.data.parts import (
     ask_lease,
     heartbeat,
     make_ledger,
+    next_batch,
     one_task,
     play,
     play_group,
@@ -175,7 +177,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
         for _ in range(config.data.groups_per_batch):
             group = play_group(ledger, MIXED)
         name = f"{group}-01"
-        batch = a_batch(ledger.next_batch(0))
+        batch = a_batch(next_batch(ledger, 0))
         gap = StepMismatch(trajectory_id=name, step=1, mean=-0.0125, largest=0.5)
         told = trained(batch.batch_id).model_copy(update={"mismatches": [gap]})
         assert ledger.batch_trained(told).accepted
@@ -194,7 +196,7 @@ def test_a_trajectory_without_a_group_shows_what_was_expected_of_it(tmp_path: Pa
     with open_store(config.run.dir) as store, serving(config.run.dir) as server:
         ledger = make_ledger(config, store)
         lease = play(ledger, 0, "fail")
-        a_batch(ledger.next_batch(0))
+        a_batch(next_batch(ledger, 0))
         store.commit()
         text = Bones.of(server.page(f"/trajectories/{lease.trajectory_id}")).text
         assert text.count("(expected reward 0.5)") == 2
@@ -313,7 +315,7 @@ def test_a_live_run_is_loaded_again_and_shows_what_is_new(tmp_path: Path) -> Non
     with open_store(config.run.dir) as store, serving(config.run.dir) as server:
         ledger = make_ledger(config, store)
         assert "not live" in Bones.of(server.page("/")).text
-        store.save_processes({"env-0": heartbeat("env-0")}, {"env-0": time.time()})
+        store.save_processes([process_row(heartbeat("env-0"), time.time())])
         lease = ask_lease(ledger, 0)
         store.commit()
         for path in ("/", f"/trajectories/{lease.trajectory_id}", f"/groups/{lease.group_id}"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.data.store.open import open_store
+from dart_cli.data.workers import process_row
 from dart_cli.view.server import runs_in
 from tests.data.parts import heartbeat, make_ledger, small_config
 from tests.view.parts import Bones, Server, play_shown, serving
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for slot in range(4):
                 play_shown(ledger, slot, "fail" if slot else "pass")
             if name == "live":
-                store.save_processes({"env-0": heartbeat("env-0")}, {"env-0": time.time()})
+                store.save_processes([process_row(heartbeat("env-0"), time.time())])
             store.commit()
     (folder / "broken").mkdir()
     (folder / "broken" / "run.db").write_bytes(b"no database" * 1000)

@@ -59,28 +59,12 @@ DATA = Table(
             'must be 1 with data.advantage = "{data.advantage}", which compares a trajectory with '
             "earlier ones of its task, got {value}",
         ),
-        Rule(
-            "data.tracker_margin",
-            lambda c: _by_tracker(c) and c.data.tracker_scale == "batch" and c.data.tracker_margin,
-            'must be 0 with data.tracker_scale = "batch", which takes the mean off, got {value}',
-        ),
-        Rule(
-            "data.discount",
-            lambda c: _by_tracker(c) and c.data.discount < 1,
-            'must be 1 with data.advantage = "{data.advantage}": trackers expect rewards, not returns, '
-            "got {value}",
-        ),
         *map(_of_groups, ("early_stop", "dynamic_number")),
         Rule(
             "data.pool_ratio",
             lambda c: 0 < c.data.pool_ratio < 1 / (c.data.group_size + 1) and _least_ratio(c),
             "must be 0 or >= {found}, one success beside data.group_size = {data.group_size} "
             "failures, got {value}",
-        ),
-        Rule(
-            "data.min_group_size",
-            lambda c: c.data.dynamic_number and c.data.min_group_size > c.data.group_size,
-            "must be <= data.group_size ({data.group_size}), got {value}",
         ),
     )
 )
@@ -201,15 +185,10 @@ TUNE = Table(
 )
 
 READERS = (
+    Reader("data.advantage by trackers", _by_tracker, ("data.tracker_margin",)),
     Reader(
-        "data.advantage by trackers",
-        _by_tracker,
-        ("data.tracker_decay", "data.tracker_scale", "data.tracker_margin"),
+        'data.scheduling = "april" or "oversample"',
+        lambda c: c.data.scheduling in ("april", "oversample"),
+        ("data.over_provision",),
     ),
-    Reader("data.dynamic_number", lambda c: c.data.dynamic_number, ("data.min_group_size",)),
-    Reader("data.dynamic_length", lambda c: c.data.dynamic_length, ("data.length_slack",)),
-    Reader(
-        "data.pool_ratio", lambda c: c.data.pool_ratio, ("data.pool_online", "data.pool_per_task")
-    ),
-    Reader("train.reuse", lambda c: c.train.reuse, ("train.reuse_gap",)),
 )

@@ -75,14 +75,6 @@ class EnvConfig(Section):
     screenshot_quality: int = Field(default=100, ge=1, le=100)
     """Of `webp`, where 100 is lossless, and of `jpeg`, which always loses detail: 90 is usual there."""
 
-    screen_match: Literal["exact", "similar"] = "exact"
-    """Which screens count as one for `data.screen_credit` and `data.fork_weight`: those of equal
-    screenshots; or (`similar`) those whose pixels differ in carets and `screen_ignore` alone."""
-
-    screen_ignore: list[Annotated[tuple[float, float, float, float], Strict(False)]] = []
-    """`similar`: parts of the screen that make no difference, e.g. a clock, each [left, top, right,
-    bottom] as fractions of width and height; `[[0, 0, 1, 0.03]]` is a phone's status bar."""
-
     reset_deadline_s: PositiveSeconds = 60.0
     """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
 

@@ -33,7 +33,8 @@ from dart_cli.data.exchange.parquet_schema import (
     column_type,
     pyarrow_modules,
 )
-from dart_cli.data.store.rows import PoolSource, StepRow
+from dart_cli.data.store.rows import PoolSource
+from dart_cli.data.store.steps import StepRow
 from dart_cli.policy.pointer.tokens import patch_mistake
 from envs.actions import action_from_dict
 from envs.base import content_hash, reward_of
@@ -81,7 +82,6 @@ class _ParquetRow(BaseModel):
     action: _Text | None = None
     error: _Text = ""
     observed_text: _Text = ""
-    screen_key: _Text = ""
     image_hashes: Annotated[list[_Hash], Field(min_length=1, max_length=1000)]
     prompt_token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
     token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
@@ -266,7 +266,6 @@ def _step(
         worker="",
         reward=row.step_reward,
         observed_text=row.observed_text,
-        screen_key=row.screen_key,
     )
 
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from bus.errors import MissingPartError
 from bus.messages import Outcome
-from dart_cli.data.store.rows import PoolSource, StepRow
+from dart_cli.data.store.rows import PoolSource
+from dart_cli.data.store.steps import StepRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,7 +110,6 @@ COLUMNS: dict[str, Column] = {
     "action": Column("string", optional=True),  # JSON; null where the text is no action
     "error": Column("string", optional=True),  # why it is none
     "observed_text": Column("string", optional=True),  # read beside the screenshot
-    "screen_key": Column("string", optional=True),  # the same for screens that count as one
     "image_hashes": Column("string", is_list=True),  # the prompt's images, this screen the last
     "prompt_token_ids": Column("int32", is_list=True),
     "token_ids": Column("int32", is_list=True),

@@ -47,7 +47,6 @@ def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
             "action": None if step.action is None else json.dumps(step.action),
             "error": step.error,
             "observed_text": step.observed_text,
-            "screen_key": step.screen_key,
             "image_hashes": step.image_hashes,
             "prompt_token_ids": step.prompt_token_ids,
             "token_ids": step.sampled.token_ids,

@@ -25,7 +25,7 @@ from bus.errors import ExchangeError, RunDirectoryError, StoreError, TaskError
 from bus.messages import Outcome
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import heldout_tasks
-from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.checks import model_facts
 from dart_cli.data.exchange.parquet_read import StepCheck, about_folder, parquet_files, read_folder
 from dart_cli.data.exchange.parquet_schema import Trajectory, content_id
 from dart_cli.data.exchange.parquet_write import write_folder

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from bus.messages import Outcome
-from bus.snapshot import SyncView
+from bus.snapshot import JudgeView, SyncView
 from dart_cli.data.store.connection import Connection
 from dart_cli.data.store.rows import (
     CountersRow,
     CurvePoint,
     EpisodeTimes,
+    JudgementRow,
     MetricPoint,
     OutcomeRow,
     OwnCounts,
+    PlayedStep,
     ReplayCounts,
     SizesRow,
     StepTimes,
-    TaskRow,
     UsageRow,
 )
 
@@ -69,37 +71,17 @@ class Analytics(Connection):
     def share_left_out(self, batch_id: int) -> float:
         """Share of a fresh batch's steps that have weight 0."""
         rows = self._rows(
-            "SELECT AVG(weight = 0) AS share FROM batch_samples "
-            "WHERE batch_id = ? AND reason <> 'fork'",
+            "SELECT AVG(weight = 0) AS share FROM batch_samples WHERE batch_id = ?",
             (batch_id,),
         )
         return rows[0]["share"] or 0.0
-
-    def share_credited(self, batch_id: int) -> float:
-        """Share of the batch's steps whose advantage has a screen's part that is not 0."""
-        rows = self._rows(
-            "SELECT AVG(screen_advantage <> 0) AS share FROM batch_samples "
-            "WHERE batch_id = ? AND reason <> 'fork'",
-            (batch_id,),
-        )
-        return rows[0]["share"] or 0.0
-
-    def count_forks(self, batch_id: int) -> int:
-        """Forks that the batch trains on."""
-        rows = self._rows(
-            "SELECT COUNT(*) AS number FROM batch_samples WHERE batch_id = ? AND reason = 'fork'",
-            (batch_id,),
-        )
-        return int(rows[0]["number"])
 
     def share_of_pool(self, batch_id: int) -> float:
         """Share of the tokens a fresh batch trains on that are of members of the pool."""
         rows = self._rows(
             "SELECT SUM((b.reason = 'pool') * LENGTH(s.token_ids)) * 1.0 / SUM(LENGTH(s.token_ids)) "
-            "AS share FROM batch_samples b JOIN steps s "  # of a fork the step that it trains on
-            "ON s.trajectory_id = COALESCE(NULLIF(b.fork_trajectory_id, ''), b.trajectory_id) "
-            "AND s.step = COALESCE(b.fork_step, b.step) "
-            "WHERE b.batch_id = ? AND b.weight <> 0",
+            "AS share FROM batch_samples b JOIN steps s "
+            "ON s.trajectory_id = b.trajectory_id AND s.step = b.step WHERE b.batch_id = ? AND b.weight <> 0",
             (batch_id,),
         )
         return rows[0]["share"] or 0.0
@@ -113,9 +95,10 @@ class Analytics(Connection):
         )
         return {row["task_id"]: row["steps"] for row in rows}
 
-    def task_progress(self) -> list[TaskRow]:
-        """Outcomes of each task that has had one; nothing in a run of an older dart."""
-        return [TaskRow(**row) for row in self._rows("SELECT * FROM task_progress")]
+    def task_progress(self) -> dict[str, str]:
+        """Task id -> how it fares, of each that has had an outcome; JSON, as it was saved."""
+        rows = self._rows("SELECT task_id, progress FROM task_progress")
+        return {row["task_id"]: row["progress"] for row in rows}
 
     def outcomes(self) -> Iterator[OutcomeRow]:
         """Every judged trajectory in the order they ended; read as they are asked for."""
@@ -274,3 +257,59 @@ class Analytics(Connection):
         """Size of the database with its write-ahead log."""
         names = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(name.stat().st_size for name in names if name.exists())
+
+    def judgements(self, trajectory_id: str) -> list[JudgementRow]:
+        """What judges said of a trajectory, in the order in which they said it."""
+        sql = "SELECT * FROM judgements WHERE trajectory_id = ? ORDER BY at, judge"
+        return [JudgementRow(**row) for row in self._rows(sql, (trajectory_id,))]
+
+    def judged_by(self, judge: str) -> set[str]:
+        """Trajectories of which this judge has an opinion."""
+        sql = "SELECT trajectory_id FROM judgements WHERE judge = ? AND outcome != 'invalid'"
+        return {row[0] for row in self._each(sql, (judge,))}
+
+    def played_steps(self, trajectory_id: str) -> list[PlayedStep]:
+        """Its steps in order, those left out whose text was no action."""
+        sql = "SELECT action, screenshot FROM steps WHERE trajectory_id = ? ORDER BY step"
+        rows = self._each(sql, (trajectory_id,))
+        return [PlayedStep(json.loads(action), shot) for action, shot in rows if action is not None]
+
+    def judge_views(self) -> list[JudgeView]:
+        """Each judge beside the evaluators; a verdict that a judge gave is no evaluator's."""
+        sql = (
+            "SELECT j.judge, j.use = 'missing', j.outcome, "
+            "CASE WHEN EXISTS (SELECT 1 FROM judgements m WHERE m.trajectory_id = t.id "
+            "AND m.use = 'missing') THEN NULL ELSE t.outcome END, "
+            "COUNT(*), SUM(j.calls), SUM(j.prompt_tokens), SUM(j.completion_tokens), SUM(j.seconds) "
+            "FROM judgements j JOIN trajectories t ON t.id = j.trajectory_id GROUP BY 1, 2, 3, 4"
+        )
+        by_judge: dict[str, list[tuple[Any, ...]]] = {}
+        for judge, *row in self._each(sql):
+            by_judge.setdefault(judge, []).append(tuple(row))
+        return [_view(judge, rows) for judge, rows in sorted(by_judge.items())]
+
+
+def _view(judge: str, rows: list[tuple[Any, ...]]) -> JudgeView:
+    """From rows of (decided, judge's outcome, evaluator's, number, calls, tokens in, tokens out, seconds)."""
+
+    def number(said: str, evaluator: str) -> int:
+        return sum(row[3] for row in rows if not row[0] and row[1:3] == (said, evaluator))
+
+    verdicts: dict[str, int] = {}
+    for row in rows:
+        if row[0]:
+            verdicts[row[1]] = verdicts.get(row[1], 0) + row[3]
+    return JudgeView(
+        judge=judge,
+        verdicts=verdicts,
+        both_pass=number("pass", "pass"),
+        both_fail=number("fail", "fail"),
+        judge_alone=number("pass", "fail"),
+        evaluator_alone=number("fail", "pass"),
+        judged=sum(row[3] for row in rows),
+        unanswered=sum(row[3] for row in rows if row[1] == "invalid"),
+        calls=sum(row[4] for row in rows),
+        prompt_tokens=sum(row[5] for row in rows),
+        completion_tokens=sum(row[6] for row in rows),
+        seconds=sum(row[7] for row in rows),
+    )

@@ -1,8 +1,9 @@
 """One connection to the run's database, and what every query needs.
 
 Connection     opens the file read-only, checks its schema, returns rows as dicts
-explain        a failure of SQLite as a StoreError with file, fault and cure
+Transactions   a connection that also writes, for the one process that may
 where_clause   conditions of a query, from what was asked for
+check_version  refuses a database of another dart
 
 Every failure of SQLite is a StoreError that names the file and the cure.
 """
@@ -10,17 +11,21 @@ Every failure of SQLite is a StoreError that names the file and the cure.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from sqlite_utils import Database
-
-from bus.errors import RunDirectoryError, StoreError, UserError
-from dart_cli.data.store.migrations import MIGRATIONS, unknown_steps
+from bus.errors import DartError, RunDirectoryError, StoreError, UserError
+from dart_cli.data.store.schema import APPLICATION_ID, SCHEMA, VERSION
 from dart_cli.runtime import sqlite_file
 from dart_cli.runtime.sqlite_file import Mode, connect
+
+CACHE_MIB = 32
+
+Conflict = Literal["", "OR IGNORE", "OR REPLACE"]
 
 
 class Connection:
@@ -50,19 +55,11 @@ class Connection:
 
     def _check_schema(self) -> None:
         try:
-            database = Database(self._connection, execute_plugins=False)
-            newer = unknown_steps(database)
-            pending = [step.name for step in MIGRATIONS.pending(database)]
+            [[version]] = self._connection.execute("PRAGMA user_version")
         except sqlite3.Error as error:
             raise explain(self.path, error) from None
+        check_version(self.path, version)
         self._connection.row_factory = as_dict
-        if newer:
-            raise RunDirectoryError(made_by_newer(self.path, newer))
-        if pending:
-            raise RunDirectoryError(
-                f"{self.path} is of an older schema (lacks {pending[0]}); "
-                "start `dart data` on it once, which brings it up to date"
-            )
 
     def _rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         try:
@@ -78,6 +75,116 @@ class Connection:
             cursor = self._connection.cursor()
             cursor.row_factory = None
             yield from cursor.execute(sql, values)
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+
+
+class Transactions(Connection):
+    """A connection that also writes; holds the run directory's lock until `close`.
+
+    Writes are collected in one open transaction until `commit`, so that many requests share it. The
+    database is in write-ahead mode. With synchronous=NORMAL a commit survives the death of any process
+    (kill -9); a loss of power costs at most the commits since the last checkpoint, never the file.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self._lock = lock
+        self.path = path
+        self._connection = self._connect("rwc")
+        try:
+            self._prepare()
+            # Moves pages from the log into the database in another thread: see checkpoint.
+            self._checkpointer = self._connect("rwc", threads=True)
+            self._checkpointing = threading.Lock()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Commit what is written, fold the log into the database, and free the run directory."""
+        try:
+            self.commit()
+        finally:
+            with self._checkpointing:
+                self._checkpointer.close()
+            self._connection.close()
+            os.close(self._lock)
+
+    def commit(self) -> None:
+        """Make everything written since the last commit durable, all or nothing."""
+        if self._connection.in_transaction:
+            self._write("COMMIT")
+
+    def abandon(self) -> None:
+        """Forget everything written since the last commit, and write nothing more."""
+        if self._connection.in_transaction:
+            self._connection.rollback()
+        self._connection.execute("PRAGMA query_only = ON")
+
+    def checkpoint(self) -> None:
+        """Move committed pages from the log into the database, as far as readers allow.
+
+        Meant for another thread: it waits for the disk, while the writer goes on.
+        """
+        with self._checkpointing:
+            try:
+                self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            except sqlite3.ProgrammingError:
+                return  # closed while this thread waited
+            except sqlite3.Error as error:
+                raise explain(self.path, error) from error
+
+    def _prepare(self) -> None:
+        """Check that the file is ours and whole, set the modes; make the tables of a new one."""
+        try:
+            [[mark]] = self._connection.execute("PRAGMA application_id")
+            [[version]] = self._connection.execute("PRAGMA user_version")
+            tables = self._connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+            if tables and mark != APPLICATION_ID:
+                raise StoreError(f"{self.path} is not dart's database; choose another run.dir")
+            if tables:
+                check_version(self.path, version)
+            else:
+                self._connection.execute("PRAGMA page_size = 8192")
+            self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(f"PRAGMA cache_size = -{CACHE_MIB * 1024}")
+            # The service moves the log in another thread; this bounds it where that does not run.
+            self._connection.execute("PRAGMA wal_autocheckpoint = 8000").fetchall()
+            if not tables:  # pragmas are part of the transaction: all of it is there, or nothing
+                self._connection.executescript(
+                    f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "
+                    f"PRAGMA user_version = {VERSION}; COMMIT;"
+                )
+        except DartError:
+            raise
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        self._connection.row_factory = as_dict
+
+    def _insert(self, table: str, *rows: Mapping[str, object], conflict: Conflict = "") -> int:
+        """Insert rows of the same columns; how many were."""
+        if not rows:
+            return 0
+        columns = list(rows[0])
+        return self._write_many(
+            f"INSERT {conflict} INTO {table} ({','.join(columns)}) "  # noqa: S608
+            f"VALUES ({marks(columns)})",
+            [list(row.values()) for row in rows],
+        )
+
+    def _write(self, sql: str, values: Sequence[object] = ()) -> int:
+        """Execute within the open transaction; the number of rows it changed."""
+        return self._changed(self._connection.execute, sql, values)
+
+    def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> int:
+        return self._changed(self._connection.executemany, sql, rows)
+
+    def _changed(self, execute: Callable[..., sqlite3.Cursor], sql: str, values: object) -> int:
+        try:
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN IMMEDIATE")
+            return execute(sql, values).rowcount
         except sqlite3.Error as error:
             raise explain(self.path, error) from error
 
@@ -130,6 +237,11 @@ def marks(values: Sequence[object]) -> str:
     return ",".join("?" * len(values))
 
 
-def made_by_newer(path: Path, steps: Sequence[str]) -> str:
-    """The error for a database with schema steps that this dart does not know."""
-    return f"{path} was written by a newer dart (schema step {steps[-1]}); use that version"
+def check_version(path: Path, version: int) -> None:
+    """Raise RunDirectoryError for the database of a dart whose tables are others."""
+    if version != VERSION:
+        age = "an older" if version < VERSION else "a newer"
+        raise RunDirectoryError(
+            f"{path} was written by {age} dart (schema {version}, this one has {VERSION}); go on with "
+            "that version, or choose another run.dir"
+        )

@@ -1,6 +1,6 @@
 """Typed queries on a run, beside a live writer or long after.
 
-Reader   rows of a run by id, state or order; with the aggregates of Analytics and Judgements
+Reader   rows of a run by id, state or order; with the aggregates of Analytics
 """
 
 from __future__ import annotations
@@ -10,51 +10,42 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bus.errors import StoreError
-from bus.messages import (
-    Outcome,
-    SampledTokens,
-)
-from bus.packed import float64s, int32s
+from bus.messages import Outcome
 from dart_cli.data.store.analytics import Analytics
 from dart_cli.data.store.connection import marks, where_clause
-from dart_cli.data.store.encoding import (
-    prompt_ids,
-    unpack_floats,
-    unpack_ids,
-    unpack_maps,
-    unpack_prompt,
-    unpack_spans,
-)
-from dart_cli.data.store.judgements import Judgements
 from dart_cli.data.store.rows import (
     BatchRow,
-    BatchStep,
     Decision,
     GroupRow,
     GroupState,
-    LineageRow,
     PlannedSample,
     PoolRow,
     ProcessRow,
     RunRow,
     SampleRow,
-    StepRow,
     SyncRow,
     TrackerRow,
     TrajectoryRow,
     TrajectoryState,
     VersionRow,
-    Visit,
+)
+from dart_cli.data.store.steps import (
+    BATCH_COLUMNS,
+    BatchStep,
+    StepRow,
+    batch_step_of,
+    step_of,
+    unpack_floats,
+    unpack_ids,
 )
 from dart_cli.policy.pointer.tokens import drawn
-from envs.base import content_hash
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
 """Of a batch: it has the groups and samples of its replays, which have no rows of their own."""
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 
-class Reader(Analytics, Judgements):
+class Reader(Analytics):
     """Typed queries on one run. Use as a context manager, or call `close`."""
 
     def run(self) -> RunRow:
@@ -147,10 +138,7 @@ class Reader(Analytics, Judgements):
 
     def processes(self) -> list[ProcessRow]:
         """Each worker's newest heartbeat, as `dart data` saved it every few seconds."""
-        rows = self._rows(
-            "SELECT worker, role, host, started_at, heard_at, policy_version, state, waiting_for, "
-            "waiting_s FROM processes ORDER BY role, worker"
-        )
+        rows = self._rows("SELECT * FROM processes ORDER BY role, worker")
         return [ProcessRow(**row) for row in rows]
 
     def trajectory(self, trajectory_id: str) -> TrajectoryRow | None:
@@ -191,32 +179,7 @@ class Reader(Analytics, Judgements):
         rows = self._rows(
             "SELECT * FROM steps WHERE trajectory_id = ? ORDER BY step", (trajectory_id,)
         )
-        return [_step_row(row) for row in rows]
-
-    def visits(self, trajectory_ids: Iterable[str]) -> dict[str, list[Visit]]:
-        """What each step of these trajectories saw and did, in order.
-
-        Two steps stand on one screen if instruction, screenshot and the text beside it are equal; where
-        they have screen keys, these decide in place of screenshot and text.
-        """
-        rows = self._rows(
-            "SELECT trajectory_id, screenshot, screen_key, instruction, action, "
-            "CASE screen_key WHEN '' THEN observed_text ELSE '' END AS text "
-            "FROM steps WHERE trajectory_id IN (SELECT value FROM json_each(?)) "
-            "ORDER BY trajectory_id, step",
-            (json.dumps(list(trajectory_ids)),),
-        )
-        found: dict[str, list[Visit]] = {}
-        instruction = ""
-        for row in rows:
-            own = found.setdefault(row["trajectory_id"], [])
-            instruction = instruction if own else row["instruction"]  # which step 0 alone holds
-            key = row["screen_key"]
-            # Texts are long, and json takes twice as long as their hash.
-            seen = [key] if key else [row["screenshot"], content_hash(row["text"].encode())]
-            screen = content_hash(json.dumps([instruction, *seen]).encode())
-            own.append(Visit(screen, row["action"] or ""))
-        return found
+        return [step_of(row) for row in rows]
 
     def screenshots(self, hashes: Iterable[str]) -> dict[str, bytes]:
         """Encoded images by content hash; unknown hashes are absent."""
@@ -278,7 +241,7 @@ class Reader(Analytics, Judgements):
         """The steps of one batch that are trained on, in their order, without what they hold."""
         rows = self._rows(
             "SELECT group_id, trajectory_id, step, advantage, weight, reason, entropy, "  # noqa: S608
-            "screen_advantage, fork_trajectory_id, fork_step, baseline FROM batch_samples "
+            "baseline FROM batch_samples "
             f"WHERE batch_id = {_FIRST_USE} AND weight <> 0 ORDER BY position",
             (batch_id,),
         )
@@ -289,50 +252,16 @@ class Reader(Analytics, Judgements):
         return list(self.planned_steps(self.planned_samples(batch_id)))
 
     def planned_steps(self, planned: Sequence[PlannedSample]) -> Iterator[BatchStep]:
-        """These steps, each with what it holds, in the same order; read as they are asked for.
-
-        A fork has its own step's prompt and the completion of the step that it trains on, of unknown
-        behaviour: no policy drew it from this prompt.
-        """
-        places = [
-            (each.trajectory_id, each.step, each.fork_trajectory_id or each.trajectory_id,
-             each.step if each.fork_step is None else each.fork_step)
-            for each in planned
-        ]  # fmt: skip
-        completion, join = "s", ""
-        if any(each.is_fork for each in planned):
-            completion = "c"
-            join = (
-                "JOIN steps c ON c.trajectory_id = json_extract(wanted.value, '$[2]') "
-                "AND c.step = json_extract(wanted.value, '$[3]') "
-            )
+        """These steps, each with what it holds, in the same order; read as they are asked for."""
+        columns = ", ".join(f"s.{name}" for name in BATCH_COLUMNS)
         rows = self._each(
-            f"SELECT s.image_hashes, s.prompt_token_ids, {completion}.token_ids, "  # noqa: S608
-            f"s.behaviour_logprobs, s.version_spans, {completion}.patches "
-            "FROM json_each(?) AS wanted "
+            f"SELECT {columns} FROM json_each(?) AS wanted "  # noqa: S608
             "JOIN steps s ON s.trajectory_id = json_extract(wanted.value, '$[0]') "
-            f"AND s.step = json_extract(wanted.value, '$[1]') {join}ORDER BY wanted.key",
-            (json.dumps(places),),
+            "AND s.step = json_extract(wanted.value, '$[1]') ORDER BY wanted.key",
+            (json.dumps([(each.trajectory_id, each.step) for each in planned]),),
         )
-        for each, (hashes, prompt, token_ids, logprobs, spans, patches) in zip(
-            planned, rows, strict=True
-        ):
-            yield BatchStep(
-                group_id=each.group_id,
-                trajectory_id=each.trajectory_id,
-                step=each.step,
-                prompt_token_ids=int32s(prompt_ids(prompt)),
-                token_ids=int32s(token_ids),
-                image_hashes=json.loads(hashes),
-                behaviour_logprobs=float64s(b"" if each.is_fork else logprobs),
-                version_spans=[]  # as old as it is: no version of now to be behind
-                if each.is_fork or each.reason == "pool"
-                else unpack_spans(spans),
-                advantage=each.advantage,
-                weight=each.weight,
-                is_fork=each.is_fork,
-                patches=unpack_ids(patches),
-            )
+        for each, row in zip(planned, rows, strict=True):
+            yield batch_step_of(each, row)
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
         """Every step of the trajectories of one batch: trained on or left out, and why.
@@ -409,10 +338,6 @@ class Reader(Analytics, Judgements):
         rows = self._rows("SELECT * FROM versions WHERE policy_version = ?", (policy_version,))
         return VersionRow(**rows[0]) if rows else None
 
-    def lineages(self) -> list[LineageRow]:
-        """The lineages of the weights, in the order in which they began."""
-        return [LineageRow(**row) for row in self._rows("SELECT * FROM lineages ORDER BY id")]
-
     def syncs(self, worker: str | None = None) -> list[SyncRow]:
         """How rollout workers took new weights, oldest first: one worker, or all."""
         where, values = ("WHERE worker = ?", (worker,)) if worker else ("", ())
@@ -457,26 +382,6 @@ class Reader(Analytics, Judgements):
             (batch_id,),
         )
         return not rows
-
-
-def _step_row(row: dict[str, Any]) -> StepRow:
-    sampled = SampledTokens.model_construct(
-        token_ids=unpack_ids(row.pop("token_ids")),
-        behaviour_logprobs=unpack_floats(row.pop("behaviour_logprobs")),
-        entropies=unpack_floats(row.pop("entropies")),
-        version_spans=unpack_spans(row.pop("version_spans")),
-        patches=unpack_ids(row.pop("patches")),
-    )
-    return StepRow(
-        **{
-            **row,
-            "sampled": sampled,
-            "image_hashes": json.loads(row["image_hashes"]),
-            "prompt_token_ids": unpack_prompt(row["prompt_token_ids"]),
-            "action": json.loads(row["action"]) if row["action"] else None,
-            "pointed": unpack_maps(row["pointed"]),
-        }
-    )
 
 
 def _pool_row(row: dict[str, Any]) -> PoolRow:

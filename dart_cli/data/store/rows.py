@@ -5,11 +5,10 @@ Moments are unix seconds, durations seconds, log-probabilities and entropies nat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from bus.messages import Outcome, PointerMap, SampledTokens, VersionSpan
-from bus.packed import FloatArray, IntArray
+from bus.messages import Outcome
 
 GroupState = Literal["open", "ready", "batched", "trained", "dropped"]
 TrajectoryState = Literal["leased", "playing", "finished", "batched", "trained", "dropped"]
@@ -22,7 +21,7 @@ DROP_REASONS = (
     *("surplus", "invalid", "cancelled", "lease_expired", "worker_lost", "incomplete"),
 )
 """Why a trajectory is not trained on, its group's reasons first; docs/data.md explains each."""
-SampleReason = Literal["mixed", "tracked", "pool", "low_entropy", "fork"]
+SampleReason = Literal["mixed", "tracked", "pool", "low_entropy"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,7 @@ class RunRow:
     config: str  # JSON, of the newest start
     active_s: float  # `dart data` has served this long, over all starts
     stop_reason: str  # why a stop was requested; empty if it was not, or once it was carried out
-    learned: float = (
-        0.0  # success that was proved when train.stop_at ended the run; 0 if it did not
-    )
+    learned: float = 0.0  # success that was proved when train.stop_at ended it; 0 if it did not
 
 
 @dataclass(frozen=True)
@@ -82,37 +79,9 @@ class TrajectoryRow:
     reset_s: float | None
     wall_s: float | None
     batch_id: int | None
-    max_steps: int | None  # of its lease; None in old runs
-    reward: float | None = (
-        None  # the verdict's, in [0, 1]; None before a verdict, and of an invalid one
-    )
+    max_steps: int  # of its lease
+    reward: float | None = None  # the verdict's, in [0, 1]; None without a valid one
     counted: int = 0  # 1 if its outcome is part of its task's success; see dart_cli.data.groups
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """One step as it was handed in; lists as in StepRecord."""
-
-    trajectory_id: str
-    step: int
-    at: float
-    screenshot: str  # key of screenshots
-    image_hashes: list[str]
-    prompt_token_ids: list[int]
-    sampled: SampledTokens
-    text: str
-    action: dict[str, Any] | None
-    error: str
-    model_s: float
-    env_s: float
-    worker: str  # the rollout worker that finished the completion; empty in old runs
-    instruction: str = ""  # as the policy read it, in step 0; empty in old runs
-    reward: float | None = (
-        None  # what the environment gave for this step; None where it gave nothing
-    )
-    observed_text: str = ""  # what the policy read beside the screenshot
-    screen_key: str = ""  # as in StepRecord
-    pointed: list[PointerMap] = field(default_factory=list)  # likewise
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
@@ -138,84 +107,27 @@ class PoolRow:
 
 
 @dataclass(frozen=True)
-class SampleRow:
-    """A step of a batch, trained on or left out, and why."""
-
-    batch_id: int
-    position: int
-    trajectory_id: str
-    step: int
-    advantage: float
-    weight: float  # 0 where it is left out
-    reason: str  # e.g. mixed, pool, low_entropy; empty in rows of older versions
-    entropy: float | None  # mean over its tokens, nats
-    gap_mean: (
-        float | None
-    )  # of proximal minus behaviour log-probability, nats; None if not reported
-    gap_largest: float | None  # of the absolute differences
-    group_id: str  # in which the trajectory is compared; a member of the pool may be in several
-    screen_advantage: float = 0.0  # the part of `advantage` that compares steps on one screen
-    fork_trajectory_id: str = ""  # whose completion is trained on instead; empty for its own
-    fork_step: int | None = None  # of that trajectory
-    baseline: float | None = None  # reward that its task's tracker expected; None without trackers
-
-    @property
-    def is_fork(self) -> bool:
-        """Whether the completion is another trajectory's."""
-        return self.fork_trajectory_id != ""
-
-    @property
-    def outcome_advantage(self) -> float:
-        """The part of `advantage` that the trajectory's outcome gives."""
-        return self.advantage - self.screen_advantage
-
-
-@dataclass(frozen=True)
 class PlannedSample:
     """A step of a trajectory that is used: trained on, or left out."""
 
-    group_id: str  # in which it is compared
+    group_id: str  # in which it is compared; a member of the pool may be in several
     trajectory_id: str
     step: int
     advantage: float
     weight: float  # multiplies the sample's loss; 0 where it is left out
     reason: SampleReason = "mixed"
     entropy: float | None = None  # mean over its tokens, nats
-    screen_advantage: float = 0.0  # as in SampleRow
-    fork_trajectory_id: str = ""  # likewise
-    fork_step: int | None = None  # likewise
-    baseline: float | None = None  # likewise
-
-    @property
-    def is_fork(self) -> bool:
-        """Whether the completion is another trajectory's."""
-        return self.fork_trajectory_id != ""
+    baseline: float | None = None  # reward that its task's tracker expected; None without trackers
 
 
-@dataclass(frozen=True)
-class Visit:
-    """What a step saw and did, as far as steps are compared by it."""
+@dataclass(frozen=True, kw_only=True)
+class SampleRow(PlannedSample):
+    """A step of a batch, trained on or left out, and why."""
 
-    screen: str  # digest of what the policy saw: the same for steps on one screen
-    action: str  # JSON, the same for equal actions; empty where the text was none
-
-
-@dataclass(frozen=True)
-class BatchStep:
-    """A step of a batch that is trained on, before steps that extend one another are chained."""
-
-    group_id: str  # in which it is compared
-    trajectory_id: str
-    step: int
-    prompt_token_ids: IntArray  # [P], image placeholders expanded
-    token_ids: IntArray  # [A], the completion
-    image_hashes: list[str]  # [I], the prompt's
-    behaviour_logprobs: FloatArray  # [A], nats; empty if unknown
-    version_spans: list[VersionSpan]
-    advantage: float
-    weight: float  # multiplies the sample's loss
-    is_fork: bool = False  # the prompt is this step's, the completion another trajectory's
-    patches: list[int] = field(default_factory=list)  # [A], as in SampledTokens
+    batch_id: int
+    position: int
+    gap_mean: float | None  # of proximal minus behaviour log-probability, nats; None: not reported
+    gap_largest: float | None  # of the absolute differences
 
 
 @dataclass(frozen=True)
@@ -318,17 +230,12 @@ class BatchRow:
     formed_version: int
     temperature: float
     reward: float
-    trained_at: float | None
-    trained_version: int | None
-    run_s: float = 0.0  # how long the run had been served when it was formed; 0 in old rows
-    replay_of: int | None = (
-        None  # the batch whose samples are trained on again; None of a fresh one
-    )
+    trained_at: float | None = None
+    trained_version: int | None = None
+    run_s: float = 0.0  # how long the run had been served when it was formed
+    trajectories: int = 0  # as in Batch
+    replay_of: int | None = None  # the batch whose samples come again; None of a fresh one
     reuse: int = 0  # how often they were trained on before
-    success: float | None = None  # as in Batch; None in old rows, too
-    success_error: float = 0.0  # its standard error
-    tasks: str = ""  # digest of the ids of the tasks that it is the mean of; empty in old rows
-    trajectories: int = 0  # as in Batch; 0 in old rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,28 +264,6 @@ class OwnCounts:
 
 
 @dataclass(frozen=True)
-class TaskRow:
-    """Outcomes of one task up to the newest; see dart_cli.data.progress."""
-
-    task_id: str
-    passed: int
-    failed: int
-    invalid: int
-    average_total: float
-    average_weight: float
-    curve: str  # JSON of its counters
-    reward_total: float  # of the moving averages of rewards and of their squares;
-    square_total: float  # their weight is average_weight
-    broken_total: float  # of the moving average of its share of invalid episodes
-    broken_weight: float
-    broken_acting: int  # invalid episodes that broke after an action
-    recent_total: float = 0.0  # of a faster moving average of its success
-    recent_weight: float = 0.0
-    recent_reward_total: float = 0.0  # likewise of its rewards; of the same weight
-    newest: str = ""  # 1 or 0, passed or not, of its newest trajectories that count, oldest first
-
-
-@dataclass(frozen=True)
 class TrackerRow:
     """Expected reward of a task at one step of its episodes; see dart_cli/algo/trackers.py."""
 
@@ -386,7 +271,6 @@ class TrackerRow:
     step: int  # 0-based; -1 for the whole task
     passed: float  # discounted rewards
     failed: float  # discounted 1 - rewards
-    moved: float | None  # nats that the policy had moved when the newest was sampled, if known
 
 
 @dataclass(frozen=True)
@@ -423,17 +307,7 @@ class VersionRow:
     path: str
     digest: str
     published_at: float
-    updates: int | None = None  # that changed these weights; None of an older dart
-    lineage: int | None = None  # likewise
-
-
-@dataclass(frozen=True)
-class LineageRow:
-    """A line of weight sets, each an update of the one before; see dart_cli/data/lineage.py."""
-
-    id: int  # from 1, in the order in which they began
-    forked_at: int  # updates that it shares with the one before
-    recipe: str  # TrainerHello.recipe
+    updates: int  # that changed these weights
 
 
 @dataclass(frozen=True)
@@ -467,6 +341,31 @@ class ProcessRow:
     state: str
     waiting_for: str
     waiting_s: float
+
+
+@dataclass(frozen=True)
+class JudgementRow:
+    """What one judge said of one trajectory; fields as in bus.messages.Judgement."""
+
+    trajectory_id: str
+    judge: str
+    use: Literal["missing", "check", "later"]
+    outcome: Outcome
+    score: float | None
+    reason: str
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """One step that had an action."""
+
+    action: dict[str, Any]
+    screenshot: str  # key of screenshots: the screen before it
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
     TrainedPart       which tensors of the model are trained: its adapters' settings, or which weights
     CheckpointState   both, the identity of the model folder, and the digests of the files
     model_identity    what tells the model folder from another one
-    recipe_of         what tells whether a run goes on as it was
     refuse_other      the error where a configuration cannot go on from the newest checkpoint
 
 `dart up`, `dart data` and `dart train` call `refuse_other` before anything starts or is recorded; the
@@ -118,22 +117,6 @@ def model_identity(folder: Path) -> str:
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error}") from None
     return blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
-
-
-_NOT_OF_AN_UPDATE = {
-    *("updates", "max_minutes", "max_trajectories", "stop_at"),
-    *("checkpoint_every", "parity_every", "wandb"),
-    *("device", "threads", "ranks", "rank_deadline_s", "offload", "pack_tokens", "recompute"),
-    *("reuse", "reuse_gap", "reuse_until", "reuse_fall"),  # which batches there are
-}
-"""Keys of [train] that leave an update as it is, but for rounding, or at the end of the run."""
-
-
-def recipe_of(config: Config) -> str:
-    """A digest of all settings that an update follows from, beside its batch and the weights."""
-    train = config.train.model_dump(mode="json", exclude=_NOT_OF_AN_UPDATE)
-    settings = json.dumps([config.model.model_dump(mode="json"), train], sort_keys=True)
-    return blake2b(settings.encode(), digest_size=16).hexdigest()
 
 
 def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from bus.messages import SampledTokens
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.parquet_write import write_folder
-from dart_cli.data.store.rows import StepRow
+from dart_cli.data.store.steps import StepRow
 from envs.base import content_hash
 
 TASK = "mini/click"
@@ -45,7 +45,6 @@ def step(number: int, image: bytes, earlier: list[str], **changes: Any) -> StepR
         model_s=0.5,
         env_s=0.25,
         worker="",
-        screen_key=f"key {number}",
     )
     return replace(row, **changes)
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from bus.errors import ExchangeError
 from dart_cli.config.schema import Config
-from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.checks import model_facts
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import (

@@ -18,6 +18,7 @@ def add_lease(
     slot: int = 0,
     sampling_seed: int = 1,
     at: float = 1.0,
+    max_steps: int = 8,
 ) -> None:
     """File a trajectory of group g1."""
     store.add_lease(
@@ -28,6 +29,7 @@ def add_lease(
         slot=slot,
         sampling_seed=sampling_seed,
         at=at,
+        max_steps=max_steps,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,15 +218,11 @@ def add_steps(store: Store, name: str, steps: range) -> None:
         store.add_step(step_record(name, step), 1.0)
 
 
-def test_a_batch_has_the_patches_of_its_completions_and_a_fork_those_of_the_step_it_trains_on(
-    run_dir: Path,
-) -> None:
+def test_a_batch_has_the_patches_of_its_completions(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         fill(store, steps=1)
         add_lease(store, "g1-01", 1)
         store.add_step(pointer_record("g1-01", 0), 9.0)
         own = [PlannedSample("g1", name, 0, 0.5, 1.0) for name in ("g1-00", "g1-01")]
-        fork = replace(own[0], reason="fork", fork_trajectory_id="g1-01", fork_step=0)
-        found = list(store.planned_steps([*own, fork]))
-    assert [step.patches for step in found] == [[], DRAG.patches, DRAG.patches]
-    assert list(found[2].token_ids) == DRAG.token_ids
+        found = list(store.planned_steps(own))
+    assert [step.patches for step in found] == [[], DRAG.patches]

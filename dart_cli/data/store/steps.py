@@ -1,4 +1,11 @@
-"""Numbers of a step <-> the compact blobs its row holds, little-endian on every machine.
+"""A step as it is stored: its row, and its numbers <-> the compact blobs there.
+
+StepRow     a step that was handed in, with all that it holds
+BatchStep   a step of a batch, with what is trained on
+columns_of  a step -> the columns of its row
+step_of     the columns -> a StepRow; batch_step_of -> a BatchStep
+
+Blobs are little-endian on every machine:
 
 ids      int32                      token ids, version spans
 prompt   three bytes an id, in planes, of which the one that most often comes in a row, the image
@@ -16,10 +23,15 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import eq
+from typing import Any
 
-from bus.messages import PointerCandidate, PointerMap, VersionSpan
-from bus.packed import little_endian
+from pydantic_core import from_json, to_json
+
+from bus.messages import PointerCandidate, PointerMap, SampledTokens, StepRecord, VersionSpan
+from bus.packed import FloatArray, IntArray, float64s, int32s, little_endian
+from dart_cli.data.store.rows import PlannedSample
 
 _SHORT = b"R"
 """First byte of a prompt that is written short; never that of zlib."""
@@ -30,6 +42,126 @@ _MANY = b"\xfe\xff\xff\0"
 
 _HIGHEST = 3 if sys.byteorder == "little" else 0
 """Of the four bytes of a machine's integer."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step as it was handed in; lists as in StepRecord."""
+
+    trajectory_id: str
+    step: int
+    at: float
+    screenshot: str  # key of screenshots
+    image_hashes: list[str]
+    prompt_token_ids: list[int]
+    sampled: SampledTokens
+    text: str
+    action: dict[str, Any] | None
+    error: str
+    model_s: float
+    env_s: float
+    worker: str  # the rollout worker that finished the completion; empty of a pool's member
+    instruction: str = ""  # as the policy read it, in step 0
+    reward: float | None = None  # what the environment gave for it; None where it gave nothing
+    observed_text: str = ""  # what the policy read beside the screenshot
+    pointed: list[PointerMap] = field(default_factory=list)  # as in StepRecord
+
+
+@dataclass(frozen=True)
+class BatchStep:
+    """A step of a batch that is trained on, before steps that extend one another are chained."""
+
+    group_id: str  # in which it is compared
+    trajectory_id: str
+    step: int
+    prompt_token_ids: IntArray  # [P], image placeholders expanded
+    token_ids: IntArray  # [A], the completion
+    image_hashes: list[str]  # [I], the prompt's
+    behaviour_logprobs: FloatArray  # [A], nats; empty if unknown
+    version_spans: list[VersionSpan]
+    advantage: float
+    weight: float  # multiplies the sample's loss
+    patches: list[int] = field(default_factory=list)  # [A], as in SampledTokens
+
+
+BATCH_COLUMNS = (
+    *("image_hashes", "prompt_token_ids", "token_ids"),
+    *("behaviour_logprobs", "version_spans", "patches"),
+)
+"""Those that `batch_step_of` reads, in its order."""
+
+
+def columns_of(
+    step: StepRecord | StepRow, at: float, screenshot: str, spans: Sequence[VersionSpan]
+) -> dict[str, object]:
+    """The columns of a step's row. Raises struct.error for an id that does not fit."""
+    sampled = step.sampled
+    return {
+        "trajectory_id": step.trajectory_id,
+        "step": step.step,
+        "at": at,
+        "screenshot": screenshot,
+        "image_hashes": _json(step.image_hashes),
+        "prompt_token_ids": pack_prompt(step.prompt_token_ids),
+        "token_ids": pack_ids(sampled.token_ids),
+        "behaviour_logprobs": pack_floats(sampled.behaviour_logprobs),
+        "entropies": pack_floats(sampled.entropies),
+        "version_spans": pack_spans(spans),
+        "patches": pack_ids(sampled.patches),
+        "pointed": pack_maps(step.pointed),
+        "text": step.text,
+        "action": None if step.action is None else _json(step.action),
+        "error": step.error,
+        "model_s": step.model_s,
+        "env_s": step.env_s,
+        "worker": step.worker,
+        "instruction": step.instruction,
+        "observed_text": step.observed_text,
+        "reward": step.reward,
+    }
+
+
+def step_of(row: dict[str, Any]) -> StepRow:
+    """Inverse of `columns_of`."""
+    sampled = SampledTokens.model_construct(
+        token_ids=unpack_ids(row.pop("token_ids")),
+        behaviour_logprobs=unpack_floats(row.pop("behaviour_logprobs")),
+        entropies=unpack_floats(row.pop("entropies")),
+        version_spans=unpack_spans(row.pop("version_spans")),
+        patches=unpack_ids(row.pop("patches")),
+    )
+    row |= {
+        "sampled": sampled,
+        "image_hashes": from_json(row["image_hashes"]),
+        "prompt_token_ids": unpack_ids(prompt_ids(row["prompt_token_ids"])),
+        "action": from_json(row["action"]) if row["action"] else None,
+        "pointed": unpack_maps(row["pointed"]),
+    }
+    return StepRow(**row)
+
+
+def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
+    """A step's BATCH_COLUMNS, of which no list of numbers is made."""
+    hashes, prompt, token_ids, logprobs, spans, patches = columns
+    return BatchStep(
+        group_id=planned.group_id,
+        trajectory_id=planned.trajectory_id,
+        step=planned.step,
+        prompt_token_ids=int32s(prompt_ids(prompt)),
+        token_ids=int32s(token_ids),
+        image_hashes=from_json(hashes),
+        behaviour_logprobs=float64s(logprobs),
+        # A member of the pool is as old as it is: no version of now to be behind.
+        version_spans=[] if planned.reason == "pool" else unpack_spans(spans),
+        advantage=planned.advantage,
+        weight=planned.weight,
+        patches=unpack_ids(patches),
+    )
+
+
+def _json(value: object) -> str:
+    """As json.dumps, at a quarter of its time."""
+    return to_json(value).decode()
 
 
 def pack_ids(values: Sequence[int]) -> bytes:
@@ -54,11 +186,6 @@ def pack_prompt(values: Sequence[int]) -> bytes:
     if short[3::4].strip(b"\0") or _EIGHT in plain or _MANY in plain:
         return zlib.compress(plain, 1)
     return b"".join((_SHORT, unit, short[0::4], short[1::4], short[2::4]))
-
-
-def unpack_prompt(blob: bytes) -> list[int]:
-    """Inverse of pack_prompt."""
-    return unpack_ids(prompt_ids(blob))
 
 
 def prompt_ids(blob: bytes) -> bytes:

@@ -1,33 +1,173 @@
-"""Where the time of the run's processes goes, by their heartbeats.
+"""The other processes of the run, by their heartbeats: which live, what they hold, where time goes.
+
+WorkerWatch   notes each heartbeat; takes leases and permits back from processes that are dead
+TokenWatch    how long the requests of each rollout worker have yielded no token
+Usage         seconds of all processes by phase
 
 Every heartbeat reports how many seconds its process has spent in each phase since it began
-(dart_cli.runtime.phase_timer). Here they become, by role, the last minute for the status page and totals
-that add up over restarts of any process, `dart data` included:
-
-    observe   a heartbeat came: the increase over the one before is booked
-    tend      no heartbeat came from a process: its time is `dead` until one comes again
-    by_role   the last minute and the totals
-    changed   rows for the store, of the workers heard since the last call
-
-A process counts as `capacity` seconds a second: an environment process its slots, any other one.
-What a process that died did between its last heartbeat and the first of its successor is `dead`,
-less what the successor accounts for itself. A process that announced its stop is not dead.
+(dart_cli/runtime/phase_timer.py). `Usage` makes of them, by role, the last minute for the status page
+and totals that add up over restarts of any process, `dart data` included. A process counts as `capacity`
+seconds a second: an environment process its slots, any other one. What a process that died did between
+its last heartbeat and the first of its successor is `dead`, less what the successor accounts for itself.
+A process that announced its stop is not dead.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bus.heartbeat import DEAD_AFTER_S, FORGET_AFTER_S
-from bus.messages import PLAYERS, Heartbeat
+from bus.heartbeat import DEAD_AFTER_S, FORGET_AFTER_S, Liveness
+from bus.messages import PLAYERS, Heartbeat, Role
 from bus.snapshot import UsageView
-from dart_cli.data.store.rows import UsageRow
+from dart_cli.data.ledger import Ledger
+from dart_cli.data.store.rows import ProcessRow, UsageRow
+from dart_cli.data.store.writer import Store
+from dart_cli.data.versions import Permits
 from dart_cli.runtime.phase_timer import PREFIX
 
+log = logging.getLogger(__name__)
+
+WORKING: tuple[Role, ...] = ("env", "rollout", "train")
+"""Without a process of each the run does not go on."""
+TOKENS = "tokens"
+"""Gauge of a rollout worker."""
 WINDOW_S = 60
 DEAD = "dead"
+
+
+class WorkerWatch:
+    """Bounded by the number of workers' names. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, ledger: Ledger, permits: Permits, liveness: Liveness, usage: Usage) -> None:
+        self.liveness = liveness
+        self.usage = usage
+        self.tokens = TokenWatch()
+        self._ledger = ledger
+        self._permits = permits
+
+    def observe(self, heartbeat: Heartbeat) -> bool:
+        """Note a heartbeat and renew its leases; whether a held request may be answered now."""
+        before = self.liveness.get(heartbeat.worker)
+        is_new = self.liveness.observe(heartbeat)
+        if is_new:
+            log.info("%s joined: pid %d on %s", heartbeat.worker, heartbeat.pid, heartbeat.host)
+        self.usage.observe(heartbeat, time.monotonic())
+        self.tokens.observe(heartbeat)
+        self._ledger.renew(heartbeat.trajectories)
+        if heartbeat.role != "rollout":
+            return False
+        is_changed = self._ledger.versions.observe(heartbeat, is_new)
+        # A worker may hold a permit before its first heartbeat arrives, above all when this data
+        # process has just started: only a successor's heartbeat frees what the old one held.
+        is_successor = before is not None and before.started_at != heartbeat.started_at
+        if is_successor or heartbeat.state == "stopping":
+            is_changed |= self._permits.free(heartbeat.worker) is not None
+        return is_changed
+
+    def check(self) -> bool:
+        """Take back what silent processes held, and forget those that had announced their stop.
+
+        Returns whether a held request may be answered now.
+        """
+        is_changed = self._ledger.take_back_expired() > 0
+        for gone in self.liveness.dead():
+            is_changed |= self._ledger.take_back_from(gone.worker) > 0
+            held_s = self._permits.free(gone.worker)
+            if held_s is not None:
+                is_changed = True
+                log.warning(
+                    "%s is gone with the permit to take weights, which it had for %.0f s; "
+                    "the next one may",
+                    *(gone.worker, held_s),
+                )
+            is_changed |= self._ledger.versions.forget(gone.worker)
+            self.tokens.forget(gone.worker)
+            if gone.state == "stopping":
+                self.liveness.forget(gone.worker)
+        for worker in self._permits.expire():
+            is_changed = True
+            log.warning(
+                "%s has not taken weights within %g s; the next one may",
+                *(worker, self._permits.deadline_s),
+            )
+        self.usage.tend(time.monotonic())
+        return is_changed
+
+    def absent(self) -> list[Role]:
+        """Of env (or serve), rollout and train those without a living process."""
+        alive = {beat.role for beat in self.liveness.alive()}
+        if not alive.isdisjoint(PLAYERS):
+            alive.add("env")
+        return [role for role in WORKING if role not in alive]
+
+    def discount_pause(self, seconds: float) -> None:
+        """No heartbeat was heard for so long because of this process: that silence does not count."""
+        self.liveness.discount_pause(seconds)
+        self.usage.discount_pause(seconds)
+
+    def save(self, store: Store) -> None:
+        """Write down each worker's newest heartbeat, and where its time went."""
+        now = time.time()
+        store.save_processes(
+            process_row(beat, now - self.liveness.silent_s(beat.worker))
+            for beat in (*self.liveness.alive(), *self.liveness.dead())
+        )
+        store.save_usage(self.usage.changed())
+
+
+def process_row(beat: Heartbeat, heard_at: float) -> ProcessRow:
+    """A heartbeat that came at `heard_at` (unix seconds), as it is stored."""
+    return ProcessRow(
+        worker=beat.worker,
+        role=beat.role,
+        host=beat.host,
+        started_at=beat.started_at,
+        heard_at=heard_at,
+        policy_version=beat.policy_version,
+        state=beat.state,
+        waiting_for=beat.waiting_for,
+        waiting_s=beat.waiting_s,
+    )
+
+
+@dataclass
+class _WorkerTokens:
+    tokens: float
+    in_hand: bool
+    since: float  # monotonic seconds
+
+
+class TokenWatch:
+    """Rollout workers by the tokens they produce."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._work: dict[str, _WorkerTokens] = {}
+
+    def observe(self, heartbeat: Heartbeat) -> None:
+        """Note a rollout worker's heartbeat."""
+        gauges = heartbeat.gauges
+        if TOKENS not in gauges:
+            self._work.pop(heartbeat.worker, None)
+            return
+        in_hand = gauges.get("in_flight", 0.0) + gauges.get("waiting", 0.0) > 0
+        before = self._work.get(heartbeat.worker)
+        tokens = gauges[TOKENS]
+        if before is None or before.tokens != tokens or not (before.in_hand and in_hand):
+            self._work[heartbeat.worker] = _WorkerTokens(tokens, in_hand, self._clock())
+
+    def seconds(self, worker: str) -> float:
+        """How long its requests have yielded no token; 0 where it has none."""
+        work = self._work.get(worker)
+        return self._clock() - work.since if work and work.in_hand else 0.0
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone."""
+        self._work.pop(worker, None)
 
 
 @dataclass

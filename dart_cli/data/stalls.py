@@ -1,6 +1,7 @@
 """Which process waits for which, since when, and the likely cure: a snapshot in, findings out.
 
     diagnose   all stalls: causes first, then what else waits because of them
+    AlertLog   logs each finding once when it begins and once when it is over
 
 A wait is no stall as long as the other side makes progress: an environment may wait long for a
 lease while the trainer computes, a trainer for a batch while steps come in. So each rule looks at
@@ -16,11 +17,15 @@ counts as dead. Data makes the findings for its log and for each snapshot, statu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bus.messages import Waiting
 from bus.snapshot import OwnView, ProcessView, Snapshot, StallView
 from dart_cli.config.schema.served import PERMIT_S
+
+log = logging.getLogger(__name__)
 
 KINDS = (
     *("gone", "stopped", "silent", "environment", "engine", "permit"),
@@ -314,3 +319,21 @@ def _is_at_work(seen: Snapshot, process: ProcessView) -> bool:
 
 def _named(workers: list[str]) -> str:
     return workers[0] if len(workers) == 1 else f"{workers[0]} and {len(workers) - 1} more"
+
+
+class AlertLog:
+    """Logs findings, each once."""
+
+    def __init__(self) -> None:
+        self._present: dict[tuple[str, str], str] = {}
+
+    def update(self, stalls: Sequence[dict[str, Any]]) -> None:
+        """`stalls` are the bus.snapshot.StallViews of this moment, dumped."""
+        now = {(each["kind"], each["who"]): each["text"] for each in stalls}
+        for key, text in now.items():
+            if key not in self._present:
+                log.warning("stall: %s", text)
+        for key, text in self._present.items():
+            if key not in now:
+                log.info("over: %s", text)
+        self._present = now

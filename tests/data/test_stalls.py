@@ -13,7 +13,7 @@ from bus.snapshot import (
     StallView,
     TaskView,
 )
-from dart_cli.data.stall_rules import (
+from dart_cli.data.stalls import (
     FAILED_TRAJECTORIES,
     FAILED_UPDATES,
     LONG,

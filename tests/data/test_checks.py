@@ -17,7 +17,7 @@ from bus.messages import (
     VersionSpan,
 )
 from dart_cli.config.schema import Config
-from dart_cli.data.exchange.compatibility import model_facts
+from dart_cli.data.checks import model_facts
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from bus.errors import ProtocolError
 from dart_cli.data.store.open import open_store
-from tests.altered import altered
 from tests.data.parts import (
     picture,
     pool_member,
@@ -41,39 +37,6 @@ def test_unknown_log_probabilities_are_not_kept(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         store.add_pool_member(row, steps, images)
         assert [step.sampled.behaviour_logprobs for step in store.steps("xa")] == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"token_ids": []}, "must not be empty"),
-        ({"token_ids": [2**31]}, "token ids"),
-        ({"behaviour_logprobs": [-1.0]}, "one for each token"),
-        ({"behaviour_logprobs": [float("nan")] * 3}, "finite"),
-        ({"entropies": [float("inf")]}, "entropies"),
-        ({"image_hashes": []}, "image_hashes"),
-        ({"image_hashes": ["0" * 32, "{own}"]}, "1 prompt images are unknown"),
-        ({"step": 5}, "numbered from 0"),
-        ({"trajectory_id": "xb"}, "belongs to xb"),
-    ],
-)
-def test_a_member_that_could_not_be_trained_on_is_refused_and_leaves_no_trace(
-    run_dir: Path, change: dict[str, object], told: str
-) -> None:
-    row, steps, images = pool_member("xa", known=True)
-    hashes = change.get("image_hashes")
-    if isinstance(hashes, list):
-        change = {"image_hashes": [h.replace("{own}", steps[1].screenshot) for h in hashes]}
-    with open_store(run_dir) as store:
-        with pytest.raises(ProtocolError, match=told):
-            store.add_pool_member(row, [steps[0], altered(steps[1], **change)], images)  # type: ignore[arg-type]
-        assert (store.pool(), store.total("steps"), store.total("screenshots")) == ([], 0, 0)
-
-
-def test_an_image_that_does_not_match_its_hash_is_refused(run_dir: Path) -> None:
-    row, steps, images = pool_member("xa", known=True)
-    with open_store(run_dir) as store, pytest.raises(ProtocolError, match="other content"):
-        store.add_pool_member(row, steps, dict.fromkeys(images, b"another"))
 
 
 def test_screenshots_of_the_pool_stay_until_the_last_member_that_shows_them_is_evicted(
@@ -111,10 +74,3 @@ def test_a_screenshot_of_an_evicted_member_stays_for_the_groups_that_are_open(
         store.evict_from_pool("xa", 9.0)
         store.remove_screenshots(1, 1000)  # group 1 is still needed
         assert store.screenshots(images) == images
-
-
-def test_a_member_whose_patches_do_not_fit_is_refused(run_dir: Path) -> None:
-    row, steps, images = pool_member("xa", steps=1)
-    wrong = altered(steps[0], patches=[-1, 0, -1])
-    with open_store(run_dir) as store, pytest.raises(ProtocolError, match="not that of a pointer"):
-        store.add_pool_member(row, [wrong], images)

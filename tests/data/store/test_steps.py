@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages import VersionSpan
-from dart_cli.data.store.encoding import (
+from dart_cli.data.store.steps import (
     in_range,
     pack_floats,
     pack_ids,
     pack_prompt,
     pack_spans,
+    prompt_ids,
     unpack_floats,
     unpack_ids,
-    unpack_prompt,
     unpack_spans,
 )
 
@@ -28,7 +28,7 @@ ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
 @given(ids)
 def test_ids_come_back_exactly(values: list[int]) -> None:
     assert unpack_ids(pack_ids(values)) == values
-    assert unpack_prompt(pack_prompt(values)) == values
+    assert unpack_ids(prompt_ids(pack_prompt(values))) == values
 
 
 @given(st.lists(st.floats(allow_nan=False), max_size=200))
@@ -54,7 +54,7 @@ def test_an_id_beyond_32_bits_is_refused() -> None:
 
 def test_packed_ids_of_an_older_dart_are_read() -> None:
     values = [5, 5, 5, 151655, 0, 2**31 - 1]
-    assert unpack_prompt(zlib.compress(struct.pack("<6i", *values), 1)) == values
+    assert unpack_ids(prompt_ids(zlib.compress(struct.pack("<6i", *values), 1))) == values
 
 
 @given(ids)
@@ -77,4 +77,4 @@ def test_values_beyond_every_integer_are_not_in_range() -> None:
 )
 def test_prompts_of_long_rows_come_back_exactly(rows: list[tuple[int, int]]) -> None:
     values = [value for value, count in rows for _ in range(count)]
-    assert unpack_prompt(pack_prompt(values)) == values
+    assert unpack_ids(prompt_ids(pack_prompt(values))) == values

@@ -1,4 +1,9 @@
-"""Whether foreign tokens and images fit the run's model.
+"""Whether what comes in can be trained on, before it is filed.
+
+check_step    lengths, ranges, version spans, patches and image hashes of a step that an environment hands in
+check_end     the end of a trajectory
+model_facts   what the run's model folder says of tokens and images: `ModelFacts.incompatibility`, of a
+              step from another run
 
 A sample that the model cannot process would end the trainer, be served again, and end it again.
 So foreign trajectories are compared with the model's folder first, without torch: token
@@ -11,26 +16,85 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from bus.errors import ActionError, ModelError
-from bus.messages import SampledTokens
+from bus.errors import ActionError, ModelError, ProtocolError
+from bus.messages import SampledTokens, StepRecord, TrajectoryEnd
 from dart_cli.config.architecture import pointer_ids
 from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
+from dart_cli.data.store.steps import in_range
 from dart_cli.policy.coordinates import smart_resize
-from dart_cli.policy.pointer.tokens import Triple, patch_mistake
+from dart_cli.policy.pointer.tokens import Triple, map_mistake, patch_mistake
 from dart_cli.policy.vocabulary import forbidden_ids
+from envs.base import content_hash, image_type
 
 _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"; here it is text'
+
+
+def check_step(record: StepRecord, config: Config) -> None:
+    """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
+
+    What is filed is trained on: a step that the trainer would refuse must not become part of a
+    batch, which would be served again and again.
+    """
+    where = f"step {record.step} of {record.trajectory_id}"
+    _check_range(where, "step", [record.step])
+    _check_range(where, "prompt_token_ids", record.prompt_token_ids)
+    _check_range(where, "token_ids", record.sampled.token_ids)
+    _check_range(where, "version_spans", [span.version for span in record.sampled.version_spans])
+    _check_times(where, record.model_s, record.env_s)
+    length = len(record.sampled.token_ids)
+    if not length or not record.prompt_token_ids:
+        raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
+    for name in ("behaviour_logprobs", "entropies"):
+        values: list[float] = getattr(record.sampled, name)
+        if len(values) != length:
+            raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
+        if not all(map(isfinite, values)):
+            raise ProtocolError(f"{where}: {name} must be finite")
+    covered = 0
+    for span in record.sampled.version_spans:
+        if span.start != covered or not covered < span.end <= length:
+            raise ProtocolError(f"{where}: version_spans must cover the tokens in order, once")
+        covered = span.end
+    if covered != length:
+        raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
+    if mistake := _live_patch_mistake(config, record.sampled, record.screenshot):
+        raise ProtocolError(f"{where}: {mistake}")
+    if mistake := map_mistake(record.pointed, record.sampled.patches):
+        raise ProtocolError(f"{where}: {mistake}")
+    if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
+        raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
+    for image in record.images:
+        if image_type(image) is None or content_hash(image) not in record.image_hashes:
+            raise ProtocolError(f"{where}: images must be PNG, JPEG or WebP, and of image_hashes")
+
+
+def check_end(end: TrajectoryEnd) -> None:
+    """Raise ProtocolError for values that no episode can have."""
+    where = f"end of {end.trajectory_id}"
+    _check_range(where, "steps", [end.steps])
+    _check_times(where, end.reset_s, end.wall_s)
+
+
+def _check_range(where: str, name: str, values: Sequence[int]) -> None:
+    if not in_range(values):
+        raise ProtocolError(f"{where}: {name} must be in [0, 2 ** 31)")
+
+
+def _check_times(where: str, *seconds: float) -> None:
+    if not all(isfinite(value) and value >= 0 for value in seconds):
+        raise ProtocolError(f"{where}: times must be finite and not negative, got {seconds}")
 
 
 @dataclass(frozen=True)
@@ -133,7 +197,7 @@ def model_facts(config: Config) -> ModelFacts | None:
     return _facts(folder, config.policy.pointing)
 
 
-def live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: bytes) -> str:
+def _live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: bytes) -> str:
     """What is wrong with the patches that an engine drew on the screenshot; empty if nothing.
 
     Where model or image cannot be read, what follows from the tokens alone.

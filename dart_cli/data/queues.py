@@ -1,0 +1,224 @@
+"""Requests that are held until they can be answered.
+
+LeaseQueue   environment slots, longest wait first, until there is a lease
+SyncQueue    rollout workers, until it is their turn to take new weights
+Commits      whatever changed the database, until the transaction that they share is durable
+
+Each is bounded by who asks: one request of a slot, one of a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from bus.errors import DartError, StoreError
+from bus.messages import Lease, LeaseRequest
+from bus.weights import SyncDone, SyncReply, SyncRequest
+from dart_cli.data.groups import SlotKey
+from dart_cli.data.ledger import Ledger
+from dart_cli.data.scheduler import NotYet
+from dart_cli.data.store.writer import Store
+from dart_cli.data.versions import Permits
+
+COMMIT_S = 0.005
+"""How long a transaction stays open for more requests to join."""
+
+
+@dataclass(eq=False)
+class FreeSlot:
+    """An environment slot whose request for a lease may be held."""
+
+    request: LeaseRequest
+    answer: asyncio.Future[Lease | NotYet]
+    reason: str = ""  # why it waits
+
+    @property
+    def key(self) -> SlotKey:
+        """Which slot it is."""
+        return (self.request.worker, self.request.slot)
+
+
+class LeaseQueue:
+    """Gives the ledger's leases to the slots that wait."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._slots: dict[SlotKey, FreeSlot] = {}  # longest wait first
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def ask(self, request: LeaseRequest) -> tuple[FreeSlot, bool]:
+        """A slot is free: it is answered at once or waits; also whether it gave up what it played.
+
+        `serve` is due then: what it gave up may be leased to another slot.
+        """
+        slot = FreeSlot(request, asyncio.get_running_loop().create_future())
+        if before := self._slots.pop(slot.key, None):
+            before.answer.set_result(NotYet("the slot has asked again since"))
+        gave_up = self._ledger.give_up(*slot.key)
+        self._lease_to(slot)  # before those that wait: what it has been leased is its own
+        if not slot.answer.done():
+            self._slots[slot.key] = slot
+        return slot, gave_up
+
+    async def answer(self, slot: FreeSlot, hold_s: float) -> Lease | NotYet:
+        """The slot's lease, or after `hold_s` what it waited for. Raises what leasing raised."""
+        await asyncio.wait([slot.answer], timeout=hold_s)
+        if not slot.answer.done():
+            del self._slots[slot.key]
+            return NotYet(slot.reason)
+        return slot.answer.result()
+
+    def serve(self) -> None:
+        """Give trajectories to the slots that wait, longest first, until there is none to give."""
+        waiting = list(self._slots.items())
+        for index, (key, slot) in enumerate(waiting):
+            wait = self._lease_to(slot)
+            if wait is None:
+                del self._slots[key]
+            elif not wait.one_slot:
+                for _, later in waiting[index:]:
+                    later.reason = wait.reason
+                return
+
+    def refuse(self, reason: str, worker: str | None = None) -> None:
+        """Answer the slots that wait, all or one worker's, with no lease."""
+        for key in list(self._slots):
+            if worker in (None, key[0]):
+                self._slots.pop(key).answer.set_result(NotYet(reason))
+
+    def _lease_to(self, slot: FreeSlot) -> NotYet | None:
+        """Answer the slot, or return what it must wait for."""
+        try:
+            found = self._ledger.lease(slot.request)
+        except DartError as error:
+            slot.answer.set_exception(error)
+            return None
+        if isinstance(found, NotYet):
+            slot.reason = found.reason
+            return found
+        slot.answer.set_result(found)
+        return None
+
+
+class SyncQueue:
+    """Answers workers as Permits grants them the newest weights."""
+
+    def __init__(self, concurrent: int, store: Store, ledger: Ledger, permits: Permits) -> None:
+        self._concurrent = concurrent  # weights.concurrent
+        self._store = store
+        self._ledger = ledger
+        self._permits = permits
+        self._asking: dict[str, asyncio.Future[SyncReply]] = {}  # by rollout worker
+        self._is_closed = False
+
+    async def ask(self, request: SyncRequest, hold_s: float) -> SyncReply:
+        """The permit to take the newest weights, or after `hold_s` what the worker waited for."""
+        worker, weights = request.worker, self._ledger.weights
+        if before := self._asking.pop(worker, None):
+            before.set_result(SyncReply(reason="the worker has asked again since"))
+        self._permits.ask(worker, request.policy_version)
+        if weights is not None and request.policy_version >= weights.policy_version:
+            self._permits.withdraw(worker)
+            self.grant()
+            return SyncReply(
+                reason=f"{worker} serves the newest weights, v{weights.policy_version}"
+            )
+        answer: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
+        self._asking[worker] = answer
+        self.grant()
+        await asyncio.wait([answer], timeout=hold_s)
+        if answer.done():
+            return answer.result()
+        del self._asking[worker]
+        self._permits.withdraw(worker)
+        if weights is None:
+            return SyncReply(reason="the trainer has published no weights yet")
+        if not self._ledger.lineage.is_ahead(weights.policy_version, request.policy_version):
+            return SyncReply(
+                reason=f"v{weights.policy_version} is not ahead of the v{request.policy_version} that "
+                "serves: the trainer does again what was lost when it ended"
+            )
+        holders = self._permits.holders
+        return SyncReply(
+            reason=f"{' and '.join(holders)} must have taken weights first; "
+            f"weights.concurrent = {self._concurrent}"
+        )
+
+    def grant(self) -> None:
+        """Let the workers whose turn it is take the newest weights."""
+        weights = self._ledger.weights
+        if weights is None or self._is_closed:  # once closed, all were answered
+            return
+        is_ahead = self._ledger.lineage.is_ahead
+        for worker in self._permits.grant(weights.policy_version, is_ahead):
+            self._asking.pop(worker).set_result(
+                SyncReply(
+                    granted=True,
+                    policy_version=weights.policy_version,
+                    path=weights.path,
+                    digest=weights.digest,
+                )
+            )
+
+    def done(self, done: SyncDone, now: float) -> None:
+        """A worker has taken a set, or refused it; `now` in unix seconds."""
+        held_s = self._permits.free(done.worker)
+        if held_s is None:  # its time was over, or another data process gave it
+            held_s = done.transfer_s + done.pause_s + done.finish_s + done.resume_s
+        self._store.add_sync(done, now - held_s, now)
+        self._ledger.versions.done(done)
+
+    def close(self, reason: str) -> None:
+        """This process ends: answer all, grant nothing more."""
+        self._is_closed = True
+        for answer in self._asking.values():
+            answer.set_result(SyncReply(reason=reason))
+        self._asking.clear()
+
+
+class Commits:
+    """`durable` returns to all its callers when the transaction that they share is on disk.
+
+    After a failure memory and file may differ, so nothing is ever acknowledged again: `failed`
+    ends the process, and the next one begins from the file.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next: asyncio.Future[None] | None = None
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def durable(self) -> None:
+        """Return when everything written so far is durable. Raises StoreError if it cannot be."""
+        if self.failed.done():
+            self.failed.result()
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            loop.call_later(COMMIT_S, self.flush)
+        await asyncio.shield(self._next)
+
+    def flush(self) -> None:
+        """Commit now and release the callers of `durable`."""
+        if self.failed.done():
+            return
+        try:
+            self._store.commit()
+        except StoreError as error:
+            self.fail(error)
+            return
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.set_result(None)
+
+    def fail(self, error: StoreError) -> None:
+        """The database failed: discard what is not committed; every caller of `durable` gets the error."""
+        if self.failed.done():
+            return
+        self.failed.set_exception(error)
+        if self._next is not None:
+            self._next.set_exception(error)
+        self._store.abandon()

@@ -1,0 +1,258 @@
+"""The database's tables. Moments are unix seconds, durations seconds, log-probabilities nats.
+
+A change of a table raises `VERSION`; a database of another version is refused, not changed: its run
+goes on with the dart that began it, and what was played leaves it with `dart data export`.
+"""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x44415254
+"""Marks the file as dart's ("DART"), so that no other program's database is written to."""
+
+VERSION = 1
+"""Of the tables, as SQLite's `user_version`; raised by every change of them."""
+
+SCHEMA = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    created_at REAL NOT NULL,
+    seed INTEGER NOT NULL,
+    config TEXT NOT NULL,                -- JSON, of the newest start
+    active_s REAL NOT NULL DEFAULT 0,    -- time `dart data` has served, over all starts
+    stop_reason TEXT NOT NULL DEFAULT '',-- why a stop was requested; empty once it was carried out
+    learned REAL NOT NULL DEFAULT 0      -- success with which train.stop_at ended the run
+);
+CREATE TABLE tasks (
+    suite TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    instruction TEXT NOT NULL,
+    tier INTEGER NOT NULL,
+    split TEXT NOT NULL,
+    max_steps INTEGER NOT NULL,
+    PRIMARY KEY (suite, task_id)
+);
+CREATE TABLE groups (
+    id TEXT PRIMARY KEY,
+    number INTEGER NOT NULL UNIQUE,      -- order of opening, from 1
+    suite TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    task_seed INTEGER NOT NULL,
+    size INTEGER NOT NULL,               -- trajectories wanted
+    state TEXT NOT NULL,                 -- open, ready, batched, trained, dropped
+    reason TEXT NOT NULL DEFAULT '',     -- why dropped
+    opened_at REAL NOT NULL,
+    closed_at REAL,
+    batch_id INTEGER,
+    pool_member TEXT                     -- that joined it; NULL for none
+);
+CREATE INDEX groups_by_state ON groups (state);
+CREATE INDEX groups_by_batch ON groups (batch_id) WHERE batch_id IS NOT NULL;
+CREATE TABLE trajectories (
+    id TEXT PRIMARY KEY,
+    group_id TEXT NOT NULL REFERENCES groups (id),
+    attempt INTEGER NOT NULL,            -- from 0, within the group
+    state TEXT NOT NULL,                 -- leased, playing, finished, batched, trained, dropped
+    reason TEXT NOT NULL DEFAULT '',     -- why dropped
+    worker TEXT NOT NULL,
+    slot INTEGER NOT NULL,
+    sampling_seed INTEGER NOT NULL,
+    leased_at REAL NOT NULL,
+    max_steps INTEGER NOT NULL,          -- of its lease
+    ended_at REAL,
+    outcome TEXT,                        -- pass, fail, invalid
+    verdict_reason TEXT,
+    stop_reason TEXT,
+    steps INTEGER,
+    oldest_version INTEGER,              -- of the weights that sampled its tokens
+    newest_version INTEGER,
+    final_screenshot TEXT,
+    reset_s REAL,
+    wall_s REAL,
+    batch_id INTEGER,
+    reward REAL,                         -- in [0, 1]; NULL without a valid verdict
+    counted INTEGER NOT NULL DEFAULT 0   -- 1 if it is part of its task's success
+);
+CREATE INDEX trajectories_by_group ON trajectories (group_id);
+CREATE INDEX trajectories_by_state ON trajectories (state, reason);
+CREATE INDEX trajectories_by_batch ON trajectories (batch_id) WHERE batch_id IS NOT NULL;
+CREATE TABLE steps (
+    trajectory_id TEXT NOT NULL,         -- of trajectories; of a member of the pool from outside `x...`
+    step INTEGER NOT NULL,               -- from 0
+    at REAL NOT NULL,
+    screenshot TEXT NOT NULL,            -- key of screenshots: the screen before the action
+    image_hashes TEXT NOT NULL,          -- JSON list: the prompt's images, the last is screenshot
+    prompt_token_ids BLOB NOT NULL,      -- steps.py beside this module reads and writes the blobs
+    token_ids BLOB NOT NULL,
+    behaviour_logprobs BLOB NOT NULL,
+    entropies BLOB NOT NULL,
+    version_spans BLOB NOT NULL,
+    patches BLOB NOT NULL,               -- that pointers drew
+    pointed BLOB NOT NULL,               -- where they looked
+    text TEXT NOT NULL,
+    action TEXT,                         -- JSON; NULL where the text is no action
+    error TEXT NOT NULL,
+    model_s REAL NOT NULL,
+    env_s REAL NOT NULL,
+    worker TEXT NOT NULL,                -- the rollout worker that finished the completion
+    instruction TEXT NOT NULL,           -- as the policy read it, with step 0
+    observed_text TEXT NOT NULL,         -- what it read beside the screenshot
+    reward REAL,                         -- NULL where the environment gave none
+    PRIMARY KEY (trajectory_id, step)
+);
+CREATE TABLE screenshots (
+    hash TEXT PRIMARY KEY,               -- envs.base.content_hash
+    media_type TEXT NOT NULL,
+    bytes BLOB NOT NULL
+);
+CREATE TABLE screenshot_uses (           -- which group showed one last; apart, to leave images alone
+    hash TEXT PRIMARY KEY,
+    group_number INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX screenshot_uses_by_group ON screenshot_uses (group_number);
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY,              -- from 1, in the order of training
+    state TEXT NOT NULL,                 -- batched, trained
+    formed_at REAL NOT NULL,
+    formed_version INTEGER NOT NULL,     -- the trainer's when it asked
+    temperature REAL NOT NULL,
+    reward REAL NOT NULL,                -- mean over its trajectories
+    trained_at REAL,
+    trained_version INTEGER,             -- the trainer's after the update
+    run_s REAL NOT NULL,                 -- how long the run had been served when it was formed
+    trajectories INTEGER NOT NULL,       -- of the run that were over then
+    replay_of INTEGER,                   -- NULL of a fresh batch
+    reuse INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX batches_by_replay ON batches (replay_of, reuse) WHERE replay_of IS NOT NULL;
+CREATE TABLE batch_samples (
+    batch_id INTEGER NOT NULL REFERENCES batches (id),
+    position INTEGER NOT NULL,
+    group_id TEXT NOT NULL,              -- in which it is compared
+    trajectory_id TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    advantage REAL NOT NULL,
+    weight REAL NOT NULL,
+    reason TEXT NOT NULL,
+    entropy REAL,                        -- mean over tokens
+    baseline REAL,                       -- expected reward; NULL without trackers
+    gap_mean REAL,                       -- proximal - behaviour; NULL where it was not reported
+    gap_largest REAL,                    -- of absolute differences
+    PRIMARY KEY (batch_id, position)
+) WITHOUT ROWID;
+CREATE INDEX batch_samples_by_trajectory ON batch_samples (trajectory_id);
+CREATE TABLE staleness (
+    batch_id INTEGER NOT NULL REFERENCES batches (id),
+    versions_behind INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    PRIMARY KEY (batch_id, versions_behind)
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    policy_version INTEGER PRIMARY KEY,
+    path TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    published_at REAL NOT NULL,
+    updates INTEGER NOT NULL             -- that changed its weights
+);
+CREATE TABLE decisions (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    subject TEXT NOT NULL,               -- id of a group or a trajectory, or `batch N`
+    used INTEGER NOT NULL,               -- 1 trained on, 0 dropped
+    reason TEXT NOT NULL,
+    weight REAL NOT NULL,
+    batch_id INTEGER
+);
+CREATE INDEX decisions_by_subject ON decisions (subject);
+CREATE TABLE metrics (
+    name TEXT NOT NULL,
+    step INTEGER NOT NULL,               -- batch id
+    at REAL NOT NULL,
+    value REAL NOT NULL,
+    PRIMARY KEY (name, step)
+) WITHOUT ROWID;
+CREATE TABLE processes (                 -- the newest heartbeat of each worker
+    worker TEXT PRIMARY KEY,
+    role TEXT NOT NULL,
+    host TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    heard_at REAL NOT NULL,
+    policy_version INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    waiting_for TEXT NOT NULL,
+    waiting_s REAL NOT NULL
+);
+CREATE TABLE syncs (                     -- how workers took new weights; the times add up
+    id INTEGER PRIMARY KEY,
+    worker TEXT NOT NULL,
+    policy_version INTEGER NOT NULL,     -- that was to be taken
+    error TEXT NOT NULL,                 -- why the set was refused; empty if it serves
+    granted_at REAL NOT NULL,            -- when the permit was given
+    done_at REAL NOT NULL,
+    waited_s REAL NOT NULL,              -- for the permit
+    transfer_s REAL NOT NULL,            -- reading the set; requests are served meanwhile
+    pause_s REAL NOT NULL,               -- until the new tensors are in place
+    finish_s REAL NOT NULL,              -- post-processing, the engine still halted
+    resume_s REAL NOT NULL,              -- from there until the engine serves again
+    in_flight INTEGER NOT NULL           -- requests in work when it began
+);
+CREATE INDEX syncs_by_worker ON syncs (worker, done_at);
+CREATE TABLE usage (                     -- where the processes' time went, however often one started
+    worker TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    role TEXT NOT NULL,
+    started_at REAL NOT NULL,            -- of the newest process of that name
+    seconds REAL NOT NULL,               -- of that process, as it said last
+    before_s REAL NOT NULL,              -- of those before it, and between them
+    PRIMARY KEY (worker, phase)
+) WITHOUT ROWID;
+CREATE TABLE task_progress (             -- so that a start need not read every outcome again
+    task_id TEXT PRIMARY KEY,
+    progress TEXT NOT NULL               -- JSON of a dart_cli.data.progress.TaskProgress
+) WITHOUT ROWID;
+CREATE TABLE pool (
+    trajectory_id TEXT PRIMARY KEY,
+    suite TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    task_seed INTEGER NOT NULL,
+    source TEXT NOT NULL,                -- oracle, demonstration, online, imported
+    steps INTEGER NOT NULL,
+    known INTEGER NOT NULL,              -- 1 if behaviour log-probabilities are known
+    origin TEXT NOT NULL,                -- where it was first: run id and trajectory, or empty
+    added_at REAL NOT NULL,
+    evicted_at REAL,                     -- NULL while it may be drawn
+    used INTEGER NOT NULL,               -- batches it was part of
+    reward REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX pool_by_task ON pool (task_id, added_at) WHERE evicted_at IS NULL;
+CREATE TABLE pool_images (               -- that members show: they stay, however old the groups are
+    trajectory_id TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (trajectory_id, hash)
+) WITHOUT ROWID;
+CREATE INDEX pool_images_by_hash ON pool_images (hash);
+CREATE TABLE pool_folders (              -- of data.pool that were imported as they are
+    folder TEXT PRIMARY KEY,
+    fingerprint TEXT NOT NULL            -- of its files, and of what they were checked against
+) WITHOUT ROWID;
+CREATE TABLE trackers (                  -- expected rewards
+    task_id TEXT NOT NULL,
+    step INTEGER NOT NULL,               -- of the episode; -1 for the whole task
+    passed REAL NOT NULL,                -- discounted rewards
+    failed REAL NOT NULL,                -- discounted 1 - rewards
+    PRIMARY KEY (task_id, step)
+) WITHOUT ROWID;
+CREATE TABLE judgements (                -- what judge models said; one row for each judge
+    trajectory_id TEXT NOT NULL REFERENCES trajectories (id),
+    judge TEXT NOT NULL,                 -- the model, and a digest of how it is asked
+    use TEXT NOT NULL,                   -- missing: it is the verdict; check, later: beside one
+    outcome TEXT NOT NULL,               -- pass, fail; invalid: no answer that can be read
+    score REAL,                          -- NULL without an answer
+    reason TEXT NOT NULL,
+    calls INTEGER NOT NULL,              -- requests to the model
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (trajectory_id, judge)
+) WITHOUT ROWID;
+"""
