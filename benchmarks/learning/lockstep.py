@@ -29,10 +29,9 @@ from dart_cli.data.batches import Replays
 from dart_cli.data.curate import FinishedGroup, Member, curate, no_gradient
 from dart_cli.data.loading import chained
 from dart_cli.data.scheduler import task_seed
-from dart_cli.data.store.rows import BatchRow, MetricPoint, TrackerRow
+from dart_cli.data.store.rows import TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.device import pick_device
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.model import load_policy, pick_device
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from envs.base import Task
@@ -100,7 +99,7 @@ class Loop:
         self._coming: deque[Use] = deque()  # of the next updates, their batches played
         self._held: dict[int, Batch] = {}  # by id, those that are due at least once more
         self._batches = 0
-        self._baselines = Baselines(config, _Unsaved())
+        self._baselines = Baselines(config.data, _Unsaved())
         self._success = {task.id: MovingAverage() for task in self._tasks}
 
     @property
@@ -124,7 +123,6 @@ class Loop:
         if use.reused == self.config.train.reuse:
             del self._held[use.first]
         done = await asyncio.to_thread(self.learner.update, batch, self.version, self.version)
-        self._baselines.trained(done.metrics)
         self.fresh += not use.reused
         self.history.append(done.metrics | {"reuse": float(use.reused)})
         await self._engine.update_weights(self.config.run.dir, self.version)
@@ -166,7 +164,7 @@ class Loop:
         for each in played:
             task_id = each.planned.task.id
             self._success[task_id] = self._success[task_id].add(each.end.outcome == "pass")
-        return batch_of(groups, self._batches, self.config, self._baselines, self.version)
+        return batch_of(groups, self._batches, self.config, self._baselines)
 
     def _drawn(self, first: int) -> Iterator[Task]:
         """The tasks of the groups from number `first` on: in turn, or by their deviation."""
@@ -187,14 +185,6 @@ class _Unsaved:
         """None from before."""
         return []
 
-    def batches(self) -> list[BatchRow]:
-        """Likewise."""
-        return []
-
-    def metrics(self, _name: str, /) -> list[MetricPoint]:
-        """Likewise."""
-        return []
-
     def save_trackers(self, rows: Iterable[TrackerRow]) -> None:
         """See Store; a generator's rows are not made."""
 
@@ -204,12 +194,8 @@ def batch_of(
     number: int,
     config: Config,
     baselines: Baselines,
-    version: int,
 ) -> Batch:
-    """One update's work, by the rules of a run: what teaches nothing is left out (curate.py).
-
-    `version` is that of the weights that played.
-    """
+    """One update's work, by the rules of a run: what teaches nothing is left out (curate.py)."""
     finished = [
         FinishedGroup(
             group[0].planned.group,
@@ -235,7 +221,7 @@ def batch_of(
         advantage=config.data.advantage,
         tracking=baselines.tracking,
     )
-    baselines.learn(curation.chosen, lambda _trajectory_id: version)
+    baselines.learn(curation.chosen)
     records = {
         (record.trajectory_id, record.step): record
         for group in groups
