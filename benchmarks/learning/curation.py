@@ -32,7 +32,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.learning.bands import PALETTE, ArmLine, ArmPanel, draw
 from benchmarks.learning.curation_arms import Arm, pick_arms
 from benchmarks.learning.curation_study import (
     HOPELESS,
@@ -44,6 +43,7 @@ from benchmarks.learning.curation_study import (
     play_run,
     summarize,
 )
+from benchmarks.learning.curves import PALETTE, ArmLine, ArmPanel, draw
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing, settings_of
 from bus.errors import DartError
 from dart_cli.config.load import load_config
