@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.policy.model_files import shard_rows
+from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup
@@ -55,12 +56,17 @@ def slowed(rank: int, size: int, folder: Path, case: Case, seconds: float) -> di
         layer.forward = slow
     learner = PolicyLearner(model, config.train, rank_group)
     if rank:
-        follow(learner, rank_group, lambda _: None, lambda _: None)
+        follow(learner, rank_group, _saver(config, rank_group))
         return {}
     lead = RankedLearner(learner, rank_group)
     lead.update(batches[0], 0)
     rank_group.tell(Command.STOP)
     return lead.gauges
+
+
+def _saver(config: Config, rank_group: DistributedGroup) -> CheckpointSaver:
+    directory = config.run.dir / "checkpoints"
+    return CheckpointSaver(directory, rank=rank_group.rank, ranks=rank_group.size)
 
 
 def fill_b(model: TrainModel) -> None:
@@ -83,7 +89,7 @@ def _case(
     learner = PolicyLearner(model, config.train, rank_group)
     found: dict[str, Any] = {}
     if rank_group.rank:
-        follow(learner, rank_group, lambda _: None, lambda _: None)
+        follow(learner, rank_group, _saver(config, rank_group))
     else:
         lead = RankedLearner(learner, rank_group)
         before = published(lead.model.weights())
