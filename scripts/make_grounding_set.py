@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import DartError, EnvError, UserError
 from dart_cli.explore.rows import Target, clear, row_of
-from dart_cli.runtime.progress import progress
+from dart_cli.runtime.tables import progress
 from envs.base import GuiEnv, Observation, Solvable, Task, content_hash, image_suffix
 from envs.embedded.phrases import phrases
 from envs.registry import load_suite, make_env

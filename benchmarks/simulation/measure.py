@@ -4,7 +4,7 @@
     Measured  one run's figures
 
 Shares are of the seconds of the window: of every environment slot, of every rollout worker, of the
-trainer. Each process measures its own time by phase (dart_cli.runtime.phase_timer) and reports it in
+trainer. Each process measures its own time by phase (dart_cli.runtime.waits) and reports it in
 its heartbeats; time that no process reports, because it was down, counts as `dead`. All per-minute
 figures are per simulated minute: wall-clock seconds times the speedup.
 """
@@ -22,7 +22,7 @@ from benchmarks.simulation.recording import ProcessCost, Recording
 from bus.messages import Heartbeat
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import EpisodeTimes
-from dart_cli.runtime.phase_timer import PREFIX
+from dart_cli.runtime.waits import PREFIX
 
 AT_WORK = ("playing", "waiting", "resetting")
 """Phases in which an environment slot is at work on an episode."""

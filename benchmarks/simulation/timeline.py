@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.simulation.recording import Recording
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import EpisodeTimes, StepTimes
-from dart_cli.runtime.phase_timer import PREFIX
+from dart_cli.runtime.waits import PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -396,7 +396,7 @@ def export(
     from dart_cli.data.exchange.transfer import Choice, chosen, export_run
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import check_tasks, find_run
-    from dart_cli.runtime.progress import progress
+    from dart_cli.runtime.tables import progress
 
     if pool and outcome:
         raise typer.BadParameter("--pool exports successes alone: --outcome chooses none of them")
@@ -436,7 +436,7 @@ def import_(
     """
     from dart_cli.data.exchange.parquet_read import count_rows
     from dart_cli.data.exchange.transfer import import_folder
-    from dart_cli.runtime.progress import progress
+    from dart_cli.runtime.tables import progress
 
     config = config_of(target, overrides)
     with progress("checking and importing", 2 * count_rows(folder), "rows") as advance:

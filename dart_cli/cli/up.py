@@ -36,10 +36,9 @@ from dart_cli.data.run_end import learned
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
-from dart_cli.runtime import stack_dump
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
-from dart_cli.runtime.logs import log_dir, logging_to
+from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import RESTARTS, StartProcess, Supervisor, start_here
@@ -89,11 +88,11 @@ def run_up(
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
-    stack_dump.ignored()  # before another process can know this one
+    ignore_dumps()  # before another process can know this one
     with (
         claim(config, "up"),
         logging_to(config.run.dir, "dart-up", terminal=False) as log_file,
-        stack_dump.dumped_to(log_file),
+        stacks_to(log_file),
     ):
         refuse_second(config)
         refuse_other(config, force=force)

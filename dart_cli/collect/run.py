@@ -56,9 +56,8 @@ from dart_cli.player.episodes import (
 from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.rollout.worker import load_prompt_encoder
 from dart_cli.runtime.logs import logging_to
-from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
-from dart_cli.runtime.tables import page_table
+from dart_cli.runtime.tables import page_table, progress
 from envs.base import Task, content_hash
 from envs.registry import select_tasks, tasks_of
 

@@ -5,7 +5,7 @@ TokenWatch    how long the requests of each rollout worker have yielded no token
 Usage         seconds of all processes by phase
 
 Every heartbeat reports how many seconds its process has spent in each phase since it began
-(dart_cli/runtime/phase_timer.py). `Usage` makes of them, by role, the last minute for the status page
+(dart_cli/runtime/waits.py). `Usage` makes of them, by role, the last minute for the status page
 and totals that add up over restarts of any process, `dart data` included. A process counts as `capacity`
 seconds a second: an environment process its slots, any other one. What a process that died did between
 its last heartbeat and the first of its successor is `dead`, less what the successor accounts for itself.
@@ -27,7 +27,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.rows import ProcessRow, UsageRow
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Permits
-from dart_cli.runtime.phase_timer import PREFIX
+from dart_cli.runtime.waits import PREFIX
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Samp
 from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
-from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
+from dart_cli.runtime.waits import PhaseTimer, as_gauges
 
 CLOSED = "the engine is closed; start another rollout worker"
 

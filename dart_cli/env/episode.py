@@ -53,7 +53,7 @@ from dart_cli.policy.coordinates import (
 )
 from dart_cli.policy.history import History, Previous, history_of, previous_of
 from dart_cli.policy.pointer.text import split_text
-from dart_cli.runtime.phase_timer import PhaseTimer
+from dart_cli.runtime.waits import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
 from envs.observed import prompt_text

@@ -25,8 +25,7 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.router import RolloutRouter
-from dart_cli.runtime.telemetry import receive_telemetry
-from dart_cli.runtime.waits import data_awaited, told_waits
+from dart_cli.runtime.waits import data_awaited, receive_telemetry, told_waits
 
 logger = logging.getLogger(__name__)
 

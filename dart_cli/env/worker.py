@@ -28,7 +28,7 @@ from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slot_timer
 from dart_cli.env.peers import connected
 from dart_cli.env.router import RolloutRouter
-from dart_cli.runtime.phase_timer import as_gauges
+from dart_cli.runtime.waits import as_gauges
 from envs.registry import find_task
 
 logger = logging.getLogger(__name__)

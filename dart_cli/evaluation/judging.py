@@ -26,10 +26,10 @@ from dart_cli.config.schema import Config, EnvConfig, JudgeConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import TrajectoryRow
 from dart_cli.data.store.writer import Store
+from dart_cli.judge.chat import MOST_FAILED
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, JudgeLimits
-from dart_cli.runtime.chat import MOST_FAILED
-from dart_cli.runtime.progress import Advance, progress
+from dart_cli.runtime.tables import Advance, progress
 from dart_cli.status.page import judge_json
 
 logger = logging.getLogger(__name__)

@@ -51,10 +51,9 @@ from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
-from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
 from dart_cli.runtime.supervisor import Supervisor
-from dart_cli.runtime.tables import minutes
+from dart_cli.runtime.tables import minutes, progress
 from envs.base import reward_of
 
 if TYPE_CHECKING:

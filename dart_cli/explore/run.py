@@ -25,9 +25,8 @@ from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph,
 from dart_cli.player.episodes import in_slots
 from dart_cli.runtime.kept_folder import refuse_foreign, refuse_other
 from dart_cli.runtime.options import read_options
-from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent
-from dart_cli.runtime.tables import page_table
+from dart_cli.runtime.tables import page_table, progress
 from envs.base import Task
 from envs.elements import Explorable
 from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks

@@ -30,7 +30,7 @@ from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
 from dart_cli.player.episodes import in_slots
-from dart_cli.runtime.progress import Advance, progress
+from dart_cli.runtime.tables import Advance, progress
 from dart_cli.suite_check.probes import Probe, play_probe
 from envs.base import Task
 from envs.elements import performing

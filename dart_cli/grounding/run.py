@@ -52,9 +52,8 @@ from dart_cli.grounding.scores import (
 )
 from dart_cli.player.model import chosen_weights, folder_digest, loaded_model
 from dart_cli.runtime.kept_folder import KeptFolder, KeptLines, KeptSettings, write_whole
-from dart_cli.runtime.progress import progress
 from dart_cli.runtime.role import end_with_parent, limit_threads
-from dart_cli.runtime.tables import fraction
+from dart_cli.runtime.tables import fraction, progress
 from dart_cli.weights.manifest import read_manifest
 
 if TYPE_CHECKING:

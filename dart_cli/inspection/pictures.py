@@ -26,11 +26,21 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, SampleRow, TrajectoryRow
 from dart_cli.evaluation.results import Evaluation
 from dart_cli.inspection.curves import over_tasks, success_lines
-from dart_cli.runtime.palette import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# They can be told apart with any colour vision: six of Okabe and Ito (Color Universal Design, 2008), their
+# yellow replaced by wine red, which is visible on white.
+BLUE, ORANGE, GREEN, PINK, RED, WINE = (
+    *("#0072b2", "#e69f00", "#009e73"),
+    *("#cc79a7", "#d55e00", "#882255"),
+)
+SKY = "#56b4e9"
+GREY, INK = "#6b7280", "#111827"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, WINE)
+"""In the order in which lines get them; `view.css` has them as --v0 to --v5."""
 
 GroupOutcome = Literal["mixed", "tracked", "pool", "all_success", "all_fail", "other"]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from bus.errors import EngineError, EnvError
-from dart_cli.runtime.chat import without_fence
+from dart_cli.judge.chat import without_fence
 
 Part = str | bytes
 """Of a message: a text, or an encoded image."""

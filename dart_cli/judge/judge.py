@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from bus.errors import DartError, EngineError, UserError, first_line
 from bus.messages import Judgement
 from dart_cli.config.schema import JudgeConfig
+from dart_cli.judge.chat import ChatReply, ChatServer, SettingNames, chat_server, image_part
 from dart_cli.judge.evidence import (
     IMAGE_SIZE,
     PROMPT,
@@ -33,7 +34,6 @@ from dart_cli.judge.evidence import (
     parse_answer,
 )
 from dart_cli.runtime.background import in_daemon_thread
-from dart_cli.runtime.chat import ChatReply, ChatServer, SettingNames, chat_server, image_part
 
 logger = logging.getLogger(__name__)
 

@@ -53,9 +53,7 @@ from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background, unless_stopped
-from dart_cli.runtime.phase_timer import PREFIX
-from dart_cli.runtime.telemetry import receive_telemetry
-from dart_cli.runtime.waits import data_awaited, told_waits
+from dart_cli.runtime.waits import PREFIX, data_awaited, receive_telemetry, told_waits
 from dart_cli.weights.receiver import FileReceiver, Receiver
 
 if TYPE_CHECKING:

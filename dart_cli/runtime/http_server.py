@@ -1,18 +1,32 @@
-"""The sockets of our HTTP servers: `dart view`, `dart serve`.
+"""Our HTTP servers, `dart view` and `dart serve`: their sockets and limits, and who may ask them.
 
 listen       a bound socket, so that a taken port is reported before anything starts
 make_server  uvicorn with our limits
 address      the URL under which the socket is reached
+HttpGuard    ASGI middleware, of which each server has its own kind: Host header, methods, token
+host_names   the names under which a server may be addressed
+
+A page of another site can make a browser send requests to a server on loopback (DNS rebinding); such a
+request carries the other site's name in its Host header and is refused. Beyond loopback every request
+needs the token.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import ipaddress
 import socket
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from http import HTTPStatus
+from typing import ClassVar
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bus.errors import UserError
 
@@ -83,3 +97,108 @@ def address(host: str, port: int) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared
     name = f"[{name}]" if ":" in name else name
     return f"http://{name}:{port}/"
+
+
+# --- who may ask -------------------------------------------------------------------------
+
+
+class HttpGuard(ABC):
+    """Passes a request on to the application, or refuses it."""
+
+    methods: ClassVar[tuple[str, ...]]
+    """Those that are passed on."""
+    headers: ClassVar[Mapping[str, str]]
+    """Of every answer."""
+    wrong_host: ClassVar[str]
+    """What a request under another name is told."""
+    wrong_method: ClassVar[str]
+
+    def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
+        """`host` is the address served on; an empty `token` requires none."""
+        self._app = app
+        self._names = host_names(host)
+        self._any_address = _is_unspecified(host)
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for key, value in self.headers.items():
+                    headers[key] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refused = self._refusal(Request(scope))
+        await (refused or self._app)(scope, receive, send_guarded)
+
+    @abstractmethod
+    def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
+        """The answer to a request that may not pass."""
+
+    @abstractmethod
+    def check_token(self, request: Request) -> Response | None:
+        """The answer to a request without the token; None for one that has it."""
+
+    def is_right(self, offered: str) -> bool:
+        """Whether this is the token."""
+        return hmac.compare_digest(offered.encode(), self._token.encode())
+
+    def check_origin(self, request: Request) -> Response | None:  # noqa: ARG002 - for subclasses
+        """The answer to a request that a page of another site may have caused; None for others."""
+        return None
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that may not pass; None for one that may."""
+        if not self._is_known(request.headers.getlist("host")):
+            return self.refused(HTTPStatus.MISDIRECTED_REQUEST, self.wrong_host, {})
+        if request.method not in self.methods:
+            allowed = {"allow": ", ".join(self.methods)}
+            return self.refused(HTTPStatus.METHOD_NOT_ALLOWED, self.wrong_method, allowed)
+        if (refused := self.check_origin(request)) is not None:
+            return refused
+        return self.check_token(request) if self._token else None
+
+    def _is_known(self, hosts: Collection[str]) -> bool:
+        # Ours, since Starlette's TrustedHostMiddleware has no pattern for "any address" (0.0.0.0),
+        # reads only the first of two Host headers, and takes no [::1] in the oldest release we allow.
+        if len(hosts) != 1:
+            return False
+        [name] = hosts
+        name = _without_port(name).lower()
+        # DNS rebinding needs a host name, so a request to a bare address is no attack.
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+def host_names(host: str) -> frozenset[str]:
+    """Names under which a server on `host` may be addressed; any port, as tunnels change it."""
+    names = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
+    if _is_unspecified(host):
+        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return frozenset(names)
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(name: str) -> str:
+    head, colon, port = name.rpartition(":")
+    return head if colon and port.isdigit() and (":" not in head or head.endswith("]")) else name

@@ -8,7 +8,7 @@
 
 The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly, more
 if it is finishing something (`finishing`); the second signal, or the end of that time, ends the process
-at once. Nothing acknowledged is lost either way. SIGUSR1 dumps all stacks to the log (stack_dump.py).
+at once. Nothing acknowledged is lost either way. SIGUSR1 dumps all stacks to the log (logs.py).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from bus.errors import DartError, RunDirectoryError
 from bus.messages import Role
 from dart_cli.config.devices import VISIBLE, gpus_of
 from dart_cli.config.schema import Config
-from dart_cli.runtime import stack_dump
 from dart_cli.runtime.liveness import when_orphaned
-from dart_cli.runtime.logs import logging_to
+from dart_cli.runtime.logs import ignore_dumps, logging_to, stacks_to
 from dart_cli.runtime.run_dir import (
     Place,
     cannot_write,
@@ -76,7 +75,7 @@ def run_role(
     and whole in the log. `threads` bounds the CPU threads of torch and BLAS in this process. `force`
     goes on with a run of another suite or model.
     """
-    stack_dump.ignored()  # before another process can know this one
+    ignore_dumps()  # before another process can know this one
     keep_going()
     limit_threads(threads)
     end_with_parent()
@@ -109,7 +108,7 @@ def take_gpus(config: Config, role: Role, name: str) -> None:
 
 def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -> int:
     """Run the role as `name`, with its log; raises what prevents the start."""
-    with logging_to(config.run.dir, name) as log_file, stack_dump.dumped_to(log_file):
+    with logging_to(config.run.dir, name) as log_file, stacks_to(log_file):
         logger.info("%s starts, pid %d, run %s", name, os.getpid(), config.run.dir)
         if seen := os.environ.get(VISIBLE):
             logger.info("it sees GPU %s", seen)

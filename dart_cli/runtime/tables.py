@@ -1,20 +1,25 @@
-"""How values read, the same on every page and in every table.
+"""How values read, the same on every page and in every table; how far a long command is.
 
 page_table       an empty table with its title and columns; table_of, a row for each of some things
 verdict_words    an outcome, with its reward where that says more
 or_dash          a number; fraction, with two digits
 minutes, moment  a duration, a moment
 versions         which weights sampled a trajectory
+progress         how far a long command is: a bar on a terminal, a line every few seconds elsewhere
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.progress import Progress
 from rich.table import Table
 
 from bus.messages import Outcome
@@ -90,3 +95,45 @@ def versions(oldest: int | None, newest: int | None) -> str:
     if oldest is None or newest is None:
         return "-"
     return str(oldest) if oldest == newest else f"{oldest}-{newest}"
+
+
+# --- progress ----------------------------------------------------------------------------
+
+
+EVERY_S = 5.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Advance(Protocol):
+    """So many more parts are done; `note` says what came of them so far."""
+
+    def __call__(self, number: int, note: str = "", /) -> None:
+        """Show it."""
+        ...
+
+
+@contextlib.contextmanager
+def progress(what: str, count: int, unit: str) -> Iterator[Advance]:
+    """Show on stderr how much of `count` is done; gives a function to call with each part's number."""
+    console = Console(stderr=True, markup=False, highlight=False)
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(what, total=count)
+
+            def move(number: int, note: str = "", /) -> None:
+                bar.update(task, advance=number, description=f"{what}: {note}" if note else what)
+
+            yield move
+        return
+    done, last = 0, time.monotonic()
+
+    def advance(number: int, note: str = "", /) -> None:
+        nonlocal done, last
+        done += number
+        if number and (done == count or time.monotonic() - last > EVERY_S):
+            last = time.monotonic()
+            so_far = f", {note}" if note else ""
+            sys.stderr.write(f"progress: {what} {done}/{count} {unit}{so_far}\n")
+            sys.stderr.flush()
+
+    yield advance

@@ -1,7 +1,10 @@
-"""What a process waits for, told to the person who started it.
+"""What a process waits for, told to the person who started it; and where its time goes.
 
-told_waits   while a block runs: a line once a wait for another process lasts, and one when it is over
-data_awaited the wait for `dart data`, at its address
+told_waits         while a block runs: a line once a wait for another process lasts, and one when it is over
+data_awaited       the wait for `dart data`, at its address
+receive_telemetry  the messages of a subscriber, without end; a warning when data, which is there, is silent
+PhaseTimer         seconds by phase: one phase at a time, every second in exactly one of them
+as_gauges          the same in a heartbeat
 
 The words are those of bus.heartbeat.awaited. The lines are no warnings, since `dart up`, which shows
 warnings, starts all processes itself; they go to the terminal of a process started by hand, and to its log.
@@ -12,10 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from bus.endpoints import DATA
 from bus.heartbeat import awaited
+from bus.messages import Message
+from bus.pubsub import Subscriber
+from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 
@@ -75,3 +82,91 @@ async def _follow(what: Callable[[], str], say: Callable[[str], None]) -> None:
 def _subject(wait: str) -> str:
     """`dart data` of ``dart data: start `dart data CONFIG` ``."""
     return wait.partition(": ")[0]
+
+
+# --- silence -----------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+LISTEN_S = 1.0
+"""Longest wait for one message, of which silence is the sum."""
+WARN_AGAIN_S = 600.0
+"""Seconds from one warning of a silence to the next."""
+
+
+async def receive_telemetry(
+    subscriber: Subscriber, config: Config, is_there: Callable[[], bool]
+) -> AsyncIterator[Message]:
+    """The messages of `subscriber`, without end.
+
+    A warning if none arrived within DEADLINE_S though data `is_there`: else it is awaited, which
+    told_waits says.
+    """
+    first_s = endpoints.DEADLINE_S
+    silent_s, warn_at_s = 0.0, first_s
+    while True:
+        slice_s = min(LISTEN_S, warn_at_s - silent_s)
+        try:
+            # Not asyncio.wait_for: until Python 3.12 it may swallow a cancellation.
+            async with asyncio.timeout(slice_s):
+                message = await subscriber.next()
+        except TimeoutError:
+            # Where this process was stopped (SIGSTOP), it is data's silence no longer than a slice.
+            silent_s += slice_s
+            if silent_s < warn_at_s:
+                continue
+            warn_at_s = silent_s + max(WARN_AGAIN_S, first_s)
+            if is_there():
+                log.warning(
+                    "has heard nothing from dart data at %s for %g s, which is connected; see its log",
+                    *(run_endpoints(config).address(DATA), silent_s),
+                )
+        else:
+            silent_s, warn_at_s = 0.0, first_s
+            yield message
+
+
+# --- time --------------------------------------------------------------------------------
+
+
+PREFIX = "seconds."
+"""Prefix of the gauges that hold a PhaseTimer; `dart data` keeps their newest values by process."""
+
+
+class PhaseTimer:
+    """Seconds by phase since it was made, the present phase up to now included."""
+
+    def __init__(
+        self, phases: Iterable[str], now: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`phases` are all that may be entered, `now` is the one to begin with."""
+        self._seconds = dict.fromkeys(phases, 0.0)
+        self._clock = clock
+        self._phase = now
+        self._since = clock()
+
+    @property
+    def phase(self) -> str:
+        """The present phase."""
+        return self._phase
+
+    def enter(self, phase: str) -> None:
+        """Enter `phase`, one of those named at the start."""
+        now = self._clock()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def seconds(self) -> dict[str, float]:
+        """Phase -> seconds; they add up to the time since the start."""
+        running = self._clock() - self._since
+        return self._seconds | {self._phase: self._seconds[self._phase] + running}
+
+
+def as_gauges(splits: Iterable[PhaseTimer]) -> dict[str, float]:
+    """The sum of several splits, as gauges of a heartbeat: `seconds.PHASE`."""
+    gauges: dict[str, float] = {}
+    for timer in splits:
+        for phase, seconds in timer.seconds().items():
+            gauges[PREFIX + phase] = gauges.get(PREFIX + phase, 0.0) + seconds
+    return gauges

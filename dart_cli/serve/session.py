@@ -40,7 +40,7 @@ from dart_cli.env.calls import sendable
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import ActionSpec, Policy
 from dart_cli.policy.coordinates import pointer_after
-from dart_cli.runtime.phase_timer import PhaseTimer
+from dart_cli.runtime.waits import PhaseTimer
 from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest
 from dart_cli.serve.sampling import settle

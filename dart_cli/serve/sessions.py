@@ -24,7 +24,7 @@ from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import action_spec_of, slot_timer
 from dart_cli.env.router import RolloutRouter
-from dart_cli.runtime.phase_timer import as_gauges
+from dart_cli.runtime.waits import as_gauges
 from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest, Opening
 from dart_cli.serve.sampling import settle

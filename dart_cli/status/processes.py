@@ -18,8 +18,7 @@ from pathlib import Path
 from bus.errors import RunDirectoryError
 from bus.heartbeat import awaited, start
 from dart_cli.runtime.liveness import RunProcess, workers_of
-from dart_cli.runtime.logs import log_dir
-from dart_cli.runtime.stack_dump import END, SIGNAL
+from dart_cli.runtime.logs import DUMP_END, DUMP_SIGNAL, log_dir
 
 _TAIL_BYTES = 65536
 _STARTS = " starts, pid "
@@ -112,7 +111,7 @@ def run_stacks(run_dir: Path, say: Callable[[str], None]) -> int:
     for worker in living:
         if worker.liveness in _ASKED:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(worker.pid, SIGNAL)
+                os.kill(worker.pid, DUMP_SIGNAL)
     deadline = time.monotonic() + DUMP_S
     return max(_say_one(run_dir, worker, begins[worker.name], deadline, say) for worker in living)
 
@@ -126,10 +125,10 @@ def _say_one(
         say(f"is stopped (SIGSTOP or Ctrl-Z); kill -CONT {worker.pid} lets it go on")
         return 1
     log_file = _log_of(run_dir, worker)
-    while END not in (text := _read(log_file, begin)) and time.monotonic() < deadline:
+    while DUMP_END not in (text := _read(log_file, begin)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
-    say(text.partition(END)[0].rstrip() or f"wrote nothing to {log_file} in {DUMP_S:.0f} s")
-    return 0 if END in text else 1
+    say(text.partition(DUMP_END)[0].rstrip() or f"wrote nothing to {log_file} in {DUMP_S:.0f} s")
+    return 0 if DUMP_END in text else 1
 
 
 def _log_of(run_dir: Path, worker: RunProcess) -> Path:

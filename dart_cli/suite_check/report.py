@@ -25,8 +25,7 @@ from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import has_logged_tracebacks
 from dart_cli.player.episodes import in_slots
 from dart_cli.runtime.options import read_options
-from dart_cli.runtime.progress import progress
-from dart_cli.runtime.tables import page_table
+from dart_cli.runtime.tables import page_table, progress
 from dart_cli.suite_check import CheckOptions
 from dart_cli.suite_check.findings import MISTAKES, Bounds, TaskReport, judge
 from dart_cli.suite_check.probes import play_task, probes_of

@@ -64,8 +64,8 @@ from dart_cli.config import endpoints
 from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
-from dart_cli.runtime.phase_timer import PhaseTimer, as_gauges
 from dart_cli.runtime.role import finishing
+from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
 from dart_cli.train.checkpoints.identity import (

@@ -25,7 +25,7 @@ import torch
 from bus.errors import UserError
 from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.policy.model import LoadedPolicy
-from dart_cli.runtime.progress import progress
+from dart_cli.runtime.tables import progress
 from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
 from dart_cli.tune.kept import KeptTraining, Progress

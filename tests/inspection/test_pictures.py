@@ -15,13 +15,13 @@ from dart_cli.algo.schedule import group_size
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.pictures import (
+    COLOURS,
     MOST_PANELS,
     draw_all,
     draw_lengths,
     group_outcome,
     success_averages,
 )
-from dart_cli.runtime.palette import COLOURS
 from dart_cli.view.site import stylesheet
 from tests.data.parts import (
     Clock,

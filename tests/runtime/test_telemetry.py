@@ -11,8 +11,8 @@ import pytest
 from bus.messages import Message, RunState
 from dart_cli.config import endpoints
 from dart_cli.config.schema import Config
-from dart_cli.runtime import telemetry
-from dart_cli.runtime.telemetry import receive_telemetry
+from dart_cli.runtime import waits as telemetry
+from dart_cli.runtime.waits import receive_telemetry
 from tests.waiting import until
 
 STATE = RunState(run_id="r", policy_version=0, weights_path="", stopping=False, reason="")

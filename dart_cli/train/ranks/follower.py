@@ -22,8 +22,7 @@ from bus.codec import BATCH_LIMITS, parted
 from bus.errors import RankError
 from bus.ranks import Share
 from dart_cli.config.schema import Config
-from dart_cli.runtime import stack_dump
-from dart_cli.runtime.logs import logging_to
+from dart_cli.runtime.logs import ignore_dumps, logging_to, stacks_to
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.ranks.watch import CONFIG, FOLDER_VARIABLE, membership
@@ -38,14 +37,14 @@ log = logging.getLogger(__name__)
 
 def serve(config: Config) -> int:
     """Be a rank above 0 until rank 0 says STOP; returns the exit code."""
-    stack_dump.ignored()
+    ignore_dumps()
     limit_threads(config.train.threads)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     member = membership(config)
     with (
         logging_to(config.run.dir, member.name, terminal=False) as log_file,
-        stack_dump.dumped_to(log_file),
+        stacks_to(log_file),
     ):
         log.info("%s starts, pid %d, run %s", member.name, os.getpid(), config.run.dir)
         try:
