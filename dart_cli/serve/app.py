@@ -30,7 +30,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bus.errors import DartError
-from dart_cli.runtime.http_guard import HttpGuard
+from dart_cli.runtime.http_server import HttpGuard
 from dart_cli.serve.errors import ApiError, as_api_error, invalid
 from dart_cli.serve.replies import (
     MODEL,

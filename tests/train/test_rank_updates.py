@@ -195,7 +195,9 @@ def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
     for mine, theirs in zip(got["metrics"], wanted["metrics"], strict=True):
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
-            if name == "is_truncated_fraction":  # of fresh tokens rounding decides on which side of 1 they are
+            if (
+                name == "is_truncated_fraction"
+            ):  # of fresh tokens rounding decides on which side of 1 they are
                 continue
             assert mine[name] == pytest.approx(value, **tolerance(name)), name
     for mine, theirs in zip(got["mismatches"], wanted["mismatches"], strict=True):
