@@ -30,7 +30,6 @@ from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PlannedSample
 from dart_cli.data.store.steps import BatchStep
-from dart_cli.runtime.tables import progress
 from dart_cli.runtime.run_dir import read_run
 from dart_cli.runtime.tables import progress
 
