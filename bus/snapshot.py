@@ -125,8 +125,6 @@ class SyncView(Part):
     waited_s: float
     transfer_s: float
     pause_s: float
-    finish_s: float
-    resume_s: float
     in_flight: int  # requests in work when it began
     syncs: int  # this worker's so far, refused ones included
     refused: int

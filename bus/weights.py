@@ -45,9 +45,7 @@ class SyncDone(Request):
     error: str  # why the set was refused; empty if it serves
     waited_s: Seconds  # for the permit
     transfer_s: Seconds  # receiving and checking the set; requests are served meanwhile
-    pause_s: Seconds  # from the halt of the engine until the new tensors are in place
-    finish_s: Seconds  # post-processing, the engine still halted: caches cleared, weights re-packed
-    resume_s: Seconds  # from there until the engine serves again
+    pause_s: Seconds  # from the halt of the engine until it serves again
     in_flight: Integer  # requests in work when it began, all of which continue
 
 

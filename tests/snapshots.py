@@ -56,8 +56,6 @@ def sync(worker: str, **changes: object) -> SyncView:
         "waited_s": 0.8,
         "transfer_s": 2.1,
         "pause_s": 0.4,
-        "finish_s": 0.1,
-        "resume_s": 0.02,
         "in_flight": 14,
         "syncs": 31,
         "refused": 0,

@@ -414,7 +414,7 @@ class Soak:
             rows = list(reader.syncs())
         taken = [row for row in rows if not row.error]
         errors = {row.error.replace(str(config.run.dir), "RUN")[:120] for row in rows if row.error}
-        halts = sorted(1e3 * (row.pause_s + row.finish_s + row.resume_s) for row in taken)
+        halts = sorted(1e3 * (row.pause_s) for row in taken)
         return {
             "syncs": len(taken),
             "refused": len(rows) - len(taken),

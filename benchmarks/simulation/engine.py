@@ -194,9 +194,7 @@ class TimedEngine:
             self._updating = False
         assert swap.halted is not None
         assert swap.ended is not None
-        return UpdateTiming(
-            transfer_s=received - began, pause_s=swap.ended - swap.halted, finish_s=0.0
-        )
+        return UpdateTiming(transfer_s=received - began, pause_s=swap.ended - swap.halted)
 
     def interrupt(self) -> None:
         """End every request now, as `suspended`; a pause for new weights continues."""

@@ -127,7 +127,7 @@ def measure(
         ),
         syncs=len(taken),
         sync_refused=len(syncs) - len(taken),
-        pause_s=speedup * mean([s.pause_s + s.finish_s + s.resume_s for s in taken] or [0.0]),
+        pause_s=speedup * mean([s.pause_s for s in taken] or [0.0]),
         most_syncing=most_at_once([(sync.granted_at, sync.done_at) for sync in taken]),
         kills=len(recording.kills),
         faults=dropped["invalid"],

@@ -105,7 +105,7 @@ async def measure(folder: Path, published: Path, updates: int, requests: int) ->
         await asyncio.gather(*serving)
     finally:
         await engine.close()
-    halts = sorted(1e3 * (t.pause_s + t.finish_s + t.resume_s) for t in timings)
+    halts = sorted(1e3 * (t.pause_s) for t in timings)
     mixed = [pair for pair in done if len(pair[1].sampled.version_spans) > 1]
     scored = mixed[:: max(1, len(mixed) // SCORED)][:SCORED]
     worst = max((largest_error(policy, *pair, versions) for pair in scored), default=None)

@@ -167,7 +167,7 @@ class SyncQueue:
         """A worker has taken a set, or refused it; `now` in unix seconds."""
         held_s = self._permits.free(done.worker)
         if held_s is None:  # its time was over, or another data process gave it
-            held_s = done.transfer_s + done.pause_s + done.finish_s + done.resume_s
+            held_s = done.transfer_s + done.pause_s
         self._store.add_sync(done, now - held_s, now)
         self._ledger.versions.done(done)
 

@@ -60,9 +60,7 @@ class UpdateTiming:
     """Seconds of a weight update by phase."""
 
     transfer_s: float  # reading and checking the set; requests are served meanwhile
-    pause_s: float  # from the halt of the engine until the new tensors are in place
-    finish_s: float  # post-processing in the pause: caches cleared, weights re-packed
-    resume_s: float = 0.0  # from there until the engine serves again
+    pause_s: float  # from the halt of the engine until it serves again
 
 
 class Engine(Protocol):

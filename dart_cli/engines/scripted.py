@@ -98,7 +98,7 @@ class ScriptedEngine:
             raise WeightsError(f"{directory}: no readable manifest.json: {error}") from None
         self.policy_version = policy_version
         self._meter.go()
-        return UpdateTiming(transfer_s=0.0, pause_s=0.0, finish_s=0.0)
+        return UpdateTiming(transfer_s=0.0, pause_s=0.0)
 
     def interrupt(self) -> None:
         """Nothing is in flight."""

@@ -67,9 +67,6 @@ class _Swap:
     policy_version: int
     vision: str | None  # digest of the vision tower
     future: Future[UpdateTiming] = field(default_factory=Future)
-    pause_s: float = 0.0
-    finish_s: float = 0.0
-    finished: float = 0.0  # monotonic seconds, when both were over
 
 
 class TransformersEngine:
@@ -102,9 +99,6 @@ class TransformersEngine:
         self._waiting: deque[ActiveRequest] = deque()
         self._swap: _Swap | None = None
         self._changed = threading.Condition()
-        self._taken: _Swap | None = (
-            None  # in place; its future is resolved when the engine continues
-        )
         self._closing = False
         self._running: list[ActiveRequest] = []  # in their prefill, or rows of the batch
         self._is_interrupted = False  # these are to end after the present pass
@@ -259,7 +253,6 @@ class TransformersEngine:
                 self._apply(self._swap)
                 continue
             joiners = self._take()
-            self._resumed()
             if self._closing:
                 self._fail(self._running, EngineError(CLOSED))
                 return
@@ -269,9 +262,7 @@ class TransformersEngine:
     def _await_work(self) -> None:
         """Return once there is something to do."""
         with self._changed:
-            while not (self._running or self._waiting or self._closing):
-                if self._swap is not None or self._taken is not None:
-                    break
+            while not (self._running or self._waiting or self._closing or self._swap):
                 self._changed.wait()
 
     def _take(self) -> list[ActiveRequest]:
@@ -364,6 +355,7 @@ class TransformersEngine:
 
     def _apply(self, swap: _Swap) -> None:
         """Put new weights in place, unless the caller of the update is gone."""
+        halted = time.monotonic()
         with self._changed:
             self._swap = None
             if not swap.future.set_running_or_notify_cancel():
@@ -374,34 +366,21 @@ class TransformersEngine:
         except Exception as error:  # noqa: BLE001 - raised to the caller of update_weights
             self._refuse_all()
             swap.future.set_exception(error)
+            return
+        with self._changed:
+            self._version = swap.policy_version
+            self._meter.go()
+        swap.future.set_result(UpdateTiming(0.0, time.monotonic() - halted))
 
     def _place(self, swap: _Swap) -> None:
-        """Copy the tensors; the engine halts meanwhile."""
-        halted = time.monotonic()
-        mine = weight_tensors(self.policy.model)
+        """Copy the tensors, and forget what the ones before have computed."""
         with torch.no_grad():
-            for name, tensor in mine.items():
+            for name, tensor in weight_tensors(self.policy.model).items():
                 tensor.copy_(swap.tensors[name])
         if self.policy.device.type == "cuda":
             torch.cuda.synchronize(self.policy.device)
-        placed = time.monotonic()
         if swap.vision is None or swap.vision != self._vision:
             self._features.clear()
         self._vision = swap.vision
         self._batch.swapped()
-        swap.finished = time.monotonic()
-        swap.pause_s, swap.finish_s = placed - halted, swap.finished - placed
         swap.tensors.clear()
-        with self._changed:
-            self._version = swap.policy_version
-        self._taken = swap
-
-    def _resumed(self) -> None:
-        """Resolve a finished update: the engine is ready for the next pass."""
-        swap, self._taken = self._taken, None
-        if swap is None:
-            return
-        with self._changed:
-            self._meter.go()
-        resume_s = time.monotonic() - swap.finished
-        swap.future.set_result(UpdateTiming(0.0, swap.pause_s, swap.finish_s, resume_s))

@@ -186,7 +186,7 @@ class WeightSync:
         gauges = self._engine.gauges()
         self.syncing = True
         self._heartbeat.beat()
-        error, timing, version = "", UpdateTiming(0.0, 0.0, 0.0), permit.policy_version
+        error, timing, version = "", UpdateTiming(0.0, 0.0), permit.policy_version
         broken: EngineError | None = None
         try:
             if version > self._version:  # else it already serves; only the permit is returned
@@ -216,8 +216,6 @@ class WeightSync:
                 waited_s=waited_s,
                 transfer_s=timing.transfer_s,
                 pause_s=timing.pause_s,
-                finish_s=timing.finish_s,
-                resume_s=timing.resume_s,
                 in_flight=int(gauges["in_flight"] + gauges["waiting"]),
             )
         )
@@ -277,15 +275,14 @@ class WeightSync:
 
     def _count(self, waited_s: float, timing: UpdateTiming, error: str) -> None:
         totals = self.totals
-        pause_s = timing.pause_s + timing.finish_s + timing.resume_s
         totals.sync_wait_s += waited_s
         totals.transfer_s += timing.transfer_s
         if error:
             totals.refused += 1
         else:
             totals.syncs += 1
-            totals.pause_s += pause_s
-            totals.pause_last_s = pause_s
+            totals.pause_s += timing.pause_s
+            totals.pause_last_s = timing.pause_s
 
     async def _report(self, done: SyncDone) -> None:
         try:

@@ -278,7 +278,7 @@ def _syncs(snapshot: Snapshot) -> Table:
             ">ago": lambda sync: _short(max(snapshot.now - sync.done_at, 0.0)),
             ">waited": lambda sync: _short(sync.waited_s),
             ">transfer": lambda sync: _short(sync.transfer_s),
-            ">pause": lambda sync: _short(sync.pause_s + sync.finish_s + sync.resume_s),
+            ">pause": lambda sync: _short(sync.pause_s),
             ">in flight": lambda sync: str(sync.in_flight),
             ">syncs": lambda sync: str(sync.syncs) + (f", {sync.refused} bad" * (sync.refused > 0)),
         },

@@ -462,8 +462,6 @@ def sync_done(worker: str, version: int, error: str = "") -> SyncDone:
         waited_s=0.5,
         transfer_s=0.25,
         pause_s=0.125,
-        finish_s=0.0,
-        resume_s=0.0,
         in_flight=3,
     )
 

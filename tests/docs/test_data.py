@@ -19,8 +19,6 @@ SYNC = SyncDone(
     waited_s=0.1,
     transfer_s=0.2,
     pause_s=0.3,
-    finish_s=0.05,
-    resume_s=0.01,
     in_flight=4,
 )
 

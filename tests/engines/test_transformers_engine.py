@@ -179,7 +179,7 @@ async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_o
         for version in range(1, len(versions)):
             await asyncio.wait(waiting[: 15 * version], return_when=asyncio.ALL_COMPLETED)
             timing = await engine.update_weights(published[version].path, version)
-            assert min(timing.transfer_s, timing.pause_s, timing.finish_s, timing.resume_s) >= 0
+            assert min(timing.transfer_s, timing.pause_s) >= 0
             assert engine.policy_version == version
         generations = [*await asyncio.gather(*waiting), *await gather(engine, requests[-4:])]
     used, mixed = set(), 0

@@ -78,7 +78,7 @@ class Engine:
         await self.gate.wait()
         self.is_loading = self._receiver.is_busy = False
         self.policy_version = policy_version
-        return UpdateTiming(0.0, 0.0, 0.0)
+        return UpdateTiming(0.0, 0.0)
 
     def gauges(self) -> dict[str, float]:
         return {"in_flight": 0.0, "waiting": 0.0}

@@ -323,8 +323,6 @@ class SyncRow:
     waited_s: float
     transfer_s: float
     pause_s: float
-    finish_s: float
-    resume_s: float
     in_flight: int
 
 

@@ -190,9 +190,7 @@ CREATE TABLE syncs (                     -- how workers took new weights; the ti
     done_at REAL NOT NULL,
     waited_s REAL NOT NULL,              -- for the permit
     transfer_s REAL NOT NULL,            -- reading the set; requests are served meanwhile
-    pause_s REAL NOT NULL,               -- until the new tensors are in place
-    finish_s REAL NOT NULL,              -- post-processing, the engine still halted
-    resume_s REAL NOT NULL,              -- from there until the engine serves again
+    pause_s REAL NOT NULL,               -- from the halt of the engine until it serves again
     in_flight INTEGER NOT NULL           -- requests in work when it began
 );
 CREATE INDEX syncs_by_worker ON syncs (worker, done_at);

@@ -413,7 +413,7 @@ class VllmEngine:
         finally:
             self._updating = False
         self._version = policy_version
-        return UpdateTiming(write_s, halt_s, 0.0, 0.0)
+        return UpdateTiming(write_s, halt_s)
 
     async def _swap(self, directory: Path, policy_version: int, vision: str | None) -> UpdateTiming:
         """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
@@ -450,16 +450,14 @@ class VllmEngine:
         update = {"files": files} | self._base
         await llm.update_weights(WeightTransferUpdateRequest(update))
         await llm.finish_weight_update()
-        placed = time.monotonic()
         if vision is None or vision != self._vision:
             await llm.reset_encoder_cache()  # its keys are images, without the version
-        finished = time.monotonic()
         self._version, self._vision = policy_version, vision
         self._swaps += 1
         self._takes_requests.set()
         await llm.resume_generation()
         self._meter.go()
-        return UpdateTiming(0.0, placed - halted, finished - placed, time.monotonic() - finished)
+        return UpdateTiming(0.0, time.monotonic() - halted)
 
     async def _move(self) -> None:
         """Let the running requests leave vLLM: they go on with the tokens they have, under new weights."""
