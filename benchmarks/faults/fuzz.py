@@ -302,7 +302,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from dart_cli.runtime.run_dir import read_run
     from dart_cli.status.processes import why_absent
     from dart_cli.train.checkpoints.checkpoint import load_newest
-    from dart_cli.weights.manifest import check_complete, newest_version
+    from dart_cli.weights.manifest import check_announced, check_files, newest_version
 
     def read_all() -> None:
         with open_reader(run_dir) as reader:
@@ -319,7 +319,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
 
     def take_weights() -> None:
         if found := newest_version(run_dir / "weights"):
-            check_complete(found.path, found.policy_version)
+            check_files(found.path, check_announced(found.path, found.policy_version, ""))
 
     yield "configuration", lambda: read_run(run_dir)
     yield "database", read_all

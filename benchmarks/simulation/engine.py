@@ -37,7 +37,7 @@ from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
 from dart_cli.policy.weight_set import WeightSet, directory_of
-from dart_cli.weights.manifest import check_complete
+from dart_cli.weights.manifest import check_announced, check_files
 from envs.actions import Click
 
 CLOSED = "the timed engine is closed; start another rollout worker"
@@ -55,6 +55,11 @@ class TimedReply:
     text: bytes
     iterations: int  # >= 1
     stop: Literal["end", "length"] = "end"
+
+
+def check_complete(path: Path, policy_version: int) -> None:
+    """Raises WeightsError unless the set at `path` is that version and complete."""
+    check_files(path, check_announced(path, policy_version, ""))
 
 
 TimedReplies = Callable[[GenerateRequest], TimedReply]

@@ -35,10 +35,6 @@ class TimedModel:
         """The same."""
         return stream_of(self.weights())
 
-    def frozen(self) -> frozenset[str]:
-        """None: the tensor changes with each update."""
-        return frozenset()
-
 
 def timed_learner(config: Config) -> TimedLearner:
     """What `train.learner` names: the learner with the times of [env.options]."""

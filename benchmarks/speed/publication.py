@@ -112,7 +112,9 @@ def publish_before(stream: TensorStream, directory: Path, version: int, storage:
     with atomic_directory(directory / f"v{version:06d}") as draft:
         file = storage.make(draft / WEIGHTS, size)
         flat = FlatWeights.in_file(specs_of(tensors), file).fill(tensors)
-        (draft / MANIFEST).write_text(flat.manifest(version).text(), encoding="utf-8")
+        (draft / MANIFEST).write_text(
+            flat.manifest(version, flat.digests()).text(), encoding="utf-8"
+        )
     for old in sorted(directory.glob("v*"))[:-3]:
         for each in old.iterdir():
             each.unlink()

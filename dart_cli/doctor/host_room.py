@@ -108,18 +108,14 @@ def host_plan(
     """What all processes of a run take on one host."""
     wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
     rollouts = max(1, config.up.rollouts)
-    # A version of whole weights is published with its frozen tensors, one of adapters is adapters alone.
-    frozen = 0 if setup.adapters else wide * (shape.parameters - trained)
-    changed = wide * trained
+    # A version of whole weights has the frozen tensors too, one of adapters is adapters alone.
+    whole = wide * (trained if setup.adapters else shape.parameters)
     copies = config.weights.channel != "file"
-    sets, whole = config.weights.keep + 1, changed + frozen
-    if copies:  # each whole set has the frozen tensors; between two of them there are manifests
+    sets, received = config.weights.keep + 1, 0
+    if copies:  # between two whole sets there are manifests; each worker has a copy of its own
         sets = min(sets, 2 + (config.weights.keep - 1) // WHOLE_EVERY)
-        shared = sets * whole + rollouts * whole  # each worker's own copy
-    else:
-        shared = sets * changed + frozen
+        received = rollouts * whole
     elsewhere = config.weights.directory is not None
-    kept = config.weights.keep * changed + frozen
     checkpoint = (MASTER + MOMENTS) * trained
     picture = SCREEN_BYTES * screen[0] * screen[1]
     parts = [
@@ -131,10 +127,10 @@ def host_plan(
     return HostPlan(
         parts=tuple(part for part in parts if part.size),
         workers=rollouts,
-        set_bytes=whole if copies else changed,
-        shared=(rollouts * whole if copies else 0) if elsewhere else shared,
+        set_bytes=whole,
+        shared=received + (0 if elsewhere else sets * whole),
         checkpoints=(KEEP_CHECKPOINTS + 1) * checkpoint,
-        sets=0 if elsewhere else kept,
+        sets=0 if elsewhere else config.weights.keep * whole,
         screen_bytes=picture,
     )
 
@@ -152,8 +148,8 @@ def _of_trainer(
     published = wide * (trained if setup.adapters else shape.parameters)
     episodes = config.data.group_size * config.data.groups_per_batch
     copies = config.weights.channel != "file"
-    size = published if copies else wide * trained
-    publication = (1 + copies) * (size if config.train.device == "cpu" else pinned(size))
+    on_cpu = config.train.device == "cpu"
+    publication = (1 + copies) * (published if on_cpu else pinned(published))
     features = 0
     if setup.freeze_vision or config.model.lora is not None:
         features = episodes * form.steps * form.screen * shape.width * wide * (1 + shape.deepstack)

@@ -48,10 +48,6 @@ class WeightSource(Protocol):
         """The same, one after another, for a channel that makes its own copy."""
         ...
 
-    def frozen(self) -> frozenset[str]:
-        """Names of those that training does not change."""
-        ...
-
 
 class SavedState(Protocol):
     """A checkpoint's tensors, under the names of `Learner.state`."""

@@ -271,7 +271,7 @@ class Trainer:
         model = learner.model
         weights = model.weights()
         with self._alone("publishing its weights"):
-            return self.channel.resume(weights, self._version, model.frozen(), known)
+            return self.channel.resume(weights, self._version, known)
 
     # --- train ------------------------------------------------------------------------------
 

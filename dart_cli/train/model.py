@@ -218,10 +218,6 @@ class TrainModel:
         tensors = weight_tensors(self.policy.model)
         return stream_of(tensors) if self.plan is None else published(tensors, self.plan.compute)
 
-    def frozen(self) -> frozenset[str]:
-        """Names of those that training does not change."""
-        return frozenset(weight_tensors(self.policy.model)) - self.trainable().keys()
-
 
 def _plain(config: Config) -> TrainModel:
     device = pick_device(config.train.device)

@@ -16,14 +16,14 @@ its own.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -38,15 +38,12 @@ from dart_cli.weights.flat_weights import (
     check_fit,
     is_on_gpu,
     read_whole,
-    specs_of,
     stream_of,
 )
 from dart_cli.weights.manifest import (
-    FROZEN,
     MANIFEST,
     WEIGHTS,
     KnownVersion,
-    Manifest,
     Published,
     TensorSpec,
     check_files,
@@ -59,16 +56,9 @@ from dart_cli.weights.manifest import (
 )
 from dart_cli.weights.storage import Storage, atomic_directory
 
+T = TypeVar("T")
 PUBLISH_S = 900.0
 """Longest time of a publication: some 100 GB on a slow disk."""
-
-
-@dataclass(frozen=True)
-class Copied:
-    """The copy of a set."""
-
-    flat: FlatWeights
-    frozen: Mapping[str, torch.Tensor]  # those that are not in it: the model's own
 
 
 class Publication:
@@ -81,8 +71,8 @@ class Publication:
         self,
         target: Path,
         policy_version: int,
-        copy: Callable[[], Copied],
-        finish: Callable[[Copied], Published],
+        copy: Callable[[], FlatWeights],
+        finish: Callable[[FlatWeights], Published],
         began: float | None = None,
     ) -> None:
         """Runs `copy`, then `finish` on what that returned. `began` in monotonic seconds, by default now."""
@@ -90,10 +80,9 @@ class Publication:
         self._target = target
         self._began = time.monotonic() if began is None else began
         self._took = 0.0
-        self._published: Published | None = None
-        self._error: BaseException | None = None
         self._is_told = False  # the error was raised
-        self._copied, self._over = threading.Event(), threading.Event()
+        self._copied: Future[None] = Future()
+        self._over: Future[Published] = Future()
         threading.Thread(
             target=self._run, args=(copy, finish), name="publication", daemon=True
         ).start()
@@ -101,12 +90,12 @@ class Publication:
     @property
     def is_copied(self) -> bool:
         """Whether `copied` returns or raises at once."""
-        return self._copied.is_set()
+        return self._copied.done()
 
     @property
     def is_over(self) -> bool:
         """Whether `result` returns or raises at once."""
-        return self._over.is_set()
+        return self._over.done()
 
     @property
     def seconds(self) -> float:
@@ -119,37 +108,39 @@ class Publication:
 
     def result(self) -> Published:
         """Wait until the version is complete: digested and written. Raises WeightsError."""
-        self._wait(self._over, "complete")
-        assert self._published is not None
-        return self._published
+        return self._wait(self._over, "complete")
 
     def settle(self) -> None:
         """Wait until it is over. Raises its error if no wait has raised it yet."""
-        if not (self._over.is_set() and self._is_told):
+        if not (self.is_over and self._is_told):
             self.result()
 
-    def _wait(self, event: threading.Event, state: str) -> None:
-        left_s = self._began + PUBLISH_S - time.monotonic()
-        if not event.wait(max(left_s, 0.0)):
+    def _wait(self, future: Future[T], state: str) -> T:
+        left_s = max(self._began + PUBLISH_S - time.monotonic(), 0.0)
+        if not wait([future], left_s).done:
             raise WeightsError(
                 f"{self._target} is not {state} after {PUBLISH_S:.0f} s; does its disk hang?"
             )
-        if self._error is not None:
+        if self.is_over and (error := self._over.exception()) is not None:
             self._is_told = True
-            raise self._error
+            raise error
+        return future.result()
 
     def _run(
-        self, copy: Callable[[], Copied], finish: Callable[[Copied], Published]
+        self, copy: Callable[[], FlatWeights], finish: Callable[[FlatWeights], Published]
     ) -> None:  # which hold the tensors, and go with the thread
         try:
             copied = copy()
-            self._copied.set()
-            self._published = finish(copied)
+            self._copied.set_result(None)
+            complete = finish(copied)
         except BaseException as error:  # noqa: BLE001 - raised by the next wait
-            self._error = error
+            self._took = time.monotonic() - self._began
+            self._over.set_exception(error)
+            if not self.is_copied:
+                self._copied.set_result(None)
+            return
         self._took = time.monotonic() - self._began
-        self._copied.set()
-        self._over.set()
+        self._over.set_result(complete)
 
 
 class FileChannel:
@@ -172,8 +163,6 @@ class FileChannel:
         self._keep = keep
         self._shared = shared
         self._lora = lora
-        self._frozen: frozenset[str] = frozenset()
-        self._before: Path | None = None  # the last version of this process
         self._opened: Storage | None = None
         self._publication: Publication | None = None
         self._buffer: FlatWeights | None = None  # sets are copied to it before they are written
@@ -195,9 +184,8 @@ class FileChannel:
         target = path_of(self.directory, policy_version)
         source = TensorCopy(stream)
 
-        def copy() -> Copied:
-            into = self._memory({n: s for n, s in stream.specs.items() if n not in self._frozen})
-            return Copied(into, source.into(into))
+        def copy() -> FlatWeights:
+            return source.into(self._memory(stream.specs))
 
         if stream.is_gathered:
             made = copy()
@@ -218,20 +206,18 @@ class FileChannel:
         self,
         tensors: Mapping[str, torch.Tensor],
         policy_version: int,
-        frozen: Collection[str] = (),
         known: KnownVersion | None = None,
     ) -> Published:
         """Publish the weights of a trainer that starts or restarts, at `policy_version` or later.
 
-        `frozen` names the tensors that no later version will change; `known` is the newest version
-        that the run's ledger has, which the directory may lack: it was moved, copied or emptied.
+        `known` is the newest version that the run's ledger has, which the directory may lack: it was moved,
+        copied or emptied.
 
         A trainer that resumed from its checkpoint has other weights than the versions published after
         that checkpoint. Those numbers are taken, and so is every number up to that of `known`: its
         weights become the next version, so that for the workers versions only rise and each number
         means one set of weights.
         """
-        self._frozen = frozenset(frozen)
         taken = max([-1 if known is None else known.policy_version, *versions(self.directory)])
         if policy_version <= taken and not self._is_the_same(taken, tensors, known):
             return self.publish(tensors, taken + 1)
@@ -267,8 +253,7 @@ class FileChannel:
 
     def _to_disk(self, storage: Storage) -> None:
         for version in reversed(versions(self.directory)):
-            for file in (WEIGHTS, FROZEN):
-                storage.keep(path_of(self.directory, version) / file)
+            storage.keep(path_of(self.directory, version) / WEIGHTS)
 
     @property
     def _storage(self) -> Storage:
@@ -288,16 +273,15 @@ class FileChannel:
             self._buffer = FlatWeights.in_memory(specs, pinned=is_on_gpu())
         return self._buffer
 
-    def _complete(self, target: Path, policy_version: int, copied: Copied) -> Published:
+    def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
         if not target.exists():
             complete = self._write(target, policy_version, copied)
-        elif self._holds(target, {**copied.flat.tensors, **copied.frozen}):
+        elif self._holds(target, copied.tensors):
             complete = published(target, read_manifest(target))
         else:
             raise WeightsError(
                 f"{target} exists with other weights; a version is never published twice"
             )
-        self._before = complete.path
         self._remove_old()
         return complete
 
@@ -312,35 +296,25 @@ class FileChannel:
             torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items()
         )
 
-    def _write(self, target: Path, policy_version: int, copied: Copied) -> Published:
-        """Write the whole set, and frozen tensors where the version before has not got them."""
-        flat, storage = copied.flat, self._storage
+    def _write(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
+        """Write the manifest, and the tensors too where they are due."""
+        storage = self._storage  # makes the directory
         try:
             with atomic_directory(target) as draft:
-                file = storage.make(draft / WEIGHTS, flat.layout.size_bytes)
-                manifest = flat.manifest(policy_version, flat.write_digested(file))
-                if copied.frozen:
-                    manifest = _joined(manifest, self._write_frozen(copied.frozen, draft))
-                return self._described(target, draft, manifest)
+                if self._is_due(copied):
+                    file = storage.make(draft / WEIGHTS, copied.layout.size_bytes)
+                    digests = copied.write(file)
+                else:
+                    digests = copied.digests()
+                manifest = copied.manifest(policy_version, digests, self._lora)
+                (draft / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
-
-    def _described(self, target: Path, draft: Path, manifest: Manifest) -> Published:
-        """Write the manifest of the version that `target` will be. Raises OSError."""
-        manifest = manifest.model_copy(update={"lora": self._lora})
-        (draft / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         return published(target, manifest)
 
-    def _write_frozen(self, tensors: Mapping[str, torch.Tensor], draft: Path) -> Manifest:
-        """The manifest of the frozen tensors' file, linked from the version before if that holds the same."""
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        known = read_manifest(self._before) if self._before is not None else None
-        if self._before is None or known is None or set(known.frozen) != tensors.keys():
-            file = self._storage.make(draft / FROZEN, size)
-            return FlatWeights.in_file(specs_of(tensors), file).fill(tensors).manifest(0)
-        os.link(self._before / FROZEN, draft / FROZEN, follow_symlinks=False)
-        kept = {name: known.tensors[name] for name in known.frozen}
-        return Manifest(policy_version=known.policy_version, size_bytes=size, tensors=kept)
+    def _is_due(self, _copied: FlatWeights) -> bool:
+        """Whether a version is written whole."""
+        return True
 
     def _remove_old(self) -> None:
         """Remove all but the newest `keep`, and the newest whole one that is no newer than these."""
@@ -370,13 +344,3 @@ def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     tensors = read_whole(path, manifest)
     check_finite(path, tensors.items())
     return tensors
-
-
-def _joined(trained: Manifest, frozen: Manifest) -> Manifest:
-    return trained.model_copy(
-        update={
-            "size_bytes": trained.size_bytes + frozen.size_bytes,
-            "tensors": trained.tensors | frozen.tensors,
-            "frozen": sorted(frozen.tensors),
-        }
-    )

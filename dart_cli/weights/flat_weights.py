@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from bus.errors import WeightsError
+from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.manifest import (
     WEIGHTS,
     Layout,
     Manifest,
     TensorInfo,
     TensorSpec,
-    files_of,
     layout_of,
     read_layout,
     tree_digests,
@@ -95,14 +95,11 @@ class FlatWeights:
                 mine.copy_(tensors[name])
         return self
 
-    def write(self, file: Path) -> None:
-        """Write it as a safetensors file. Raises OSError."""
-        with file.open("wb") as handle:
-            handle.write(self.layout.header)
-            handle.write(self.data.numpy().data)
+    def write(self, file: Path) -> dict[str, str]:
+        """Write it as a safetensors file on all cores; returns the digest of each tensor. Raises OSError.
 
-    def write_digested(self, file: Path) -> dict[str, str]:
-        """The same on all cores, and the digest of each tensor: the bytes are read once for both."""
+        The bytes are read once for both.
+        """
         header = self.layout.header
         with file.open("wb") as handle:
             handle.write(header)
@@ -129,10 +126,10 @@ class FlatWeights:
 
         return tree_digests({name: entries[name].end - entries[name].begin for name in names}, read)
 
-    def manifest(self, policy_version: int, digests: Mapping[str, str] | None = None) -> Manifest:
-        """The manifest of this set; `digests` if they are known already."""
-        if digests is None:
-            digests = self.digests()
+    def manifest(
+        self, policy_version: int, digests: Mapping[str, str], lora: LoraConfig | None = None
+    ) -> Manifest:
+        """The manifest of this set, whose digests are known; `lora` has the settings of adapters."""
         return Manifest(
             policy_version=policy_version,
             size_bytes=self.layout.size_bytes,
@@ -140,6 +137,7 @@ class FlatWeights:
                 name: TensorInfo(shape=list(entry.shape), dtype=entry.dtype, digest=digests[name])
                 for name, entry in self.layout.entries.items()
             },
+            lora=lora,
         )
 
     def check(self, manifest: Manifest, names: Collection[str], where: str) -> None:
@@ -153,13 +151,11 @@ class FlatWeights:
 
 
 def read_whole(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors of the whole set at `path`, mapped from its files.
+    """The tensors of the whole set at `path`, mapped from its file.
 
     Raises WeightsError unless names and shapes are those of `manifest`.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files_of(path, manifest):
-        tensors |= FlatWeights.of_file(file).tensors
+    tensors = FlatWeights.of_file(path / WEIGHTS).tensors
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {name: info.shape for name, info in manifest.tensors.items()}:
         raise WeightsError(f"{path / WEIGHTS} holds other tensors than its manifest lists")
@@ -235,22 +231,19 @@ class TensorCopy:
                 self._ready = torch.cuda.current_stream(device).record_event()
 
     @torch.no_grad()
-    def into(self, flat: FlatWeights) -> dict[str, torch.Tensor]:
-        """Copy the tensors that `flat` has; returns the others. They may change then."""
-        others: dict[str, torch.Tensor] = {}
+    def into(self, flat: FlatWeights) -> FlatWeights:
+        """Copy them to `flat`. They may change then."""
         copies: _DeviceCopies | None = None
         for name, tensor in self._tensors:
-            target = flat.tensors.get(name)
-            if target is None:
-                others[name] = tensor
-            elif tensor.is_cuda:
+            target = flat.tensors[name]
+            if tensor.is_cuda:
                 copies = copies or _DeviceCopies(tensor.device)
                 copies.begin(target, tensor, self._ready)
             else:
                 target.copy_(tensor)
         if copies is not None:
             copies.wait(0)
-        return others
+        return flat
 
 
 class _DeviceCopies:

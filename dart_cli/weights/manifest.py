@@ -1,9 +1,9 @@
-"""The manifest and the files of a weight set on disk; read without torch.
+"""The manifest and the file of a weight set on disk; read without torch.
 
     Manifest         a version's manifest.json
     read_manifest    it, validated; parse_manifest of a message
     check_announced  whether this is the set that was announced
-    check_files      whether its files match the manifest as well
+    check_files      whether its file matches the manifest as well
     check_adapters   whether its adapters are those that a process is configured for
     versions         the versions in a directory; newest_version the newest whole one
     tree_digests     the digests of tensors' bytes, on all cores
@@ -38,8 +38,6 @@ from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import LoraConfig
 
 WEIGHTS = "model.safetensors"
-FROZEN = "frozen.safetensors"
-"""Tensors that training does not change, if any: one file for all versions."""
 MANIFEST = "manifest.json"
 T = TypeVar("T")
 R = TypeVar("R")
@@ -103,7 +101,6 @@ class Manifest(BaseModel):
     policy_version: int
     size_bytes: int  # of all tensors
     tensors: dict[str, TensorInfo]
-    frozen: list[str] = []  # of these, those in frozen.safetensors; the others in model.safetensors
     lora: LoraConfig | None = None  # settings of the adapters; None for weights, or of older dart
 
     def text(self) -> str:
@@ -153,30 +150,17 @@ def check_is_announced(path: Path, manifest: Manifest, policy_version: int, dige
         raise WeightsError(f"{path / MANIFEST} is not the one announced: the digest differs")
 
 
-def check_complete(path: Path, policy_version: int) -> None:
-    """Raises WeightsError unless the set at `path` is that version and complete."""
-    check_files(path, check_announced(path, policy_version, ""))
-
-
 def check_files(path: Path, manifest: Manifest) -> None:
-    """Raises WeightsError unless the files hold, byte for byte, the tensors of the manifest."""
-    found: dict[str, tuple[list[int], str]] = {}
-    layouts = {file: read_layout(file) for file in files_of(path, manifest)}
-    for layout in layouts.values():
-        found |= {name: (list(at.shape), at.dtype) for name, at in layout.entries.items()}
+    """Raises WeightsError unless the file holds, byte for byte, the tensors of the manifest."""
+    file = path / WEIGHTS
+    layout = read_layout(file)
+    found = {name: (list(at.shape), at.dtype) for name, at in layout.entries.items()}
     listed = {name: (info.shape, info.dtype) for name, info in manifest.tensors.items()}
-    size = sum(layout.size_bytes for layout in layouts.values())
-    if found != listed or size != manifest.size_bytes:
-        raise WeightsError(f"{path / WEIGHTS} holds other tensors than its manifest lists")
-    for file, layout in layouts.items():
-        for name, digest in _file_digests(file, layout).items():
-            if digest != manifest.tensors[name].digest:
-                raise WeightsError(f"{file} does not match its manifest: the digest differs")
-
-
-def files_of(path: Path, manifest: Manifest) -> list[Path]:
-    """The safetensors files of a set; together they hold each tensor once."""
-    return [path / WEIGHTS, *([path / FROZEN] if manifest.frozen else [])]
+    if found != listed or layout.size_bytes != manifest.size_bytes:
+        raise WeightsError(f"{file} holds other tensors than its manifest lists")
+    for name, digest in _file_digests(file, layout).items():
+        if digest != manifest.tensors[name].digest:
+            raise WeightsError(f"{file} does not match its manifest: the digest differs")
 
 
 def check_adapters(path: Path, lora: LoraConfig | None) -> None:

@@ -91,7 +91,7 @@ def test_a_full_disk_is_refused_and_little_shared_memory_is_a_warning(
     assert "choose another run.dir" in disk.cure
     assert main.level == "warning"
     assert "60.0 GB are: they are written to run.dir" in main.text
-    assert "--shm-size=78g" in main.cure
+    assert "--shm-size=83g" in main.cure
 
 
 def test_what_a_run_holds_already_is_room_for_it(

@@ -219,7 +219,7 @@ def test_the_page_shows_queues_and_what_taking_weights_cost() -> None:
     for text in ("53 requests decoded, 4 wait", "64 trajectories in play, 2 slots wait"):
         assert text in page
     [line] = [each for each in page.splitlines() if each.startswith("rollout-1  ") and "14" in each]
-    assert line.split() == "rollout-1 7 12 s 0.8 s 2.1 s 0.52 s 14 31".split()
+    assert line.split() == "rollout-1 7 12 s 0.8 s 2.1 s 0.4 s 14 31".split()
 
 
 def test_a_refused_weight_set_needs_attention() -> None:

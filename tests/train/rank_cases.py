@@ -97,7 +97,7 @@ def _case(
         found = told(updates)
         whole = lead.model.weights()
         found |= {"before": before, "published": published(whole)}
-        found["digests"] = digests(folder, lead.model.stream(), lead.model.frozen(), whole)
+        found["digests"] = digests(folder, lead.model.stream(), whole)
         lead.beat()
         rank_group.tell(Command.STOP)
     found["gradients"] = gradients(model)
@@ -116,15 +116,13 @@ def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
     return found
 
 
-def digests(
-    folder: Path, stream: TensorStream, frozen: frozenset[str], whole: dict[str, torch.Tensor]
-) -> list[str]:
+def digests(folder: Path, stream: TensorStream, whole: dict[str, torch.Tensor]) -> list[str]:
     """Of the version that a channel makes of the stream, and of that of all tensors at once."""
     folder.mkdir(parents=True)
     found = []
     for name, tensors in (("streamed", stream), ("whole", whole)):
         channel = FileChannel(folder / name)
-        channel.resume(whole, 0, frozen)
+        channel.resume(whole, 0)
         found.append(channel.begin(tensors, 1).result().digest)
     return found
 

@@ -106,7 +106,6 @@ def test_the_head_is_trained_where_the_policy_points_and_frozen_where_it_writes(
     names = {name for name in points.weights() if name.startswith("pointer_head.")}
     assert len(names) == 14
     assert names <= points.trainable().keys()
-    assert names <= writes.frozen()
     assert not names & writes.trainable().keys()
     assert points.weights().keys() == writes.weights().keys()
     assert points.reference is not None

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.manifest import (
-    FROZEN,
     MANIFEST,
     WEIGHTS,
     KnownVersion,
@@ -166,31 +165,6 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_place(tmp_path: Path) ->
         publish(tensors(), tmp_path / "file", 1)
 
 
-def test_frozen_tensors_are_written_once_and_every_version_is_whole(tmp_path: Path) -> None:
-    channel = FileChannel(tmp_path, keep=2)
-    first = channel.resume(tensors(1.0), 0, frozen=["b.bias"])
-    for version in (1, 2, 3):
-        changed = tensors(1.0) | {"a.weight": torch.full((3, 4), float(version))}
-        last = channel.publish(changed, version)
-        assert torch.equal(load(last.path, tensors())["a.weight"], changed["a.weight"])
-        assert torch.equal(load(last.path, tensors())["b.bias"], tensors()["b.bias"])
-    files = [path / FROZEN for path in tmp_path.iterdir()]
-    assert len(files) == 2
-    assert len({file.stat().st_ino for file in files}) == 1
-    assert not first.path.exists()
-    assert load_file(last.path / WEIGHTS).keys() == {"a.weight", "scalar"}
-    assert read_manifest(last.path).frozen == ["b.bias"]
-
-
-def test_a_trainer_that_starts_again_writes_frozen_tensors_of_its_own(tmp_path: Path) -> None:
-    FileChannel(tmp_path).resume(tensors(1.0), 0, frozen=["b.bias"])
-    again = FileChannel(tmp_path)
-    moved = tensors(1.0) | {"b.bias": torch.ones(5, dtype=torch.bfloat16)}
-    published = again.resume(moved, 0, frozen=["b.bias"])
-    assert published.policy_version == 1
-    assert torch.equal(load(published.path, tensors())["b.bias"], moved["b.bias"])
-
-
 _PUBLISHER = """
 import sys, torch
 from pathlib import Path
@@ -301,6 +275,6 @@ def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path) -> None:
 def test_without_adapters_a_manifest_is_as_before_there_were_any(tmp_path: Path) -> None:
     made = publish(tensors(1.0), tmp_path, 0)
     manifest = json.loads((made.path / MANIFEST).read_text())
-    assert manifest.keys() == {"policy_version", "size_bytes", "tensors", "frozen"}
+    assert manifest.keys() == {"policy_version", "size_bytes", "tensors"}
     assert made.digest == blake2b(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     check_adapters(made.path, LoraConfig())  # it says nothing of adapters

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bus.errors import WeightsError
-from dart_cli.weights.manifest import MANIFEST, WEIGHTS, Published, check_announced, check_complete
+from dart_cli.weights.manifest import MANIFEST, WEIGHTS, Published, check_announced, check_files
 from tests.weights.sets import publish
 
 
@@ -23,7 +23,7 @@ def published(tmp_path: Path) -> Published:
 
 def test_the_set_that_was_announced_passes(published: Published) -> None:
     assert check_announced(published.path, 3, published.digest).policy_version == 3
-    check_complete(published.path, 3)
+    check_files(published.path, check_announced(published.path, 3, ""))
 
 
 def test_another_digest_or_version_than_announced_is_refused(published: Published) -> None:
@@ -42,7 +42,7 @@ def exchange(path: Path) -> None:
 
 def test_a_set_exchanged_as_a_whole_is_refused(published: Published) -> None:
     exchange(published.path)
-    check_complete(published.path, 3)
+    check_files(published.path, check_announced(published.path, 3, ""))
     with pytest.raises(WeightsError, match="digest differs"):
         check_announced(published.path, 3, published.digest)
 
@@ -75,7 +75,7 @@ def edit(path: Path) -> None:
 def test_a_damaged_set_is_not_whole(published: Published, damage: Callable[[Path], None]) -> None:
     damage(published.path)
     with pytest.raises(WeightsError):
-        check_complete(published.path, 3)
+        check_files(published.path, check_announced(published.path, 3, ""))
 
 
 def test_no_torch_is_needed_to_read_it() -> None:

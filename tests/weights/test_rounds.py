@@ -132,7 +132,8 @@ async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_b
                 return ManifestReply(text=manifests[message.policy_version].text().encode())
             asked += 1
             version = asked if is_newer else 1
-            made = FlatWeights.in_memory(specs_of(tensors(1))).fill(tensors(1)).manifest(version)
+            flat = FlatWeights.in_memory(specs_of(tensors(1))).fill(tensors(1))
+            made = flat.manifest(version, flat.digests())
             manifests[version], path = made, Path("absent")
             digest = published(path, made).digest
             return TransferReply(

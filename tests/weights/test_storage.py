@@ -13,7 +13,7 @@ import torch
 
 from dart_cli.weights import storage
 from dart_cli.weights.file import FileChannel, load
-from dart_cli.weights.manifest import FROZEN, WEIGHTS, newest_version
+from dart_cli.weights.manifest import WEIGHTS, newest_version
 from dart_cli.weights.storage import Storage
 
 pytestmark = pytest.mark.skipif(not storage.SHARED.is_dir(), reason="there is no /dev/shm here")
@@ -37,10 +37,10 @@ def held(shared: Path) -> list[Path]:
 
 def test_tensors_lie_in_private_memory_and_old_ones_are_freed(tmp_path: Path, shared: Path) -> None:
     channel = FileChannel(tmp_path / "weights", keep=2, shared=True)
-    channel.resume(tensors(0), 0, frozen=["b"])
+    channel.resume(tensors(0), 0)
     for version in range(1, 6):
         channel.publish(tensors(version), version)
-    assert len(held(shared)) == 3  # two versions, and what is frozen
+    assert len(held(shared)) == 2
     [private] = shared.iterdir()
     assert private.stat().st_mode & 0o077 == 0
     for version in (4, 5):
@@ -51,7 +51,7 @@ def test_tensors_lie_in_private_memory_and_old_ones_are_freed(tmp_path: Path, sh
 
 def test_the_end_brings_what_is_kept_to_disk(tmp_path: Path, shared: Path) -> None:
     channel = FileChannel(tmp_path / "weights", keep=2, shared=True)
-    channel.resume(tensors(0), 0, frozen=["b"])
+    channel.resume(tensors(0), 0)
     for version in (1, 2):
         channel.publish(tensors(version), version)
     channel.close()
@@ -60,7 +60,6 @@ def test_the_end_brings_what_is_kept_to_disk(tmp_path: Path, shared: Path) -> No
     for version in (1, 2):
         path = tmp_path / "weights" / f"v{version:06d}"
         assert not (path / WEIGHTS).is_symlink()
-        assert not (path / FROZEN).is_symlink()
         assert load(path, tensors(0))["a"][0] == version
 
 

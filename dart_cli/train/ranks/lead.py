@@ -151,10 +151,6 @@ class _GatheredModel:
             yield from tensors
         self._rank_group.rest()
 
-    def frozen(self) -> frozenset[str]:
-        """Names of those that training does not change."""
-        return self._learner.model.frozen()
-
 
 def trained(
     learner: PolicyLearner,

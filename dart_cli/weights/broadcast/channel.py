@@ -11,10 +11,8 @@ of the version before is the next one's, since allocating takes longer than copy
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
-import torch
 
 from bus.errors import ProtocolError, RefusedError, WeightsError
 from bus.messages import Reply, Request
@@ -30,17 +28,16 @@ from dart_cli.config.schema.served import WHOLE_EVERY
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.broadcast.rendezvous import Rendezvous
 from dart_cli.weights.broadcast.rounds import RoundsThread, Version, refer_to
-from dart_cli.weights.file import Copied, FileChannel
+from dart_cli.weights.file import FileChannel
 from dart_cli.weights.flat_weights import FlatWeights, is_on_gpu
 from dart_cli.weights.manifest import (
     WEIGHTS,
-    KnownVersion,
     Published,
     TensorSpec,
     layout_of,
     read_manifest,
 )
-from dart_cli.weights.storage import Storage, atomic_directory
+from dart_cli.weights.storage import Storage
 
 HOLD_S = 3.0
 """A request is held so long before its worker is told to ask again."""
@@ -67,16 +64,6 @@ class BroadcastChannel(FileChannel):
         self._since_whole = 0  # versions
         self._rendezvous = Rendezvous()
         self._rounds = RoundsThread(lambda: self.last, transport, self._rendezvous)
-
-    def resume(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        policy_version: int,
-        frozen: Collection[str] = (),  # noqa: ARG002 - recognised by their digests
-        known: KnownVersion | None = None,
-    ) -> Published:
-        """As FileChannel.resume."""
-        return super().resume(tensors, policy_version, (), known)
 
     async def answer(self, _client: str, request: Request) -> Reply:
         """What a worker asks of the trainer. Raises ProtocolError, RefusedError."""
@@ -127,34 +114,23 @@ class BroadcastChannel(FileChannel):
         taken = None if replaced is None else replaced.take(layout_of(specs))
         return taken or FlatWeights.in_memory(specs, pinned=is_on_gpu())
 
-    def _complete(self, target: Path, policy_version: int, copied: Copied) -> Published:
-        was_there = target.exists()
+    def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
+        if target.exists():  # the last whole version is unknown: the next is whole
+            self._since_whole = self._whole_every
         complete = super()._complete(target, policy_version, copied)
         if self.last is None or self.last.published != complete:
-            self._replaced, self.last = self.last, Version(complete, copied.flat)
-        if was_there:  # the last whole version is unknown: the next is whole
-            self._since_whole = self._whole_every
+            self._replaced, self.last = self.last, Version(complete, copied)
         return complete
 
-    def _write(self, target: Path, policy_version: int, copied: Copied) -> Published:
-        """Write the manifest, and the tensors too where that is due."""
-        flat, storage = copied.flat, self._storage  # which makes the directory
-        manifest = flat.manifest(policy_version)
+    def _is_due(self, copied: FlatWeights) -> bool:
         before = self.last
         is_whole = (
             before is None
-            or before.tensors.layout != flat.layout
+            or before.tensors.layout != copied.layout
             or self._since_whole + 1 >= self._whole_every
         )
-        try:
-            with atomic_directory(target) as draft:
-                if is_whole:
-                    flat.write(storage.make(draft / WEIGHTS, manifest.size_bytes))
-                complete = self._described(target, draft, manifest)
-        except OSError as error:
-            raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
         self._since_whole = 0 if is_whole else self._since_whole + 1
-        return complete
+        return is_whole
 
 
 async def _manifest(request: ManifestRequest, version: Version) -> ManifestReply:

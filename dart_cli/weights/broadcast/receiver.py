@@ -264,10 +264,9 @@ class Mirror:
 
     def hold(self, manifest: Manifest, held: KnownVersion) -> None:
         """End a change: the tensors were checked and are those of `manifest`. Raises WeightsError."""
-        plain = manifest.model_copy(update={"frozen": []})  # one file holds all tensors here
         try:
             file = self.directory / MANIFEST
-            file.write_text(plain.text(), encoding="utf-8")
+            file.write_text(manifest.text(), encoding="utf-8")
         except OSError as error:
             raise self._no_room(error) from None
         self._manifest, self.held = manifest, held

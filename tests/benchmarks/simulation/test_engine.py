@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.simulation.engine import TimedEngine, TimedReply, random_replies
+from benchmarks.simulation.engine import TimedEngine, TimedReply, check_complete, random_replies
 from benchmarks.simulation.times import Times
 from bus.errors import EngineError, WeightsError
 from bus.messages import ActRequest, SampledTokens, Sampling, VersionSpan
@@ -19,7 +19,7 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
 from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
-from dart_cli.weights.manifest import WEIGHTS, check_complete
+from dart_cli.weights.manifest import WEIGHTS
 from tests.waiting import until
 from tests.weights.sets import publish
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.simulation.engine import check_complete
 from benchmarks.simulation.learner import TimedLearner
 from benchmarks.simulation.times import Times
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
@@ -35,7 +36,7 @@ from dart_cli.train import data_client, loop
 from dart_cli.train.base import Update, batch_metrics
 from dart_cli.train.process import run
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import check_complete, newest_version
+from dart_cli.weights.manifest import newest_version
 from tests.simulated import QUICK
 from tests.train.parts import Data, Held, another_run, final_weights, serving, versions
 
