@@ -153,8 +153,8 @@ def test_too_little_main_memory_and_disk_are_refused() -> None:
     assert not refused(room, role="rollout")
     room = Room(H100, gpus=8, found=True, disk=400 * 10**9)
     [left] = cautions(plan_of(), config_of(data={"max_gb": 100}), room)
-    assert left.cure == "set data.max_gb = 78, or free some"
-    assert not list(cautions(plan_of(), config_of(data={"max_gb": 78}), room))
+    assert left.cure == "set data.max_gb = 76, or free some"
+    assert not list(cautions(plan_of(), config_of(data={"max_gb": 76}), room))
 
 
 def test_weight_sets_beyond_shared_memory_are_a_warning() -> None:
