@@ -198,22 +198,15 @@ def load_policy(
         ) from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder"
-        )
-    if not weights:
-        if lora is not None:
-            add_adapters(model, lora)
-        return _assemble(folder, model, tokenizer, preparer, lora, pointer, pointing)
-    # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
-    # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
-    model.to(device)
-    if torch.device(device).type == "cpu":
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
-    use_batched_vision(model)
-    use_packed(model)
+    if weights:
+        # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
+        # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
+        model.to(device)
+        if torch.device(device).type == "cpu":
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        use_batched_vision(model)
+        use_packed(model)
     if lora is not None:
         add_adapters(model, lora, seed, adapters)
     return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)

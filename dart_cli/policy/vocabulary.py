@@ -11,16 +11,6 @@ from collections.abc import Iterable, Mapping
 
 END = "<|im_end|>"
 
-CHAT_MESSAGE = """\
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}<|im_end|>"""
-"""One message in the chat templates that we write ourselves."""
-
 STRUCTURAL = (
     "<|im_start|>",
     "<|vision_start|>",

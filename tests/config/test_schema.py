@@ -38,8 +38,8 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
     if default is None:  # unset, or a number
         default = {int: 1, float: 0.5}.get(get_args(field.annotation)[0])
     if get_origin(field.annotation) is Literal:
-        yield "of no such choice", '"nonsense"', f"must be one of {get_args(field.annotation)[0]}"
-        yield "not text", "[7]", "must be one of"
+        yield "of no such choice", '"nonsense"', f"must be {get_args(field.annotation)[0]!r}"
+        yield "not text", "[7]", "must be '"
     elif isinstance(default, bool):
         yield "not a bool", "1", "must be true or false"
         yield "a word", '"yes"', "must be true or false"
@@ -61,15 +61,15 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
         if get_args(member)[:1] == (int,):
             yield "of wrong members", '["first"]', "must be a whole number"
         elif get_origin(next(iter(get_args(member)), None)) is tuple:
-            yield "of wrong members", "[3]", "must be a list of four numbers"
-            yield "of short members", "[[0.0, 0.5, 1.0]]", "must be a list of four numbers"
+            yield "of wrong members", "[3]", "must be a list in brackets"
+            yield "of short members", "[[0.0, 0.5, 1.0]]", "has too few numbers"
         else:
             is_choice = get_origin(member) is Literal
-            yield "of wrong members", "[3]", "must be one of" if is_choice else "in quotes"
+            yield "of wrong members", "[3]", "must be '" if is_choice else "in quotes"
     elif isinstance(default, dict):
         yield "not a table", "3", "must be a table"
     elif isinstance(default, tuple):
-        yield "too short", f"[{default[0]}]", "must be a list of two numbers"
+        yield "too short", f"[{default[0]}]", "has too few numbers"
         if isinstance(default[0], float):
             yield "out of range", "[0.9, 1.5]", "must be < 1"
     for name, sign, step in (("ge", ">=", -1), ("gt", ">", 0), ("le", "<=", 1), ("lt", "<", 0)):
@@ -79,7 +79,7 @@ def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
                 yield (
                     f"beyond {bound}",
                     repr(type(default)(bound + step)),
-                    f"must be {sign} {bound:.10g}",
+                    f"must be {sign} {bound if isinstance(bound, int) else format(bound, 'g')}",
                 )
 
 
@@ -150,5 +150,7 @@ def test_a_path_with_a_null_byte_is_refused_with_its_key(key: str, tmp_path: Pat
     section, _, name = key.partition(".")
     value = r'"a\u0000b"'
     path.write_text(f"[{section}]\n{name} = {f'[{value}]' if name == 'pool' else value}\n")
-    with pytest.raises(ConfigError, match=rf"^{key}.*: no path has a null byte; choose another"):
+    with pytest.raises(
+        ConfigError, match=rf"^{key}.* has a null byte, as no path has; choose another"
+    ):
         load_config(path)

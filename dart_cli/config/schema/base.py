@@ -30,7 +30,7 @@ class Section(BaseModel):
 def without_control(path: _AnyPath) -> _AnyPath:
     """The path, refused where it has a null byte, which no system takes, or breaks a line of a log."""
     if "\0" in str(path):
-        raise PydanticCustomError("null_byte", "no path has a null byte; choose another")
+        raise PydanticCustomError("null_byte", "has a null byte, as no path has; choose another")
     if not str(path).isprintable():
         raise PydanticCustomError(
             "control_character", "has a line break or control character; choose another path"
