@@ -25,7 +25,8 @@ from dart_cli.cli.options import (
     print_dry_run,
     refuse_other,
 )
-from dart_cli.runtime.options import DryRun, Overrides, read_options
+from dart_cli.collect import CollectOptions
+from dart_cli.runtime.options import DryRun, Overrides, command_of, read_options
 
 if TYPE_CHECKING:
     import asyncio
@@ -103,14 +104,6 @@ TrajectoryArgument = Annotated[
 Tasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="TASK", help="Only this task; may be given again."),
-]
-Patterns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--task",
-        metavar="PATTERN",
-        help="Only these: mini/popup, mini/p*, !mini/page; may be given again.",
-    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for scripts.")]
 
@@ -322,35 +315,8 @@ def judge(
 
 
 @data.command()
-def collect(
-    config_path: ConfigPath,
-    overrides: Overrides = None,
-    per_task: Annotated[int, typer.Option(min=1, help="Successes wanted of each task.")] = 8,
-    tasks: Patterns = None,
-    player: Annotated[
-        Literal["oracle", "policy"],
-        typer.Option("--from", help="The player: the environment's own solution, or a policy."),
-    ] = "oracle",
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="policy: a weight set; default the run's newest, or the model's own.",
-        ),
-    ] = None,
-    hints: Annotated[
-        bool,
-        typer.Option("--hints", help="policy: its prompt names the next step; stored without."),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write a new folder instead, for `dart tune`, `import` or data.pool; it must not exist yet.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@command_of(CollectOptions)
+def collect(config_path: ConfigPath, options: CollectOptions) -> None:
     """Fill the experience pool: play training tasks here and keep the successes.
 
     Needs no other process. What the pool has already is neither played nor kept twice; a folder of --out
@@ -362,14 +328,14 @@ def collect(
     """
     from bus.errors import ConfigError
 
-    if player == "oracle" and (weights is not None or hints):
+    if options.player == "oracle" and (options.weights is not None or options.hints):
         raise ConfigError("--weights and --hints are for a policy: add --from policy")
-    config = load_checked(config_path, overrides, "env" if player == "oracle" else "eval")
-    from dart_cli.collect.quotas import CollectOptions
+    config = load_checked(
+        config_path, options.overrides, "env" if options.player == "oracle" else "eval"
+    )
     from dart_cli.collect.run import run_collect
 
-    wanted = CollectOptions(per_task, tuple(tasks or ()), player, weights, hints)
-    run_collect(config, wanted, out=out, as_json=as_json)
+    run_collect(config, options)
 
 
 @data.command()

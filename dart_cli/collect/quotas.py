@@ -1,6 +1,5 @@
 """How much is collected of what, and on which seeds.
 
-CollectOptions   how many successes of which tasks, and who plays
 Quota            one task's: which seed is tried next, and when enough is kept
 task_seed        the training seed of a task's n-th instance
 """
@@ -11,33 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
-from typing import Literal
 
 from bus.messages import TrajectoryEnd
+from dart_cli.collect import CollectOptions
 from dart_cli.config.schema import TRAIN_SEEDS
-from dart_cli.data.store.rows import PoolSource
 from envs.base import Task
 
 TRIES = {"oracle": 2, "policy": 16}
 """Episodes played for each success wanted, at most."""
-
-
-@dataclass(frozen=True)
-class CollectOptions:
-    """What is collected."""
-
-    per_task: int = 8  # successes
-    tasks: tuple[str, ...] = ()  # empty for all that the run trains on
-    player: Literal["oracle", "policy"] = "oracle"
-    weights: Path | None = None
-    """policy: a weight set; None for the run's newest, or the model's own."""
-    hints: bool = False  # policy: show it the next step
-
-    @property
-    def source(self) -> PoolSource:
-        """The source of its members in the pool."""
-        return "oracle" if self.player == "oracle" else "demonstration"
 
 
 @dataclass

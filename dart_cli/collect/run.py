@@ -33,7 +33,8 @@ from bus.endpoints import make_private_dir
 from bus.errors import ActionError, EngineError, RunDirectoryError, TaskError, UserError
 from bus.messages import ActRequest, Completion, StepRecord
 from bus.packed import int32s
-from dart_cli.collect.quotas import CollectOptions, Quota
+from dart_cli.collect import CollectOptions
+from dart_cli.collect.quotas import Quota
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import heldout_tasks, training_tasks
 from dart_cli.data.checks import model_facts
@@ -64,15 +65,13 @@ from envs.registry import select_tasks, tasks_of
 logger = logging.getLogger(__name__)
 
 
-def run_collect(
-    config: Config, options: CollectOptions, *, out: Path | None = None, as_json: bool = False
-) -> list[Quota]:
-    """Collect into the pool of the run, or into the folder `out`, and print what it holds now.
+def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
+    """Collect into the pool of the run, or into the folder --out, and print what it holds now.
 
     Raises TaskError, RunDirectoryError while the run is live, ExchangeError, UserError if there is
     no success at all.
     """
-    tasks = collected_tasks(config, options)
+    tasks, out = collected_tasks(config, options), options.out
     limit_threads(config.rollout.threads)
     end_with_parent()
     with contextlib.ExitStack() as stack:
@@ -95,7 +94,7 @@ def run_collect(
                 reasons.update(quota.reasons)
             why = reasons.most_common(1)[0][0] if reasons else "every episode failed"
             raise UserError(f"no success was collected: {why}")
-    _print(config, quotas, out, as_json)
+    _print(config, quotas, out, options.as_json)
     return quotas
 
 

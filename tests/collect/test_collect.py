@@ -11,7 +11,7 @@ import pytest
 from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import Turn
 from dart_cli.cli.main import main
-from dart_cli.collect.quotas import CollectOptions
+from dart_cli.collect import CollectOptions
 from dart_cli.collect.run import run_collect
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
@@ -84,7 +84,7 @@ def test_what_was_collected_before_is_neither_played_nor_kept_twice(config: Conf
 def test_a_folder_of_successes_is_the_same_ones_and_joins_a_pool(
     config: Config, tmp_path: Path
 ) -> None:
-    run_collect(config, CollectOptions(per_task=2), out=tmp_path / "out")
+    run_collect(config, CollectOptions(per_task=2, out=tmp_path / "out"))
     assert not config.run.dir.exists()
     ids = {each.id for each in read_folder(tmp_path / "out")}
     run_collect(config, CollectOptions(per_task=2))
@@ -110,7 +110,7 @@ def test_an_environment_without_an_oracle_is_an_error_that_names_it(
         update={"env": config.env.model_copy(update={"suite": suite, "tasks": []})}
     )
     with pytest.raises(UserError, match=r"no success was collected: .*no oracle"):
-        run_collect(changed, CollectOptions(per_task=1), out=tmp_path / "out")
+        run_collect(changed, CollectOptions(per_task=1, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_success_that_cannot_be_kept_is_an_error_of_one_line(
 
     monkeypatch.setattr(Shards, "add", full)
     with pytest.raises(ExchangeError, match="cannot be written: No space left"):
-        run_collect(config, CollectOptions(1), out=tmp_path / "out")
+        run_collect(config, CollectOptions(1, out=tmp_path / "out"))
 
 
 def test_the_verb_collects_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

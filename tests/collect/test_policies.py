@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bus.messages import ActRequest, Completion, Sampling
-from dart_cli.collect.quotas import CollectOptions, Quota
+from dart_cli.collect import CollectOptions
+from dart_cli.collect.quotas import Quota
 from dart_cli.collect.run import HintedPolicy, collected_tasks, play_quotas
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.parquet_schema import Trajectory

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages import TrajectoryEnd
-from dart_cli.collect.quotas import CollectOptions, Quota, task_seed
+from dart_cli.collect import CollectOptions
+from dart_cli.collect.quotas import Quota, task_seed
 from envs.registry import find_task
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dart_cli.collect.quotas import CollectOptions, Quota
+from dart_cli.collect import CollectOptions
+from dart_cli.collect.quotas import Quota
 from dart_cli.collect.run import collected_tasks
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks

@@ -29,13 +29,13 @@ Tune = Callable[..., Any]
 @pytest.fixture(scope="session")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two solutions of each of two tasks, as Parquet files."""
-    from dart_cli.collect.quotas import CollectOptions
+    from dart_cli.collect import CollectOptions
     from dart_cli.collect.run import run_collect
     from dart_cli.config.schema import Config
 
     home = tmp_path_factory.mktemp("played")
     given = {"env": {"tasks": ["mini/page", "mini/popup"]}, "run": {"dir": home / "run"}}
-    run_collect(Config.model_validate(given), CollectOptions(per_task=2), out=home / "files")
+    run_collect(Config.model_validate(given), CollectOptions(per_task=2, out=home / "files"))
     return home / "files"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dart_cli.collect.quotas import CollectOptions
+from dart_cli.collect import CollectOptions
 from dart_cli.collect.run import run_collect
 from dart_cli.config.schema import Config
 from dart_cli.tune.held_out import MOST_ROWS, Measured, Outcome, fallen, split_rows
@@ -101,7 +101,7 @@ def successes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve solutions of each of two tasks."""
     home = tmp_path_factory.mktemp("many")
     given = {"env": {"tasks": ["mini/page", "mini/popup"]}, "run": {"dir": home / "run"}}
-    run_collect(Config.model_validate(given), CollectOptions(per_task=12), out=home / "files")
+    run_collect(Config.model_validate(given), CollectOptions(per_task=12, out=home / "files"))
     return home / "files"
 
 
