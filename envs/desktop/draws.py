@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -30,10 +30,24 @@ from bus.errors import TaskError
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)(?:\[(\d+)\])?\}")
 
-KINDS = (
-    *("choice", "sample", "integer", "integers"),
-    *("sum", "product", "max", "min", "sorted", "number", "text", "repeat", "value"),
-)
+_DRAWN: Mapping[str, Callable[[Random, Any], Any]] = {
+    "choice": lambda rng, told: rng.choice(told),
+    "sample": lambda rng, told: rng.sample(*told),
+    "integer": lambda rng, told: rng.randint(*told),
+    "integers": lambda rng, told: rng.sample(range(told[0], told[1] + 1), told[2]),
+}
+_MADE: Mapping[str, Callable[[Any], Any]] = {
+    "sum": sum,
+    "product": math.prod,
+    "max": max,
+    "min": min,
+    "sorted": sorted,
+    "number": int,
+    "text": str,
+    "repeat": lambda told: str(told[0]) * told[1],
+    "value": lambda told: told,
+}
+KINDS = (*_DRAWN, *_MADE)
 
 
 def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
@@ -48,7 +62,8 @@ def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
         if later:
             raise TaskError(f"{task_id}: draw.{name} names {later[0]}, which must come before it")
         try:
-            values[name] = _value(kind, fill(told, values), rng)
+            made = fill(told, values)
+            values[name] = _DRAWN[kind](rng, made) if kind in _DRAWN else _MADE[kind](made)
         except (TypeError, ValueError, IndexError) as error:
             raise TaskError(f"{task_id}: draw.{name}: {kind} of {told}: {error}") from error
     return values
@@ -78,35 +93,3 @@ def _look_up(found: re.Match[str], values: Mapping[str, Any]) -> Any:
     if name not in values:
         return found.group()
     return values[name] if index is None else values[name][int(index)]
-
-
-def _value(kind: str, told: Any, rng: Random) -> Any:
-    match kind:
-        case "choice":
-            return rng.choice(told)
-        case "sample":
-            return rng.sample(told[0], told[1])
-        case "integer":
-            return rng.randint(*told)
-        case "integers":
-            low, high, count = told
-            return rng.sample(range(low, high + 1), count)
-        case "sum":
-            return sum(told)
-        case "product":
-            return math.prod(told)
-        case "max":
-            return max(told)
-        case "min":
-            return min(told)
-        case "sorted":
-            return sorted(told)
-        case "number":
-            return int(told)
-        case "text":
-            return str(told)
-        case "repeat":
-            text, count = told
-            return str(text) * count
-        case _:
-            return told

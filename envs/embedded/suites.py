@@ -39,30 +39,11 @@ _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
 }
 """Where the target is -> scene, and the most steps it takes to reach it."""
 
-MINI_TRAIN = (
-    "click",
-    "popup",
-    "menu",
-    "page",
-    "confirm",
-    "tabs",
-    "dropdown",
-    "form",
-    "scroll",
-    "folder",
-    "delete",
-)
+MINI_TRAIN = "click popup menu page confirm tabs dropdown form scroll folder delete".split()
 MINI_HELDOUT = (
-    "popup+menu",
-    "popup+tabs",
-    "popup+form",
-    "popup+delete",
-    "menu+confirm",
-    "page+confirm",
-    "folder+confirm",
-    "popup+scroll",
-    "popup+page+confirm",
-)
+    "popup+menu popup+tabs popup+form popup+delete menu+confirm page+confirm folder+confirm popup+scroll "
+    "popup+page+confirm"
+).split()
 """Combinations of templates that are trained on separately; never trained on themselves."""
 
 SLACK = 2  # steps beyond the shortest solution that suite mini allows
