@@ -1,7 +1,7 @@
 """Screenshots of real screens as observations.
 
 observe       an encoded screenshot as an Observation, as JPEG if requested
-ScreenFormat  what an environment's screenshots become before anything sees or stores them
+stored_as     what an environment's screenshots become before anything sees or stores them
 pixels_of     the whole image
 size_of       the size in its header
 """
@@ -9,7 +9,7 @@ size_of       the size in its header
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from PIL import Image, UnidentifiedImageError
@@ -23,10 +23,13 @@ SCREEN_JPEG_QUALITY = 85
 """Of photographed screens: desktops, browsers, phones."""
 
 StoredEncoding = Literal["png", "webp", "jpeg"]
-_LOSSLESS = {"lossless": True, "quality": 0, "method": 1}
-"""A third of PNG's bytes in half the time of lossy WebP, for screens of flat colours."""
-_EFFORT = 2
-"""Of lossy WebP, 0 to 6: half the time of Pillow's 4 for 5 % more bytes."""
+"""png: whatever the suite gives."""
+
+_HOW: dict[StoredEncoding, dict[str, Any]] = {
+    "webp": {"lossless": True, "quality": 0, "method": 1},
+    "jpeg": {"quality": 90},
+}
+"""WebP is lossless: a third of PNG's bytes in half the time of lossy WebP, for screens of flat colours."""
 
 _CURE = "the environment must send encoded images"
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -47,32 +50,20 @@ def observe(image: bytes, encoding: ImageEncoding) -> Observation:
     return Observation(image, media_type, screen.width, screen.height)
 
 
-@dataclass(frozen=True)
-class ScreenFormat:
-    """How screenshots are encoded: once, where the environment runs.
+def stored_as(seen: Observation, encoding: StoredEncoding) -> Observation:
+    """The observation as it is kept: encoded once, where the environment runs. Raises EnvError.
 
     The policy samples from these bytes, the store keeps them, and the trainer computes from them: what
-    a lossy encoding changes, it changes for all three alike. WebP of quality 100 is lossless.
+    a lossy encoding changes, it changes for all three alike.
     """
-
-    encoding: StoredEncoding = "png"  # png: whatever the suite gives
-    quality: int = 100  # of webp and jpeg, 1 to 100
-
-    def of(self, seen: Observation) -> Observation:
-        """The observation as it is kept. Raises EnvError."""
-        if self.encoding == "png" or seen.media_type == f"image/{self.encoding}":
-            return seen
-        how: dict[str, Any] = {"quality": self.quality}
-        if self.encoding == "webp":
-            how = _LOSSLESS if self.quality == 100 else how | {"method": _EFFORT}
-        into = io.BytesIO()
-        try:
-            pixels_of(seen.screenshot).save(into, self.encoding.upper(), **how)
-        except (OSError, ValueError) as error:
-            raise EnvError(
-                f"the screenshot cannot be written as {self.encoding}: {error}"
-            ) from None
-        return replace(seen, screenshot=into.getvalue(), media_type=f"image/{self.encoding}")
+    if encoding == "png" or seen.media_type == f"image/{encoding}":
+        return seen
+    into = io.BytesIO()
+    try:
+        pixels_of(seen.screenshot).save(into, encoding.upper(), **_HOW[encoding])
+    except (OSError, ValueError) as error:
+        raise EnvError(f"the screenshot cannot be written as {encoding}: {error}") from None
+    return replace(seen, screenshot=into.getvalue(), media_type=f"image/{encoding}")
 
 
 def pixels_of(image: bytes) -> Image.Image:

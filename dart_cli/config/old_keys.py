@@ -36,6 +36,7 @@ OLD_KEYS = {
     "env.pass_threshold": "a reward alone passes where it is 1; an evaluator that passes earlier says so",
     "env.screen_ignore": "screens are no longer compared",
     "env.screen_match": "screens are no longer compared",
+    "env.screenshot_quality": "webp is without loss, jpeg of quality 90",
     "eval.max_steps": "each task's own limit, or that of eval.protocol",
     "eval.per_task": "eval.episodes, or what eval.protocol publishes",
     "eval.random_episodes": "100 at most; dart eval --mode random --episodes N",

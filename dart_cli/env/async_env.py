@@ -27,7 +27,6 @@ from dart_cli.judge.judge import Judge, Purpose, judge_of
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict
 from envs.registry import make_env
-from envs.screenshots import ScreenFormat
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +235,7 @@ def judged(opinion: Judgement) -> Verdict:
 def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> AsyncEnv:
     """An environment of the run's suite, where env.isolation says; `name` is used in errors."""
     observe = observed_kinds(config)
-    screens = ScreenFormat(config.screenshots, config.screenshot_quality)
+    screens = config.screenshots
     carrier: Carrier
     if config.isolation == "process":
         carrier = IsolatedEnv(config.suite, config.options, name, screens, observe)

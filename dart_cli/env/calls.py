@@ -23,7 +23,7 @@ from envs.actions import Action
 from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.elements import Element, Explorable, ScreenState
 from envs.observed import KINDS, MOST_CHARS, bounded
-from envs.screenshots import ScreenFormat, size_of
+from envs.screenshots import StoredEncoding, size_of, stored_as
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +63,8 @@ class Began:
     instruction: str
 
 
-AS_GIVEN = ScreenFormat()
-
-
 def perform(
-    env: GuiEnv, call: str, payload: Mapping[str, Any], screens: ScreenFormat = AS_GIVEN
+    env: GuiEnv, call: str, payload: Mapping[str, Any], screens: StoredEncoding = "png"
 ) -> Any:
     """The answer to a call, of the type that ANSWERS has for it. Raises what the environment raises."""
     match call:
@@ -84,7 +81,7 @@ def perform(
 
 
 def reset(
-    env: GuiEnv, task: Task, seed: int, screens: ScreenFormat = AS_GIVEN, *, free: bool = False
+    env: GuiEnv, task: Task, seed: int, screens: StoredEncoding = "png", *, free: bool = False
 ) -> Began:
     """Start the task; the observation is encoded as `screens`."""
     options = {"task": task, "free": True} if free else {"task": task}
@@ -95,14 +92,14 @@ def reset(
             f"reset gave no info['instruction'] and the instruction of {task.id} is "
             f"{task.instruction!r}; fill in its fields"
         )
-    screen = screens.of(_checked_observation("reset", observation))
+    screen = stored_as(_checked_observation("reset", observation), screens)
     return Began(screen, sendable(str(task.instruction if told is None else told)))
 
 
-def step(env: GuiEnv, action: Action, screens: ScreenFormat = AS_GIVEN) -> StepResult:
+def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepResult:
     """Perform one action; the observation is encoded as `screens`."""
     observation, reward, terminated, truncated, _ = env.step(action)
-    screen = screens.of(_checked_observation("step", observation))
+    screen = stored_as(_checked_observation("step", observation), screens)
     return StepResult(screen, bool(terminated), bool(truncated), _step_reward(env, reward))
 
 

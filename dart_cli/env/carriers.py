@@ -21,15 +21,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import EnvError, TaskError
-from dart_cli.env.calls import AS_GIVEN, Failure, perform
+from dart_cli.env.calls import Failure, perform
 from dart_cli.env.child import LENGTHS, PipeMessage, decoded, lengths, pack, plain
 from envs.base import GuiEnv
 from envs.process_tree import kill_tree
-from envs.screenshots import ScreenFormat
+from envs.screenshots import StoredEncoding
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ThreadedEnv:
     """
 
     def __init__(
-        self, make: Callable[[], GuiEnv], name: str, screens: ScreenFormat = AS_GIVEN
+        self, make: Callable[[], GuiEnv], name: str, screens: StoredEncoding = "png"
     ) -> None:
         self.name = name
         self._make = make
@@ -169,7 +169,7 @@ class IsolatedEnv:
         suite: str,
         options: Mapping[str, Any],
         name: str,
-        screens: ScreenFormat = AS_GIVEN,
+        screens: StoredEncoding = "png",
         observe: Sequence[str] = (),
     ) -> None:
         """Raises TaskError for options that are no plain values."""
@@ -177,7 +177,7 @@ class IsolatedEnv:
             "suite": suite,
             "options": dict(options),
             "observe": list(observe),
-            "screens": list(astuple(screens)),
+            "screens": screens,
         }
         try:
             json.dumps(self._about)

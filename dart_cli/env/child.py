@@ -32,7 +32,7 @@ from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Task
 from envs.process_tree import adopt_orphans, kill_below
 from envs.registry import find_task, make_env
-from envs.screenshots import ScreenFormat
+from envs.screenshots import StoredEncoding
 
 LENGTHS = struct.Struct(">II")
 MOST_HEADER = 2**24  # bytes
@@ -73,12 +73,12 @@ class EnvServer:
     """One environment, made at the first call."""
 
     def __init__(
-        self, suite: str, options: Mapping[str, Any], observe: list[str], screens: list[Any]
+        self, suite: str, options: Mapping[str, Any], observe: list[str], screens: StoredEncoding
     ) -> None:
         self._suite = suite
         self._options = options
         self._observe = observe
-        self._screens = ScreenFormat(*screens)
+        self._screens = screens
         self._env: GuiEnv | None = None
 
     def answer(self, call: str, **payload: Any) -> PipeMessage:

@@ -46,7 +46,7 @@ from dart_cli.serve.requests import ChatRequest
 from dart_cli.serve.sampling import settle
 from envs.actions import Action, action_to_dict
 from envs.base import Observation, Verdict, content_hash, image_type
-from envs.screenshots import ScreenFormat, pixels_of
+from envs.screenshots import StoredEncoding, pixels_of, stored_as
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class SessionContext:
 
     data: DataClient
     action_spec: ActionSpec
-    screens: ScreenFormat
+    screens: StoredEncoding
     ignores_sampling: bool
     patience_s: float  # for data to take a step or an end
     idle_s: float
@@ -451,7 +451,7 @@ class Session:
 
 
 def _observed(
-    images: Sequence[bytes], known: dict[bytes, Observation], screens: ScreenFormat
+    images: Sequence[bytes], known: dict[bytes, Observation], screens: StoredEncoding
 ) -> list[Observation]:
     """Images as observations, each new one decoded whole. Raises EnvError."""
     made = []
@@ -459,9 +459,8 @@ def _observed(
         seen = known.get(_key(image))
         if seen is None:
             width, height = pixels_of(image).size
-            seen = screens.of(
-                Observation(image, image_type(image) or "application/octet-stream", width, height)
-            )
+            kind = image_type(image) or "application/octet-stream"
+            seen = stored_as(Observation(image, kind, width, height), screens)
         made.append(seen)
     return made
 

@@ -31,7 +31,6 @@ from dart_cli.serve.sampling import settle
 from dart_cli.serve.session import Session, SessionContext, Terms
 from envs.base import Verdict
 from envs.registry import find_task
-from envs.screenshots import ScreenFormat
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class Sessions:
         self._context = SessionContext(
             data=data,
             action_spec=action_spec_of(config),
-            screens=ScreenFormat(env.screenshots, env.screenshot_quality),
+            screens=env.screenshots,
             ignores_sampling=serve.sampling == "ignore",
             patience_s=endpoints.DEADLINE_S,
             idle_s=idle_s,

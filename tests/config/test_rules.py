@@ -232,12 +232,6 @@ CASES = [
         )
     ),
     Case(
-        "quality of an encoding that loses nothing",
-        "[env]\nscreenshot_quality = 80\n",
-        "env.screenshot_quality",
-        'set that to "webp" or "jpeg"',
-    ),
-    Case(
         "two lossy encodings",
         '[env]\nscreenshots = "webp"\n[env.options]\nencoding = "jpeg"\n',
         "env.screenshots",

@@ -172,7 +172,7 @@ def test_it_ends_with_all_it_started_when_its_answer_is_no_longer_read(
         "suite": SUITE,
         "options": {},
         "observe": [],
-        "screens": ["png", 100],
+        "screens": "png",
     }
     reset = {"call": "reset", "task": "unruly/reset-daemon", "seed": 0}
     child = subprocess.Popen(

@@ -12,12 +12,11 @@ from PIL import Image
 from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.data.store.writer import media_type
-from dart_cli.env import calls
 from dart_cli.env.async_env import make_async_env
 from dart_cli.env.episode import play_episode
 from envs.base import Observation, content_hash, image_suffix, image_type
 from envs.registry import find_task, load_suite, make_env
-from envs.screenshots import ScreenFormat
+from envs.screenshots import stored_as
 from tests.env.parts import Memory, Says, action_spec, lease
 
 
@@ -25,11 +24,11 @@ def pixels(encoded: bytes) -> Any:
     return np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
 
 
-def saved(encoded: bytes, encoding: str, quality: int) -> bytes:
+def saved(encoded: bytes, encoding: str) -> bytes:
     """What Pillow makes of the lossless screen."""
     into = io.BytesIO()
-    effort = {"method": 2} if encoding == "webp" else {}
-    Image.open(io.BytesIO(encoded)).convert("RGB").save(into, encoding, quality=quality, **effort)
+    how = {"lossless": True, "quality": 0, "method": 1} if encoding == "webp" else {"quality": 90}
+    Image.open(io.BytesIO(encoded)).convert("RGB").save(into, encoding, **how)
     return into.getvalue()
 
 
@@ -39,9 +38,7 @@ def saved(encoded: bytes, encoding: str, quality: int) -> bytes:
 async def test_each_step_keeps_the_screen_that_the_policy_saw_encoded_once(
     encoding: str, isolation: str
 ) -> None:
-    config = EnvConfig.model_validate(
-        {"screenshots": encoding, "screenshot_quality": 70, "isolation": isolation}
-    )
+    config = EnvConfig.model_validate({"screenshots": encoding, "isolation": isolation})
     env, plain = make_async_env(config, "env-0/0"), make_env("mini")
     policy, sink = Says("click(1,1)", "click(999,999)", "done()"), Memory()
     given = lease()
@@ -52,7 +49,7 @@ async def test_each_step_keeps_the_screen_that_the_policy_saw_encoded_once(
     finally:
         await env.close()
     first, _ = plain.reset(seed=given.task_seed, options={"task": given.task_id})
-    assert sink.steps[0].screenshot == saved(first.screenshot, encoding, 70)
+    assert sink.steps[0].screenshot == saved(first.screenshot, encoding)
     for record, asked in zip(sink.steps, policy.asked, strict=True):
         assert record.screenshot == asked.screenshot
         assert record.image_hashes[-1] == content_hash(record.screenshot)
@@ -60,13 +57,14 @@ async def test_each_step_keeps_the_screen_that_the_policy_saw_encoded_once(
     final = sink.ends[0].screenshot
     assert final is not None
     assert media_type(final) == f"image/{encoding}"
-    assert (pixels(first.screenshot) != pixels(sink.steps[0].screenshot)).any()
+    same = (pixels(first.screenshot) == pixels(sink.steps[0].screenshot)).all()
+    assert same == (encoding == "webp")
 
 
-def test_webp_of_full_quality_loses_nothing_and_is_smaller() -> None:
+def test_webp_loses_nothing_and_is_smaller() -> None:
     env = make_env("desk")
     seen, _ = env.reset(seed=1, options={"task": next(iter(load_suite("desk").tasks))})
-    stored = ScreenFormat("webp").of(seen)
+    stored = stored_as(seen, "webp")
     assert (pixels(stored.screenshot) == pixels(seen.screenshot)).all()
     assert len(stored.screenshot) < len(seen.screenshot)
 
@@ -76,8 +74,8 @@ def test_png_leaves_every_screen_as_the_suite_gave_it() -> None:
         env = make_env("mini", **options)
         seen, _ = env.reset(seed=1, options={"task": "mini/popup"})
         assert seen.media_type == f"image/{kind}"
-        assert ScreenFormat().of(seen) is seen
-        assert (ScreenFormat("jpeg", 20).of(seen) is seen) == (kind == "jpeg")  # never twice
+        assert stored_as(seen, "png") is seen
+        assert (stored_as(seen, "jpeg") is seen) == (kind == "jpeg")  # never twice
 
 
 def test_a_screen_that_cannot_be_written_names_the_encoding() -> None:
@@ -85,8 +83,7 @@ def test_a_screen_that_cannot_be_written_names_the_encoding() -> None:
     Image.new("1", (17_000, 1)).save(wide, "PNG")
     seen = Observation(wide.getvalue(), "image/png", 17_000, 1)
     with pytest.raises(EnvError, match="cannot be written as webp"):
-        ScreenFormat("webp", 80).of(seen)
-    assert calls.AS_GIVEN.of(seen) is seen
+        stored_as(seen, "webp")
 
 
 def test_names_by_content() -> None:

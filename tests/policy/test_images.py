@@ -16,7 +16,7 @@ from bus.errors import EngineError
 from dart_cli.policy.images import ImagePreparer, patches_of, with_hashes
 from envs.base import content_hash
 from envs.embedded.suites import MiniSuite
-from envs.screenshots import ScreenFormat
+from envs.screenshots import stored_as
 from scripts.tiny_model import build_image_processor
 from tests.devices import no_gpu
 
@@ -226,10 +226,10 @@ def test_engines_and_trainer_decode_the_stored_bytes_to_the_same_pixels(
     """Both prepare the bytes that are stored, and no others: what is lost is lost for both."""
     images = ImagePreparer(PROCESSORS["qwen2_5_vl"])
     seen, _ = MiniSuite().make_env(size="448x336").reset(seed=1, options={"task": "mini/popup"})
-    stored = ScreenFormat(encoding, 80).of(seen).screenshot
+    stored = stored_as(seen, encoding).screenshot
     prepared = images.prepare(stored)
     assert images.token_count(stored, "of another process") == prepared.tokens
-    for screen, is_same in ((stored, True), (seen.screenshot, False)):
+    for screen, is_same in ((stored, True), (seen.screenshot, encoding == "webp")):
         whole = Image.open(io.BytesIO(screen)).convert("RGB")
-        decoded = images.of_image(f"another {is_same}", whole)
+        decoded = images.of_image(f"another {len(screen)}", whole)
         assert torch.equal(decoded.pixels, prepared.pixels) == is_same

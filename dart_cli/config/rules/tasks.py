@@ -55,11 +55,6 @@ ENV = Table(
             "holds {found!r}, which env.tasks trains on; remove it from one of them",
         ),
         Rule(
-            "env.screenshot_quality",
-            lambda c: c.env.screenshots == "png" and c.env.screenshot_quality != 100,
-            '= {value} is of lossy encodings, and env.screenshots = "png"; set that to "webp" or "jpeg"',
-        ),
-        Rule(
             "env.screenshots",
             lambda c: (
                 c.env.screenshots != "png"

@@ -69,11 +69,8 @@ class EnvConfig(Section):
 
     screenshots: Literal["png", "webp", "jpeg"] = "png"
     """How screenshots are encoded, once, before the policy sees them: `png` leaves them as the suite
-    gives them; `webp` without loss takes a third of that, and less detail of `webp` or `jpeg` still less
-    of photographs. Policy, store and trainer decode the same bytes (docs/environments)."""
-
-    screenshot_quality: int = Field(default=100, ge=1, le=100)
-    """Of `webp`, where 100 is lossless, and of `jpeg`, which always loses detail: 90 is usual there."""
+    gives them; `webp`, without loss, takes a third of that, and `jpeg`, of quality 90, still less of
+    photographs. Policy, store and trainer decode the same bytes (docs/environments)."""
 
     reset_deadline_s: PositiveSeconds = 60.0
     """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
