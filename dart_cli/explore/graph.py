@@ -39,7 +39,7 @@ Outcome = Literal["moved", "none", "error"]
 DATABASE, SCREENS = "graph.sqlite", "screens"
 APPLICATION_ID = 0x44415247
 """Marks the file as a graph of dart's ("DARG")."""
-SCHEMA = 1
+SCHEMA = 2
 """PRAGMA user_version; a graph of another one is refused."""
 
 _TABLES = """
