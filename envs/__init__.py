@@ -24,5 +24,6 @@ android       suite `android`: devices over adb (experimental)
 openenv       suite `openenv:PROFILE`: environments behind OpenEnv servers
 remote        what environments behind a server share: addresses, replies, screenshots
 explored      suite `explored:FOLDER`: tasks that were made of an exploration
+served        suite `served:FILE.toml`: tasks that agents of other programs play
 gym           suite `gym:ENV_ID`: environments of gymnasium, by hooks of a user's own
 """

@@ -1,4 +1,4 @@
-"""The processes that train one model together (docs/ranks.md).
+"""The processes that train one model together (docs/box.md).
 
 group         what a rank needs of the others; what an update found, gathered of all
 distributed   the ranks as one torch.distributed group
