@@ -91,9 +91,8 @@ class RunningBatch:
         self._features = features
         self._pointing = Pointing(policy, features)
         self._cache = BatchKVCache()
-        token_bytes = kv_bytes_per_token(policy.model)
-        self._most_tokens = max(1, cache_bytes // token_bytes)
-        self._prefixes = PrefixCache(policy.model, prefix_bytes, token_bytes)
+        self._most_tokens = max(1, cache_bytes // kv_bytes_per_token(policy.model))
+        self._prefixes = PrefixCache(policy.model, prefix_bytes)
         self._weights = 0  # how often they have changed
 
     def fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
@@ -285,19 +284,12 @@ class RunningBatch:
         forced = self._pointing.forced(jobs, hidden)
         drawn = sample(
             values,
-            [float(job.uniform[len(job.builder)]) for job in jobs],
+            [job.next_uniform for job in jobs],
             [job.request.sampling.temperature for job in jobs],
             self._policy.forbidden(values.device),
         )
-        numbers = zip(drawn.token_ids, drawn.logprobs, drawn.entropies, strict=True)
-        for row, (job, (token, logprob, entropy)) in enumerate(zip(jobs, numbers, strict=True)):
-            end = forced.get(row)
-            if end is None:
-                job.builder.add(token, logprob, entropy, version)
-                continue
-            job.builder.add(end.token, end.logprob, end.entropy, version, end.patch)
-            if end.pointed is not None:
-                job.builder.pointed.append(end.pointed)
+        for row, job in enumerate(jobs):
+            job.builder.add(forced.get(row, drawn[row]), version)
 
 
 def _alike(prompts: Iterable[_Prompt]) -> list[list[_Prompt]]:

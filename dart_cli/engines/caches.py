@@ -33,10 +33,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,15 +62,27 @@ NO_VISION = ""
 # --- the running batch --------------------------------------------------------------------------
 
 
+class KVShape(NamedTuple):
+    """What a model keeps of one token."""
+
+    layers: int
+    heads: int
+    width: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> KVShape:
+        """That of `model`."""
+        text: Any = model.config.get_text_config(decoder=True)
+        queries = int(text.num_attention_heads)
+        heads = int(getattr(text, "num_key_value_heads", None) or queries)
+        width = int(getattr(text, "head_dim", None) or text.hidden_size // queries)
+        return cls(int(text.num_hidden_layers), heads, width)
+
+
 def kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of one token's keys and values over all layers of `model`."""
-    text: Any = model.config.get_text_config(decoder=True)
-    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-    width = int(
-        getattr(text, "head_dim", None) or text.hidden_size // int(text.num_attention_heads)
-    )
     element: int = model.get_input_embeddings().weight.element_size()
-    return 2 * int(text.num_hidden_layers) * heads * width * element
+    return 2 * math.prod(KVShape.of(model)) * element
 
 
 class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
@@ -252,17 +265,14 @@ class PrefixCache:
     taken at the start, on a CPU as it is filled. Raises torch.OutOfMemoryError.
     """
 
-    def __init__(self, model: PreTrainedModel, limit_bytes: int, bytes_per_token: int) -> None:
-        self._capacity = max(0, limit_bytes // (bytes_per_token * BLOCK) - 1)
+    def __init__(self, model: PreTrainedModel, limit_bytes: int) -> None:
+        self._capacity = max(0, limit_bytes // (kv_bytes_per_token(model) * BLOCK) - 1)
         self._blocks: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values
         if not self._capacity:
             return
-        text: Any = model.config.get_text_config(decoder=True)
+        layers, heads, width = KVShape.of(model)
         weight: Any = model.get_input_embeddings().weight
-        heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-        layers = int(text.num_hidden_layers)
-        width = bytes_per_token // (2 * layers * heads * weight.element_size())
         shape = ((self._capacity + 1) * BLOCK, heads, width)
         for _ in range(layers):
             both = [torch.empty(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]

@@ -1,5 +1,6 @@
 """A completion under construction, and conversions to and from messages.
 
+DrawnToken         one token with its numbers
 CompletionBuilder  the tokens of a partial, if any, and those sampled since
 unsampled          tokens that no policy sampled
 version_spans      which tokens which weights produced, from the version of each
@@ -10,6 +11,7 @@ completion         the engine's generation -> the reply to the environment
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
@@ -17,6 +19,17 @@ from bus.errors import EngineError
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, VersionSpan
 from bus.packed import int32s
 from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
+
+
+@dataclass(frozen=True)
+class DrawnToken:
+    """One token that was drawn, or forced by the one before."""
+
+    token: int
+    logprob: float = 0.0  # nats, of the distribution sampled from; of the patch, if there is one
+    entropy: float = 0.0  # nats, of the same distribution
+    patch: int = -1
+    pointed: PointerMap | None = None  # where there is a patch
 
 
 class CompletionBuilder:
@@ -47,15 +60,15 @@ class CompletionBuilder:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def add(
-        self, token: int, logprob: float, entropy: float, version: int, patch: int = -1
-    ) -> None:
+    def add(self, drawn: DrawnToken, version: int) -> None:
         """Append one token, with the patch that was drawn with it."""
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        self.entropies.append(entropy)
+        self.token_ids.append(drawn.token)
+        self.logprobs.append(drawn.logprob)
+        self.entropies.append(drawn.entropy)
         self.versions.append(version)
-        self.patches.append(patch)
+        self.patches.append(drawn.patch)
+        if drawn.pointed is not None:
+            self.pointed.append(drawn.pointed)
 
     def extend(
         self,

@@ -1,6 +1,5 @@
 """Pointers in a running batch: the tokens that they force, and the patch that is drawn with the last of them.
 
-    Forced      a token that follows from the one before, and the patch that came with it
     Pointing    the forced tokens of the rows of a pass
 
 After `start` comes `pad`, after `pad` comes `end`, and with `end` a patch of the prompt's last screenshot: drawn
@@ -12,7 +11,6 @@ are 0. See docs/pointing.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,25 +20,14 @@ from bus.errors import EngineError
 from bus.messages import PointerCandidate, PointerMap
 from dart_cli.algo.regions import regions
 from dart_cli.engines.caches import FeatureCache
+from dart_cli.engines.completions import DrawnToken
 from dart_cli.engines.requests import ActiveRequest
-from dart_cli.engines.sampling import draw, entropies
-from dart_cli.policy.forward import masked_logprobs
+from dart_cli.engines.sampling import sample
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.pointer.text import Cells
 
 CANDIDATES = 3
 """Regions that a pointer's map has at most, as published (arXiv 2506.03143)."""
-
-
-@dataclass(frozen=True)
-class Forced:
-    """The next token of a row whose last one forces it."""
-
-    token: int
-    logprob: float = 0.0  # nats, of the patch
-    entropy: float = 0.0  # nats, of the patch's distribution
-    patch: int = -1
-    pointed: PointerMap | None = None  # where there is a patch
 
 
 class Pointing:
@@ -51,14 +38,16 @@ class Pointing:
         self._features = features
         self._tokens = policy.pointer if policy.pointing == "pointer" else None
 
-    def forced(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor) -> Mapping[int, Forced]:
+    def forced(
+        self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor
+    ) -> Mapping[int, DrawnToken]:
         """By row, the next tokens that are not drawn from the vocabulary; `hidden` [rows, H] is behind the norm.
 
         Raises EngineError for a head whose logits are not finite.
         """
         if self._tokens is None:
             return {}
-        found: dict[int, Forced] = {}
+        found: dict[int, DrawnToken] = {}
         pointing: dict[str, list[int]] = {}  # rows that draw a patch, by their screen
         for row, job in enumerate(jobs):
             last = job.builder.token_ids[-1] if len(job.builder) else -1
@@ -66,12 +55,12 @@ class Pointing:
             if token == self._tokens.end:
                 pointing.setdefault(job.images[-1].key, []).append(row)
             elif token is not None:
-                found[row] = Forced(token)
+                found[row] = DrawnToken(token)
         for rows in pointing.values():
             found |= zip(rows, self._draw([jobs[row] for row in rows], hidden[rows]), strict=True)
         return found
 
-    def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor) -> list[Forced]:
+    def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor) -> list[DrawnToken]:
         """The ends of pointers [N] into one screen, for hidden states [N, H] of their `pad`."""
         assert self._tokens is not None
         head = self._policy.pointer_head
@@ -81,40 +70,25 @@ class Pointing:
         values = head.logits(hidden, head.keys(visual))  # [N, P]
         if not bool(torch.isfinite(values).all()):
             raise EngineError("the pointer head's logits are not numbers; are its weights finite?")
-        grid = (
-            image.grid[1] // self._policy.images.merge,
-            image.grid[2] // self._policy.images.merge,
-        )
-        temperature = torch.tensor([job.request.sampling.temperature for job in jobs])
-        divisor = torch.where(temperature == 0, 1.0, temperature).to(values.device)[:, None]
-        nothing = torch.empty(0, dtype=torch.long, device=values.device)
-        logprobs = masked_logprobs(values, nothing, divisor)
-        probabilities = logprobs.exp()
-        uniform = torch.tensor(
-            [float(job.uniform[len(job.builder)]) for job in jobs],
-            dtype=torch.float64,
-            device=values.device,
-        )
-        patches = draw(probabilities, uniform).tolist()
+        merge = self._policy.images.merge
+        grid = image.grid[1] // merge, image.grid[2] // merge
         shares = values.double().softmax(dim=-1).cpu().numpy()
         maps = [
             pointer_map(len(job.builder), share.reshape(grid))
             for job, share in zip(jobs, shares, strict=True)
         ]
-        for nth, (job, pointed) in enumerate(zip(jobs, maps, strict=True)):
-            if job.request.sampling.temperature == 0:
-                best = pointed.candidates[0]
-                patches[nth] = Cells(*grid).at(best.x, best.y)
-        drawn = torch.tensor(patches, device=values.device)[:, None]
+        cells = Cells(*grid)
+        best = [cells.at(each.candidates[0].x, each.candidates[0].y) for each in maps]
+        drawn = sample(
+            values,
+            [job.next_uniform for job in jobs],
+            [job.request.sampling.temperature for job in jobs],
+            torch.empty(0, dtype=torch.long, device=values.device),
+            torch.tensor(best),
+        )
         return [
-            Forced(self._tokens.end, *numbers)
-            for numbers in zip(
-                logprobs.gather(1, drawn)[:, 0].tolist(),
-                entropies(probabilities, logprobs).tolist(),
-                patches,
-                maps,
-                strict=True,
-            )
+            DrawnToken(self._tokens.end, each.logprob, each.entropy, each.token, pointed)
+            for each, pointed in zip(drawn, maps, strict=True)
         ]
 
 

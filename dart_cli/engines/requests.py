@@ -128,6 +128,11 @@ class ActiveRequest:
         sampling = self.request.sampling
         return uniform_numbers(sampling.seed, sampling.max_tokens)
 
+    @property
+    def next_uniform(self) -> float:
+        """The number of the token that is drawn next."""
+        return float(self.uniform[len(self.builder)])
+
     def block_keys(self, token_ids: Sequence[int], image_token: int) -> Sequence[bytes]:
         """Keys of the whole blocks of `token_ids`, the first of this request's own, or all."""
         if self._block_keys is None:

@@ -17,27 +17,18 @@ groups of GROUP; the groups are summed in float64, and so are the tokens of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from bus.errors import EngineError
+from dart_cli.engines.completions import DrawnToken
 from dart_cli.policy.forward import masked_logprobs
 
 GROUP = 32
 """Tokens that are summed in the precision of their probabilities. The vocabularies of the supported
 families are multiples of it."""
-
-
-@dataclass(frozen=True)
-class DrawnTokens:
-    """One token for each row [B] of a batch."""
-
-    token_ids: list[int]
-    logprobs: list[float]  # nats, of the distribution sampled from
-    entropies: list[float]  # nats, of the same distribution
 
 
 def uniform_numbers(seed: int, count: int) -> NDArray[np.float64]:
@@ -50,12 +41,13 @@ def sample(
     uniform: Sequence[float],
     temperatures: Sequence[float],
     forbidden: torch.Tensor,
-) -> DrawnTokens:
+    greedy: torch.Tensor | None = None,
+) -> list[DrawnToken]:
     """Sample from logits [B, V] with one number [B] in [0, 1) and one temperature [B] per row.
 
-    `forbidden` token ids [K] have probability 0. Temperature 0 takes the likeliest token and
-    returns the numbers of the untempered distribution. Raises EngineError for logits that are not
-    finite.
+    `forbidden` token ids [K] have probability 0. Temperature 0 takes `greedy` [B], by default the
+    likeliest token, and returns the numbers of the untempered distribution. Raises EngineError for logits
+    that are not finite.
     """
     given = torch.tensor(temperatures)
     is_greedy = (given == 0).to(values.device)
@@ -65,9 +57,11 @@ def sample(
     if not bool(torch.isfinite(probabilities.sum(dim=-1)).all()):
         raise EngineError("the model's logits are not numbers; are its weights finite?")
     numbers = torch.tensor(uniform, dtype=torch.float64, device=values.device)
-    drawn = torch.where(is_greedy, logprobs.argmax(dim=-1), draw(probabilities, numbers))
+    best = logprobs.argmax(dim=-1) if greedy is None else greedy.to(values.device)
+    drawn = torch.where(is_greedy, best, draw(probabilities, numbers))
     picked = logprobs.gather(1, drawn[:, None])[:, 0]
-    return DrawnTokens(drawn.tolist(), picked.tolist(), entropies(probabilities, logprobs).tolist())
+    columns = drawn.tolist(), picked.tolist(), entropies(probabilities, logprobs).tolist()
+    return [DrawnToken(*each) for each in zip(*columns, strict=True)]
 
 
 def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

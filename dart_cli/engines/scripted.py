@@ -28,6 +28,7 @@ from dart_cli.engines.base import (
 )
 from dart_cli.engines.completions import (
     CompletionBuilder,
+    DrawnToken,
     completion,
     generate_request,
     unsampled,
@@ -84,7 +85,7 @@ class ScriptedEngine:
         script, builder = self._answer(request), CompletionBuilder(request.partial)
         tokens = list(script.token_ids)[: request.sampling.max_tokens]
         for token in tokens[len(builder) :]:
-            builder.add(token, script.logprob, script.entropy, self.policy_version)
+            builder.add(DrawnToken(token, script.logprob, script.entropy), self.policy_version)
             self._tokens += 1
         stop: CompletionStop = "end" if len(tokens) == len(script.token_ids) else "length"
         return builder.generation(stop, 0.0, 0.0)

@@ -6,7 +6,7 @@ import pytest
 
 from bus.errors import EngineError
 from bus.messages import PointerMap
-from dart_cli.engines.completions import CompletionBuilder
+from dart_cli.engines.completions import CompletionBuilder, DrawnToken
 from tests.data.parts import DRAG
 
 MAP = PointerMap(position=3, rows=1, columns=8, heat=bytes(8))
@@ -16,13 +16,11 @@ MAP = PointerMap(position=3, rows=1, columns=8, heat=bytes(8))
 def test_a_completion_that_points_goes_on_from_any_place(cut: int) -> None:
     def feed(builder: CompletionBuilder, first: int, last: int) -> None:
         for at in range(first, last):
-            builder.add(
-                DRAG.token_ids[at],
-                DRAG.behaviour_logprobs[at],
-                DRAG.entropies[at],
-                0,
-                DRAG.patches[at],
+            drawn = DrawnToken(
+                *(DRAG.token_ids[at], DRAG.behaviour_logprobs[at]),
+                *(DRAG.entropies[at], DRAG.patches[at]),
             )
+            builder.add(drawn, 0)
 
     begun = CompletionBuilder()
     feed(begun, 0, cut)
@@ -39,7 +37,7 @@ def test_a_completion_that_points_goes_on_from_any_place(cut: int) -> None:
 def test_tokens_without_patches_have_none() -> None:
     builder = CompletionBuilder()
     builder.extend([4, 5], [-1.0, -0.5], [1.0, 0.5], [3, 3])
-    builder.add(6, -0.25, 0.5, 4)
+    builder.add(DrawnToken(6, -0.25, 0.5), 4)
     assert builder.generation("end", 0.0, 0.0).sampled.patches == []
 
 

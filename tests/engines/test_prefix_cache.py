@@ -377,7 +377,7 @@ def test_what_is_read_is_what_was_stored_and_the_least_recently_used_goes_first(
     heads = text.num_key_value_heads
     width = token // (2 * 4 * text.num_hidden_layers * heads)
     capacity = 10
-    cache = PrefixCache(policy.model, (capacity + 1) * BLOCK * token, token)
+    cache = PrefixCache(policy.model, (capacity + 1) * BLOCK * token)
     generator = torch.Generator().manual_seed(0)
     rng = Random(0)
     used: OrderedDict[tuple[int, ...], None] = OrderedDict()  # prefixes, oldest first
@@ -444,7 +444,7 @@ def test_what_is_read_is_what_was_stored_and_the_least_recently_used_goes_first(
 def test_without_memory_nothing_is_kept(policy: LoadedPolicy) -> None:
     token = kv_bytes_per_token(policy.model)
     for limit in (0, BLOCK * token):
-        cache = PrefixCache(policy.model, limit, token)
+        cache = PrefixCache(policy.model, limit)
         keys = BlockKeys([], IMAGE).of([1] * 64)
         cache.store(SimpleNamespace(layers=[]), [CachedRow(0, 0, keys)])
         assert cache.match(keys) == []

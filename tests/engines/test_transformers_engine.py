@@ -210,6 +210,8 @@ async def test_a_swap_waits_for_one_iteration_at_most_and_loses_no_request(
         await engine.update_weights(published.path, 1)
         assert not asking.done()
         assert engine.gauges()["seconds.syncing"] > 0
+        before = int(engine.gauges()["tokens"])
+        await drawn_or_done(engine, before + 1, [asking])
         engine.interrupt()
         generation = await asking
     assert [span.version for span in generation.sampled.version_spans] == [0, 1]

@@ -9,7 +9,7 @@ import pytest
 
 from bus.errors import WeightsError
 from dart_cli.engines.vllm.set_files import open_files
-from dart_cli.engines.vllm.start import _cause, _environment, _visible
+from dart_cli.engines.vllm.start import _environment, _visible, root_cause
 
 
 def raised(text: str) -> BaseException:
@@ -26,11 +26,13 @@ def raised(text: str) -> BaseException:
 
 
 def test_the_first_cause_is_one_line_with_what_to_change() -> None:
-    told = _cause(raised("CUDA out of memory.\nTried to allocate 20 GiB"))
+    told = root_cause(raised("CUDA out of memory.\nTried to allocate 20 GiB"))
     assert told.startswith("ValueError: CUDA out of memory. Tried to allocate 20 GiB")
     assert "vllm.gpu_memory_utilization" in told
-    assert "kv_cache_memory_bytes" in _cause(ValueError("Available memory on node 0 (1/14 GiB)"))
-    assert "log" in _cause(RuntimeError("Engine core initialization failed"))
+    assert "kv_cache_memory_bytes" in root_cause(
+        ValueError("Available memory on node 0 (1/14 GiB)")
+    )
+    assert "log" in root_cause(RuntimeError("Engine core initialization failed"))
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def start(
                 f"vllm.options: {error}; see the engine arguments of vLLM's documentation"
             ) from error
         except Exception as error:  # vLLM raises whatever ended its processes
-            raise EngineError(f"vLLM did not start: {_cause(error)}") from error
+            raise EngineError(f"vLLM did not start: {root_cause(error)}") from error
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
 _MEMORY = ("out of memory", "available memory", "kv cache", "gpu memory utilization")
 
 
-def _cause(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """One line: the first error of the chain, and a cure if one is known."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
@@ -231,10 +231,3 @@ def _cause(error: BaseException) -> str:
     elif "engine core" in text.lower():
         text += f"; {SEE_LOG}"
     return text
-
-
-def root_cause(error: BaseException) -> str:
-    """The original error of a chain, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
