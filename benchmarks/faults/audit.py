@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from benchmarks.run_times import step_times
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, TrajectoryRow
 
@@ -96,7 +97,7 @@ def audit(reader: Reader, finished: FinishedTrajectories, trainer_log: Iterable[
     """Check the whole ledger; `trainer_log` are the lines of logs/train.log."""
     rows = {row.id: row for row in reader.trajectories()}
     filed: dict[str, set[int]] = {}
-    for step in reader.step_times():
+    for step in step_times(reader):
         filed.setdefault(step.trajectory_id, set()).add(step.step)
     lost = {each for each in finished.ids if _is_lost(rows.get(each))}
     gaps = {row.id: _missing(filed.get(row.id, set()), row.steps) for row in rows.values()}

@@ -35,6 +35,7 @@ from typing import Any
 from benchmarks.faults.audit import CUT, FinishedTrajectories, audit
 from benchmarks.faults.pace import LearningCurve, learning_curve
 from benchmarks.faults.supervise import STATUS, ChaosSupervisor, role_of
+from benchmarks.run_times import step_times
 from bus.errors import BusError, DartError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
@@ -279,5 +280,5 @@ def report(played: ChaosRun) -> dict[str, Any]:
 def _share_cut(reader: Reader) -> float:
     """The share of steps played that belong to episodes cut off by a kill."""
     cut = {row.id for row in reader.trajectories() if row.reason in CUT}
-    played = Counter(step.trajectory_id in cut for step in reader.step_times())
+    played = Counter(step.trajectory_id in cut for step in step_times(reader))
     return played[True] / max(1, played.total())

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.run_times import outcomes
 from dart_cli.data.store.reader import Reader
 
 POINTS = 30
@@ -49,11 +50,11 @@ def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
     numbers = [number for _, number in sorted(marks)]
     bucket = max(1, -(-batches // POINTS))
     found: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    for row in reader.outcomes():
+    for task_id, row in outcomes(reader):
         if row.counted and row.oldest_version is not None:
             at = bisect_right(versions, row.oldest_version)
             played = numbers[at - 1] if at else 0
-            found[played // bucket][row.task_id].append(row.outcome == "pass")
+            found[played // bucket][task_id].append(row.outcome == "pass")
     most = max((len(tasks) for tasks in found.values()), default=0)
     return [
         (place * bucket, sum(sum(each) / len(each) for each in tasks.values()) / len(tasks))

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from benchmarks.learning.curation_arms import BASELINE, FILE, NAMED, OURS, Arm
 from benchmarks.learning.curves import isotonic, reach
 from benchmarks.learning.study import Cell, Result, call, call_within, dart, overrides
+from benchmarks.run_times import episode_times
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 
@@ -197,7 +198,7 @@ def _held_out(
 
 def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
     """By version: what had been played when it was published, from the first lease on."""
-    episodes = reader.episode_times()
+    episodes = episode_times(reader)
     began = min(episode.leased_at for episode in episodes)
     ended = sorted((e.ended_at, e.steps or 0) for e in episodes if e.ended_at is not None)
     times = [at for at, _ in ended]

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
+from benchmarks.run_times import EpisodeTimes, episode_times, step_times
 from benchmarks.simulation.bound import Bound
 from benchmarks.simulation.recording import ProcessCost, Recording
 from bus.messages import Heartbeat
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import EpisodeTimes
 from dart_cli.runtime.waits import PREFIX
 
 AT_WORK = ("playing", "waiting", "resetting")
@@ -77,7 +77,7 @@ def measure(
     """The figures of one run; `slots` environments in all."""
     began, ended = recording.began, recording.ended
     minutes = recording.seconds * speedup / 60.0
-    actions = sum(began <= step.at < ended for step in reader.step_times())
+    actions = sum(began <= step.at < ended for step in step_times(reader))
     trained = sum(p.value for p in reader.metrics("samples") if began <= p.at < ended)
     by_role = _by_role(recording.beats)
     workers = len({beat.worker for beat in by_role["rollout"]})
@@ -85,7 +85,7 @@ def measure(
     rollout = _shares(_spent(by_role["rollout"], began, ended), workers * recording.seconds)
     trainer = _shares(_spent(by_role["train"], began, ended), recording.seconds)
     load_s = _increments(by_role["rollout"], "load_s", began, ended)
-    episodes = reader.episode_times()
+    episodes = episode_times(reader)
     ended_then = [
         episode
         for episode in episodes

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.run_times import EpisodeTimes, StepTimes, episode_times, step_times
 from benchmarks.simulation.recording import Recording
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import EpisodeTimes, StepTimes
 from dart_cli.runtime.waits import PREFIX
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def draw(
     from matplotlib.figure import Figure
 
     began, ended = recording.began, recording.ended
-    grid = phases_of_slots(reader.episode_times(), reader.step_times(), began, ended)
+    grid = phases_of_slots(episode_times(reader), step_times(reader), began, ended)
     if coupled:
         _suspend(grid, _turns(reader, ended), began, ended)
     minutes = (ended - began) * speedup / 60

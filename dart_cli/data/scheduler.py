@@ -1,6 +1,6 @@
-"""What to play next: one interface, its implementation chosen by data.scheduling.
+"""What to play next, as data.scheduling says.
 
-    RolloutWise   a freed slot starts the next trajectory at once
+    Scheduler     a freed slot starts the next trajectory at once
     BatchWise     one batch's groups are played; the next batch begins when they are served
     April         more groups than a batch needs; what is unfinished when it is full goes on later
 
@@ -20,7 +20,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
-from typing import Protocol
 
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
@@ -73,25 +72,6 @@ class NotYet:
     one_slot: bool = False  # it holds for the slot that asked; another may be given something
 
 
-class Scheduler(Protocol):
-    """Chooses the next trajectory."""
-
-    def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
-        """What a free slot does next; of the task that it names, if it does.
-
-        Raises TaskError if it plays none of the run's suites, or names no task or seed of the run.
-        """
-        ...
-
-    def limit(self, seen: Situation) -> int:
-        """How many groups may play or wait for a batch at once; for the status page, too."""
-        ...
-
-    def probabilities(self, estimates: Estimates) -> dict[str, float]:
-        """Task id -> probability of being the next group's; for the status page."""
-        ...
-
-
 def groups_in_time(
     *,
     groups_per_batch: int,
@@ -122,7 +102,7 @@ def groups_in_time(
     return groups_per_batch * max(0, ceil(updates / (1 + reuse)))
 
 
-class RolloutWise:
+class Scheduler:
     """A freed slot starts the next trajectory at once; no group or batch is waited for."""
 
     def __init__(self, config: Config, tasks: Sequence[Task]) -> None:
@@ -136,7 +116,10 @@ class RolloutWise:
         self._by_id = {task.id: task for task in self._tasks}
 
     def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
-        """See Scheduler."""
+        """What a free slot does next; of the task that it names, if it does.
+
+        Raises TaskError if it plays none of the run's suites, or names no task or seed of the run.
+        """
         if self._suite not in request.suites:
             only = ", ".join(request.suites)
             raise TaskError(f"the run plays {self._suite}, this worker only {only}")
@@ -149,11 +132,11 @@ class RolloutWise:
         return found
 
     def limit(self, seen: Situation) -> int:
-        """See Scheduler."""
+        """How many groups may play or wait for a batch at once; for the status page, too."""
         return min(self._bounds(seen))[0]
 
     def probabilities(self, estimates: Estimates) -> dict[str, float]:
-        """See Scheduler."""
+        """Task id -> probability of being the next group's; for the status page."""
         weights = self._weights(estimates)
         return dict(zip((task.id for task in self._tasks), weights, strict=True))
 
@@ -234,7 +217,7 @@ class RolloutWise:
         return frontier_weights(variances, shares)
 
 
-class BatchWise(RolloutWise):
+class BatchWise(Scheduler):
     """One batch's groups are played to their end; the next begins when they have been served."""
 
     def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
@@ -242,7 +225,7 @@ class BatchWise(RolloutWise):
         return [*super()._bounds(seen), (most, f"a batch of {most} groups is played at once")]
 
 
-class April(RolloutWise):
+class April(Scheduler):
     """Active partial rollouts (arXiv 2509.18521): more groups than a batch needs are in play.
 
     When the batch is full the trainer's turn suspends the others, which then go on first: groups
@@ -257,8 +240,8 @@ class April(RolloutWise):
         return [*super()._bounds(seen), (most, why)]
 
 
-SCHEDULERS: dict[str, type[RolloutWise]] = {
-    "rollout": RolloutWise,
+SCHEDULERS: dict[str, type[Scheduler]] = {
+    "rollout": Scheduler,
     "batch": BatchWise,
     "april": April,
     "oversample": April,

@@ -270,7 +270,7 @@ def test_what_is_dropped_in_play_shows_how_many_steps_were_played(
             ledger.step(step_record(lease.trajectory_id, step))
     ledger.take_back_from("env-0")
     next_batch(ledger, config.data.max_staleness + 1)
-    ended = {(row.worker, row.reason): row.steps for row in store.episode_times()}
+    ended = {(row.worker, row.reason): row.steps for row in store.trajectories()}
     assert ended == {("env-0", "worker_lost"): 2, ("env-1", "stale"): 3, ("env-2", "stale"): 0}
 
 

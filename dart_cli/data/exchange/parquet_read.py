@@ -29,9 +29,13 @@ from bus.messages import Outcome, SampledTokens
 from dart_cli.data.exchange.parquet_schema import (
     COLUMNS,
     FORMAT,
+    OF_STEP,
+    OF_TOKENS,
+    OF_TRAJECTORY,
     Trajectory,
     column_type,
     pyarrow_modules,
+    values_of,
 )
 from dart_cli.data.store.rows import PoolSource
 from dart_cli.data.store.steps import StepRow
@@ -206,21 +210,9 @@ def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str
         raise rows[-1][0].wrong(
             "steps", f"{first.trajectory_id} has {len(rows)} rows of {first.steps} steps"
         )
-    return Trajectory(
-        id=first.trajectory_id,
-        suite=first.suite,
-        task_id=first.task_id,
-        task_seed=first.task_seed,
-        instruction=first.instruction,
-        source=first.source,
-        origin=first.origin,
-        outcome=first.outcome,
-        reward=reward_of(first.outcome, first.reward),
-        verdict_reason=first.verdict_reason,
-        stop_reason=first.stop_reason,
-        steps=steps,
-        images=images,
-    )
+    shared = values_of(first, OF_TRAJECTORY)
+    shared["reward"] = reward_of(first.outcome, first.reward)
+    return Trajectory(id=first.trajectory_id, steps=steps, images=images, **shared)
 
 
 def _step(
@@ -241,31 +233,19 @@ def _step(
         values: list[float] = getattr(row, name)
         if values and len(values) != len(row.token_ids):
             raise place.wrong(name, f"{len(values)} values for {len(row.token_ids)} token_ids")
-    sampled = SampledTokens(
-        token_ids=row.token_ids,
-        behaviour_logprobs=row.behaviour_logprobs,
-        entropies=row.entropies,
-        version_spans=[],  # weights of another run mean nothing in this one
-        patches=row.patches,
-    )
+    # Weights of another run mean nothing in this one.
+    sampled = SampledTokens(version_spans=[], **values_of(row, OF_TOKENS))
     if mistake := patch_mistake(row.token_ids, row.patches, row.behaviour_logprobs, row.entropies):
         raise place.wrong("patches", mistake)
     return StepRow(
         trajectory_id=row.trajectory_id,
-        step=row.step,
         at=0.0,
         screenshot=key,
-        image_hashes=row.image_hashes,
-        prompt_token_ids=row.prompt_token_ids,
         sampled=sampled,
-        text=row.text,
         action=_action(place, row),
-        error=row.error,
-        model_s=row.model_s,
-        env_s=row.env_s,
         worker="",
         reward=row.step_reward,
-        observed_text=row.observed_text,
+        **values_of(row, OF_STEP),
     )
 
 

@@ -45,12 +45,12 @@ class Trajectory:
     source: PoolSource
     origin: str  # run id and trajectory where it was first; empty if nowhere
     outcome: Outcome
-    verdict_reason: str
-    stop_reason: str
     steps: Sequence[StepRow]
     images: Mapping[str, bytes]  # by content hash: every image of its prompts
     final_screenshot: bytes | None = None  # after the last action
     reward: float | None = None  # the verdict's, in [0, 1]; None of an invalid one
+    verdict_reason: str = ""
+    stop_reason: str = ""
 
     @property
     def known(self) -> bool:
@@ -123,6 +123,22 @@ COLUMNS: dict[str, Column] = {
     "final_screenshot": Column("image", optional=True),  # in the last row of a trajectory
 }
 """In the order of the file; a row is one step."""
+
+OF_TRAJECTORY = (
+    *("suite", "task_id", "task_seed", "instruction", "source", "origin"),
+    *("outcome", "reward", "verdict_reason", "stop_reason"),
+)
+OF_STEP = (
+    *("step", "text", "error", "observed_text", "image_hashes", "prompt_token_ids"),
+    *("model_s", "env_s"),
+)
+OF_TOKENS = ("token_ids", "behaviour_logprobs", "entropies", "patches")
+"""Columns that are fields of the same name of a Trajectory, a StepRow, its SampledTokens."""
+
+
+def values_of(part: object, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of those names."""
+    return {name: getattr(part, name) for name in names}
 
 
 def pyarrow_modules() -> tuple[Any, Any]:

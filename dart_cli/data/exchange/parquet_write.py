@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import ExchangeError
-from dart_cli.data.exchange.parquet_schema import COLUMNS, Trajectory, pyarrow_modules, schema
+from dart_cli.data.exchange.parquet_schema import (
+    COLUMNS,
+    OF_STEP,
+    OF_TOKENS,
+    OF_TRAJECTORY,
+    Trajectory,
+    pyarrow_modules,
+    schema,
+    values_of,
+)
 from envs.base import content_hash, image_suffix
 
 SHARD_BYTES = 500_000_000
@@ -26,45 +35,27 @@ ROW_GROUP_BYTES = 32_000_000
 
 def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
     """A row for each step."""
-    last = len(trajectory.steps) - 1
-    return [
+    shared = {"trajectory_id": trajectory.id, "steps": len(trajectory.steps)}
+    shared |= values_of(trajectory, OF_TRAJECTORY)
+    rows = [
         {
-            "trajectory_id": trajectory.id,
-            "step": step.step,
-            "steps": len(trajectory.steps),
-            "suite": trajectory.suite,
-            "task_id": trajectory.task_id,
-            "task_seed": trajectory.task_seed,
-            "instruction": trajectory.instruction,
-            "source": trajectory.source,
-            "origin": trajectory.origin,
-            "outcome": trajectory.outcome,
-            "reward": trajectory.reward,
-            "verdict_reason": trajectory.verdict_reason,
-            "stop_reason": trajectory.stop_reason,
+            **shared,
+            **values_of(step, OF_STEP),
+            **values_of(step.sampled, OF_TOKENS),
             "screenshot": _image(trajectory.images[step.screenshot]),
-            "text": step.text,
             "action": None if step.action is None else json.dumps(step.action),
-            "error": step.error,
-            "observed_text": step.observed_text,
-            "image_hashes": step.image_hashes,
-            "prompt_token_ids": step.prompt_token_ids,
-            "token_ids": step.sampled.token_ids,
-            "behaviour_logprobs": step.sampled.behaviour_logprobs,
-            "entropies": step.sampled.entropies,
-            "patches": step.sampled.patches,
             "versions": [
                 span.version
                 for span in step.sampled.version_spans
                 for _ in range(span.end - span.start)
             ],
-            "model_s": step.model_s,
-            "env_s": step.env_s,
             "step_reward": step.reward,
-            "final_screenshot": _image(trajectory.final_screenshot) if step.step == last else None,
+            "final_screenshot": None,
         }
         for step in trajectory.steps
     ]
+    rows[-1]["final_screenshot"] = _image(trajectory.final_screenshot)
+    return rows
 
 
 def _image(encoded: bytes | None) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ from dart_cli.data.exchange.parquet_schema import Trajectory, content_id
 from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import PoolRow, PoolSource
+from dart_cli.data.store.rows import PoolRow, PoolSource, TrajectoryRow
 from dart_cli.data.store.writer import Store
 from envs.registry import find_task, load_suite
 
@@ -137,43 +137,36 @@ def whole_trajectories(reader: Reader, ids: Sequence[str]) -> Iterator[Trajector
         if not steps or len(steps) != expected or len(images) != len(wanted):
             yield None
             continue
-        if row is None:
-            assert member is not None
-            yield Trajectory(
-                id=name,
-                suite=member.suite,
-                task_id=member.task_id,
-                task_seed=member.task_seed,
-                instruction=reader.instruction(member.suite, member.task_id, [name]),
-                source=member.source,
-                origin=member.origin,
-                outcome="pass",
-                reward=member.reward,
-                verdict_reason="",
-                stop_reason="",
-                steps=steps,
-                images=images,
-            )
-            continue
-        assert row.outcome is not None
-        group = reader.groups_by_id([row.group_id])[row.group_id]
-        final = row.final_screenshot
-        yield Trajectory(
+        of = member if row is None else reader.groups_by_id([row.group_id])[row.group_id]
+        assert of is not None
+        found = Trajectory(
             id=name,
-            suite=group.suite,
-            task_id=group.task_id,
-            task_seed=group.task_seed,
-            instruction=reader.instruction(group.suite, group.task_id, [name]),
+            suite=of.suite,
+            task_id=of.task_id,
+            task_seed=of.task_seed,
+            instruction=reader.instruction(of.suite, of.task_id, [name]),
             source="online" if member is None else member.source,
-            origin=f"{run}/{name}",
-            outcome=row.outcome,
-            reward=row.reward,
-            verdict_reason=row.verdict_reason or "",
-            stop_reason=row.stop_reason or "",
+            origin=f"{run}/{name}" if member is None or row is not None else member.origin,
+            outcome="pass",
+            reward=1.0 if member is None else member.reward,
             steps=steps,
             images=images,
-            final_screenshot=reader.screenshots([final]).get(final) if final else None,
         )
+        yield found if row is None else _as_played(reader, found, row)
+
+
+def _as_played(reader: Reader, found: Trajectory, row: TrajectoryRow) -> Trajectory:
+    """With the verdict and the last screen of a trajectory of this run."""
+    assert row.outcome is not None
+    final = row.final_screenshot
+    return replace(
+        found,
+        outcome=row.outcome,
+        reward=row.reward,
+        verdict_reason=row.verdict_reason or "",
+        stop_reason=row.stop_reason or "",
+        final_screenshot=reader.screenshots([final]).get(final) if final else None,
+    )
 
 
 # --- in -------------------------------------------------------------------------------------

@@ -7,5 +7,5 @@ writer      Store: a Reader that also writes groups, trajectories, steps, batche
 connection  one connection, reading or writing, and errors of SQLite with their cure
 rows        what the queries return
 steps       a step's row, and its numbers as blobs
-schema      the tables
+schema.sql  the tables
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from bus.messages import Outcome
@@ -12,15 +11,12 @@ from dart_cli.data.store.connection import Connection
 from dart_cli.data.store.rows import (
     CountersRow,
     CurvePoint,
-    EpisodeTimes,
     JudgementRow,
     MetricPoint,
-    OutcomeRow,
     OwnCounts,
     PlayedStep,
     ReplayCounts,
     SizesRow,
-    StepTimes,
     UsageRow,
 )
 
@@ -99,16 +95,6 @@ class Analytics(Connection):
         """Task id -> how it fares, of each that has had an outcome; JSON, as it was saved."""
         rows = self._rows("SELECT task_id, progress FROM task_progress")
         return {row["task_id"]: row["progress"] for row in rows}
-
-    def outcomes(self) -> Iterator[OutcomeRow]:
-        """Every judged trajectory in the order they ended; read as they are asked for."""
-        rows = self._each(
-            "SELECT g.suite, g.task_id, t.outcome, t.oldest_version, t.ended_at, t.reward, t.counted, "
-            "COALESCE(t.steps, 0), COALESCE(t.stop_reason, '') = 'cancelled' "
-            "FROM trajectories t JOIN groups g ON g.id = t.group_id "
-            "WHERE t.outcome IS NOT NULL ORDER BY t.ended_at, t.id"
-        )
-        return (OutcomeRow(*row) for row in rows)
 
     def own_counts(self) -> OwnCounts:
         """How many trajectories of the run itself passed, and how many were judged since then."""
@@ -195,24 +181,6 @@ class Analytics(Connection):
             (after, int(replays)),
         )
         return {row["versions_behind"]: row["tokens"] for row in rows}
-
-    def episode_times(self, after: float = 0.0) -> list[EpisodeTimes]:
-        """When each trajectory leased after that moment was played, in order of lease."""
-        rows = self._each(
-            "SELECT id, worker, slot, state, reason, outcome, steps, leased_at, ended_at, reset_s, "
-            "wall_s FROM trajectories WHERE leased_at > ? ORDER BY rowid",
-            (after,),
-        )
-        return [EpisodeTimes(*row) for row in rows]
-
-    def step_times(self, after: float = 0.0) -> list[StepTimes]:
-        """When each step filed after that moment was played, in order of filing."""
-        rows = self._each(
-            "SELECT trajectory_id, step, worker, at, model_s, env_s FROM steps WHERE at > ? "
-            "ORDER BY rowid",
-            (after,),
-        )
-        return [StepTimes(*row) for row in rows]
 
     def newest_syncs(self) -> list[SyncView]:
         """Each rollout worker's newest sync, with the number of its syncs and of its refusals."""

@@ -15,13 +15,22 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from bus.errors import DartError, RunDirectoryError, StoreError, UserError
-from dart_cli.data.store.schema import APPLICATION_ID, SCHEMA, VERSION
 from dart_cli.runtime import sqlite_file
 from dart_cli.runtime.sqlite_file import Mode, connect
+
+APPLICATION_ID = 0x44415254
+"""Marks the file as dart's ("DART"), so that no other program's database is written to."""
+
+VERSION = 1
+"""Of the tables, as SQLite's `user_version`; raised by every change of them. The run of a database of
+another version goes on with the dart that began it, or leaves it with `dart data export`."""
+
+SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 
 CACHE_MIB = 32
 

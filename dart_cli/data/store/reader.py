@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from bus.errors import StoreError
 from bus.messages import Outcome
@@ -45,6 +45,17 @@ _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 
+class Matching(TypedDict, total=False):
+    """What trajectories must be; None, as an absent key, for any."""
+
+    state: TrajectoryState | None
+    task_id: str | None
+    outcome: Outcome | None
+    reason: str | None
+    but_reason: str | None  # leaves out those dropped for it
+    version: int | None  # one of the weights that sampled it
+
+
 class Reader(Analytics):
     """Typed queries on one run. Use as a context manager, or call `close`."""
 
@@ -65,25 +76,15 @@ class Reader(Analytics):
         self,
         *,
         group_ids: Sequence[str] | None = None,
-        state: TrajectoryState | None = None,
-        task_id: str | None = None,
-        outcome: Outcome | None = None,
-        reason: str | None = None,
-        but_reason: str | None = None,
-        version: int | None = None,
         limit: int = 1_000_000,
         offset: int = 0,
+        **match: Unpack[Matching],
     ) -> list[TrajectoryRow]:
         """Trajectories that match, in order of lease; of very many the newest `limit`.
 
-        `version` is one of the weights that sampled it; `but_reason` leaves out those dropped for it. `offset` leaves out that many of the newest.
+        `offset` leaves out that many of the newest.
         """
-        where, values = where_clause(
-            {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
-            version=version,
-            group_ids=group_ids,
-            but_reason=but_reason,
-        )
+        where, values = _where(match, group_ids)
         rows = self._rows(
             f"SELECT t.* FROM trajectories t JOIN groups g ON g.id = t.group_id {where} "  # noqa: S608
             "ORDER BY t.rowid DESC LIMIT ? OFFSET ?",
@@ -91,22 +92,9 @@ class Reader(Analytics):
         )
         return [TrajectoryRow(**row) for row in reversed(rows)]
 
-    def count_trajectories(
-        self,
-        *,
-        state: TrajectoryState | None = None,
-        task_id: str | None = None,
-        outcome: Outcome | None = None,
-        reason: str | None = None,
-        but_reason: str | None = None,
-        version: int | None = None,
-    ) -> int:
-        """How many trajectories match; see `trajectories`."""
-        where, values = where_clause(
-            {"t.state": state, "g.task_id": task_id, "t.outcome": outcome, "t.reason": reason},
-            version=version,
-            but_reason=but_reason,
-        )
+    def count_trajectories(self, **match: Unpack[Matching]) -> int:
+        """How many trajectories match."""
+        where, values = _where(match)
         [row] = self._rows(
             "SELECT COUNT(*) AS number "  # noqa: S608
             f"FROM trajectories t JOIN groups g ON g.id = t.group_id {where}",
@@ -386,3 +374,18 @@ class Reader(Analytics):
 
 def _pool_row(row: dict[str, Any]) -> PoolRow:
     return PoolRow(**{**row, "known": bool(row["known"])})
+
+
+def _where(match: Matching, group_ids: Sequence[str] | None = None) -> tuple[str, list[object]]:
+    equal = {
+        "t.state": match.get("state"),
+        "g.task_id": match.get("task_id"),
+        "t.outcome": match.get("outcome"),
+        "t.reason": match.get("reason"),
+    }
+    return where_clause(
+        equal,
+        version=match.get("version"),
+        group_ids=group_ids,
+        but_reason=match.get("but_reason"),
+    )

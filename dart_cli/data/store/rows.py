@@ -191,35 +191,6 @@ class SizesRow:
     disk_bytes: int  # the database with its log
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeTimes:
-    """When one trajectory was played and by which worker, for timelines."""
-
-    id: str
-    worker: str  # the environment process
-    slot: int
-    state: TrajectoryState
-    reason: str  # why dropped; else empty
-    outcome: Outcome | None
-    steps: int | None  # handed in; None while it is played
-    leased_at: float
-    ended_at: float | None  # None while it is played
-    reset_s: float | None
-    wall_s: float | None  # from the lease to the verdict, as the slot measured
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """When one step was handed in and what its time went into, for timelines."""
-
-    trajectory_id: str
-    step: int
-    worker: str  # the rollout worker
-    at: float  # filed, after the action was carried out
-    model_s: float
-    env_s: float
-
-
 @dataclass(frozen=True)
 class BatchRow:
     """One update's work."""
@@ -238,24 +209,9 @@ class BatchRow:
     reuse: int = 0  # how often they were trained on before
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeRow:
-    """One judged trajectory, for curves."""
-
-    suite: str
-    task_id: str
-    outcome: Outcome
-    oldest_version: int | None
-    ended_at: float
-    reward: float | None  # None of an invalid one
-    counted: int  # 1 if it is part of its task's success
-    steps: int
-    cancelled: int  # 1 if the run's or the lease's end cut it off: it was not judged
-
-
 @dataclass(frozen=True)
 class OwnCounts:
-    """What the policy itself played; see dart_cli.data.own_play."""
+    """What the policy itself played; see dart_cli.data.progress.OwnPlay."""
 
     passed: int
     completions: int

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.run_times import EpisodeTimes, StepTimes
 from benchmarks.simulation.measure import (
     _finished_lost,
     _increments,
@@ -18,7 +19,6 @@ from benchmarks.simulation.measure import (
 from benchmarks.simulation.recording import Plan
 from benchmarks.simulation.timeline import PHASES, phases_of_slots
 from bus.messages import Heartbeat
-from dart_cli.data.store.rows import EpisodeTimes, StepTimes
 
 NUMBER = {name: number for number, name in enumerate(PHASES)}
 

@@ -33,35 +33,6 @@ def test_curves_count_judged_trajectories_by_their_oldest_version(run_dir: Path)
         ]
         assert [p.success for p in curve] == [0.5, 1.0]
         assert {p.task_id for p in store.success_curve()} == {"mini/click"}
-        assert [row.outcome for row in store.outcomes()] == [
-            "pass",
-            "fail",
-            "pass",
-            "invalid",
-            "pass",
-        ]
-
-
-def test_timelines_show_which_worker_played_when_and_which_answered(run_dir: Path) -> None:
-    with open_store(run_dir) as store:
-        name = fill(store)
-        add_lease(store, "g1-01", 1, worker="env-1", at=4.0)
-        store.finish(trajectory_end(name, 3, "fail"), 9.0, 0, 2)
-    with open_reader(run_dir) as reader:
-        ended, playing = reader.episode_times()
-        assert (ended.id, ended.worker, ended.slot) == (name, "env-0", 2)
-        assert (ended.leased_at, ended.ended_at, ended.reset_s) == (1.0, 9.0, 0.01)
-        assert (ended.state, ended.outcome, ended.steps) == ("finished", "fail", 3)
-        assert (playing.worker, playing.ended_at, playing.outcome) == ("env-1", None, None)
-        assert reader.episode_times(after=1.0) == [playing]
-        steps = reader.step_times()
-        assert [(step.step, step.at, step.worker) for step in steps] == [
-            (0, 2.0, "rollout-0"),
-            (1, 3.0, "rollout-0"),
-            (2, 4.0, "rollout-0"),
-        ]
-        assert (steps[0].model_s, steps[0].env_s) == (0.01, 0.001)
-        assert reader.step_times(after=2.0) == steps[1:]
 
 
 def test_usage_holds_the_newest_row_of_a_worker_and_phase(run_dir: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from bus.errors import RunDirectoryError, StoreError
 from dart_cli.data.store import connection
+from dart_cli.data.store.connection import APPLICATION_ID, VERSION
 from dart_cli.data.store.open import open_reader, open_store
-from dart_cli.data.store.schema import APPLICATION_ID, VERSION
 from tests.data.store.parts import fill
 
 

@@ -199,7 +199,7 @@ def test_a_damaged_file_is_an_error_that_names_it_and_the_cure(run_dir: Path, da
 def read_everything(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         store.steps("g1-00")
-        list(store.outcomes())
+        store.trajectories()
 
 
 def test_a_full_disk_is_one_clear_error_and_what_was_committed_stays(run_dir: Path) -> None:

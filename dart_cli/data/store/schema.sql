@@ -1,18 +1,6 @@
-"""The database's tables. Moments are unix seconds, durations seconds, log-probabilities nats.
+-- The run's tables. Moments are unix seconds, durations seconds, log-probabilities nats.
+-- A change of a table raises VERSION in connection.py: a database of another version is refused, not changed.
 
-A change of a table raises `VERSION`; a database of another version is refused, not changed: its run
-goes on with the dart that began it, and what was played leaves it with `dart data export`.
-"""
-
-from __future__ import annotations
-
-APPLICATION_ID = 0x44415254
-"""Marks the file as dart's ("DART"), so that no other program's database is written to."""
-
-VERSION = 1
-"""Of the tables, as SQLite's `user_version`; raised by every change of them."""
-
-SCHEMA = """
 CREATE TABLE runs (
     id TEXT PRIMARY KEY,
     created_at REAL NOT NULL,
@@ -253,4 +241,3 @@ CREATE TABLE judgements (                -- what judge models said; one row for 
     at REAL NOT NULL,
     PRIMARY KEY (trajectory_id, judge)
 ) WITHOUT ROWID;
-"""

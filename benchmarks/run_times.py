@@ -1,0 +1,73 @@
+"""When the episodes and steps of a run were played, for timelines and counts of benchmarks.
+
+episode_times   each trajectory
+step_times      each step
+outcomes        each judged trajectory with its task, in the order they ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bus.messages import Outcome
+from dart_cli.data.store.reader import Reader
+from dart_cli.data.store.rows import TrajectoryRow, TrajectoryState
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTimes:
+    """When one trajectory was played and by which worker."""
+
+    id: str
+    worker: str  # the environment process
+    slot: int
+    state: TrajectoryState
+    reason: str  # why dropped; else empty
+    outcome: Outcome | None
+    steps: int | None  # handed in; None while it is played
+    leased_at: float
+    ended_at: float | None  # None while it is played
+    reset_s: float | None
+    wall_s: float | None  # from the lease to the verdict, as the slot measured
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """When one step was handed in and what its time went into."""
+
+    trajectory_id: str
+    step: int
+    worker: str  # the rollout worker
+    at: float  # filed, after the action was carried out
+    model_s: float
+    env_s: float
+
+
+def episode_times(reader: Reader) -> list[EpisodeTimes]:
+    """When each trajectory was played, in order of lease."""
+    return [
+        EpisodeTimes(
+            *(row.id, row.worker, row.slot, row.state, row.reason, row.outcome, row.steps),
+            *(row.leased_at, row.ended_at, row.reset_s, row.wall_s),
+        )
+        for row in reader.trajectories()
+    ]
+
+
+def step_times(reader: Reader) -> list[StepTimes]:
+    """When each step was played, in order of filing."""
+    found = [
+        StepTimes(each.trajectory_id, each.step, each.worker, each.at, each.model_s, each.env_s)
+        for row in reader.trajectories()
+        for each in reader.steps(row.id)
+    ]
+    return sorted(found, key=lambda each: each.at)
+
+
+def outcomes(reader: Reader) -> Iterator[tuple[str, TrajectoryRow]]:
+    """Each judged trajectory with its task's id, in the order they ended."""
+    tasks = {group.id: group.task_id for group in reader.groups()}
+    judged = [row for row in reader.trajectories() if row.outcome is not None]
+    for row in sorted(judged, key=lambda row: (row.ended_at or 0.0, row.id)):
+        yield tasks[row.group_id], row
