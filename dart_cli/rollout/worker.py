@@ -38,7 +38,6 @@ from bus.messages import (
     Request,
     Role,
     RunState,
-    SampledTokens,
 )
 from bus.packed import int32s
 from bus.pubsub import Publisher, Subscriber
@@ -51,6 +50,7 @@ from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.served import PERMIT_S
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
+from dart_cli.engines.completions import unsampled
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background, unless_stopped
 from dart_cli.runtime.waits import PREFIX, data_awaited, receive_telemetry, told_waits
@@ -198,24 +198,22 @@ def load_model(config: Config) -> Model:
     from dart_cli.weights.file import load
 
     torch.set_num_threads(config.rollout.threads)
+    is_vllm = config.rollout.engine == "vllm"  # whose processes load the weights
+    policy = load_policy(
+        config.model.path,
+        config.model.dtype,
+        "cpu" if is_vllm else pick_device(config.rollout.device),
+        weights=not is_vllm,
+        lora=config.model.lora,
+        pointing=config.policy.pointing,
+        adapters="" if is_vllm else config.model.adapters,
+    )
     engine: Engine
-    if config.rollout.engine == "vllm":
-        policy, engine = _load_vllm(config)
+    if is_vllm:
+        engine = _vllm_engine(config, policy)
     else:
-        device = pick_device(config.rollout.device)
-        policy = load_policy(
-            config.model.path,
-            config.model.dtype,
-            device,
-            lora=config.model.lora,
-            pointing=config.policy.pointing,
-            adapters=config.model.adapters,
-        )
         engine = TransformersEngine(
-            policy,
-            policy_version=-1,
-            load_weights=load,
-            max_batch=config.rollout.max_batch,
+            policy, policy_version=-1, load_weights=load, max_batch=config.rollout.max_batch
         )
     policy.images.cache_bytes = image_cache_bytes(config)
     renderer = make_renderer(policy, config.policy)
@@ -229,17 +227,12 @@ def load_model(config: Config) -> Model:
     return Model(engine, responder)
 
 
-def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
-    """The engine, whose processes load the model, and the model's tokens and shapes."""
+def _vllm_engine(config: Config, policy: LoadedPolicy) -> Engine:
     from dart_cli.engines.vllm.engine import VllmEngine
-    from dart_cli.policy.model import load_policy
     from dart_cli.weights.file import load
 
-    policy = load_policy(
-        config.model.path, weights=False, lora=config.model.lora, pointing=config.policy.pointing
-    )
     sizes = {"mm_processor_cache_gb": vllm_image_cache_gb(config)}
-    engine = VllmEngine(
+    return VllmEngine(
         policy,
         config.vllm.model_copy(update={"options": sizes | config.vllm.options}),
         policy_version=-1,
@@ -251,7 +244,6 @@ def _load_vllm(config: Config) -> tuple[LoadedPolicy, Engine]:
         deadline_s=config.rollout.deadline_s,
         versions=config.data.max_staleness + 1,
     )
-    return policy, engine
 
 
 class _Service:
@@ -372,12 +364,9 @@ class _Service:
 
 def _suspended_completion(request: ActRequest, worker: str) -> Completion:
     """The answer to a request that is not started: suspended, with the tokens of its partial only."""
-    so_far = request.partial or SampledTokens(
-        token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
-    )
     return Completion(
         prompt_token_ids=int32s([]),
-        sampled=so_far,
+        sampled=request.partial or unsampled([]),
         text="",
         stop="suspended",
         queue_s=0.0,

@@ -105,18 +105,12 @@ def test_an_interrupted_completion_goes_on_at_its_place(served: Served, ask: Ask
         assert got.sampled.token_ids == expected.sampled.token_ids
 
 
-@pytest.mark.parametrize("kv_cache", ["recompute", "keep"])
 def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
-    served: Served, policy: LoadedPolicy, ask: Asker, kv_cache: str, monkeypatch: pytest.MonkeyPatch
+    served: Served, policy: LoadedPolicy, ask: Asker
 ) -> None:
-    config = served.engine._config.model_copy(update={"kv_cache": kv_cache})
-    monkeypatch.setattr(served.engine, "_config", config)
     served.run(served.take(served.start))
     requests, generations, versions = taken_in_flight(
         served, ask, policy, updates=2, count=MAX_BATCH + 2
     )
     assert sum(len(each.sampled.version_spans) > 1 for each in generations) >= MAX_BATCH
-    if kv_cache == "recompute":
-        assert errors(policy, requests, generations, versions) < EXACT
-        return
-    assert {len(generation.sampled.token_ids) for generation in generations} == {60}
+    assert errors(policy, requests, generations, versions) < EXACT
