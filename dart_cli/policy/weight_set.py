@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CheckedSet(Protocol):
-    """A weight set that was checked byte for byte when it was received (weights/mirror.py).
+    """A weight set that was checked byte for byte when it was received (weights/broadcast/receiver.py).
 
     It changes with the next version: an engine copies what it loads.
     """
