@@ -17,18 +17,10 @@ from rich.console import Console
 from bus.errors import DartError, RunDirectoryError
 from dart_cli.config.load import config_of_model, load_config, refuse_overrides
 from dart_cli.config.model_folder import is_model_folder
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
-from dart_cli.doctor.findings import (
-    Finding,
-    as_json,
-    error,
-    guarded,
-    is_healthy,
-    ok,
-    print_finding,
-    summary,
-)
+from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
 from dart_cli.doctor.planned import plan
 from dart_cli.runtime.run_dir import read_run
 

@@ -1,6 +1,6 @@
 """What the doctor finds, and how it is printed.
 
-Finding         one line: subject, level, what was found, the cure
+ok, warning, error   a Finding (dart_cli/config/rules) of a level
 guarded         a check's findings; a check that breaks is a finding itself
 print_finding   lines for a person, coloured on a terminal
 as_json         the same for a script
@@ -9,26 +9,16 @@ as_json         the same for a script
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-Level = Literal["ok", "warning", "error"]
+from dart_cli.config.rules import Finding, Level
 
 _STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _SUBJECT_WIDTH = 14
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found, and what to do about it. A run cannot work with an error; with a warning it can."""
-
-    subject: str
-    level: Level
-    text: str
-    cure: str = ""  # empty where nothing needs to be done
 
 
 def ok(subject: str, text: str) -> Finding:

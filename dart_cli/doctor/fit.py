@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dart_cli.config.devices import gpus_per_worker
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.findings import Finding, error, warning
+from dart_cli.doctor.findings import error, warning
 from dart_cli.doctor.host_room import PROCESSES
 from dart_cli.doctor.plan import PAST_TURN, GpuKind, Plan
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory

@@ -28,8 +28,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from bus.errors import ConfigError
 from dart_cli.config.devices import vllm_installed
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.plan import GpuKind
 
 LEAST_PYTHON = (3, 11)

@@ -26,10 +26,11 @@ from PIL import Image, ImageDraw
 from bus.errors import DartError
 from bus.messages import ActRequest, Batch, Completion, Sampling, Turn
 from bus.packed import float64s, int32s
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
-from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.play import LOAD_S
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json, screens
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
-from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.fit import Room, gb, problems, together_at_most
 from dart_cli.doctor.host_room import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory

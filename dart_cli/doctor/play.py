@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from bus.errors import DartError
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.doctor.findings import Finding, error, ok
+from dart_cli.doctor.findings import error, ok
 from dart_cli.player.episodes import PlayedEpisode, answered_by, each_of, planned
 from dart_cli.player.episodes import play as play_episodes
 from dart_cli.player.model import chosen_weights, loaded_model

@@ -31,11 +31,12 @@ from dart_cli.config.model_folder import (
     read_json,
 )
 from dart_cli.config.rate import rate_origin
+from dart_cli.config.rules import Finding
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
-from dart_cli.doctor.findings import Finding, error, ok, warning
+from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
 from dart_cli.policy.shortest_click import cut_off
@@ -51,9 +52,7 @@ def configuration(config: Config) -> Iterator[Finding]:
     mistakes = list(find_mistakes(config))
     if not mistakes and (cut := cut_off(config)):
         mistakes = [cut]
-    for key, text in mistakes:
-        problem, _, cure = text.partition("; ")
-        yield error("config", f"{key} {problem}", cure or "see docs/config.md")
+    yield from mistakes
     if not mistakes:
         yield ok("config", "valid for every role")
 

@@ -80,8 +80,8 @@ def _judge(store: Store, options: JudgeOptions) -> Judge:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
-    for key, text in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
-        raise UserError(f"{key} {text}")
+    for found in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
+        raise UserError(str(found))
     return Judge(config, options.limits)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.load import Source
 from dart_cli.config.model_folder import TOKENIZER, model_folder
-from dart_cli.config.rules import Finding
+from dart_cli.config.rules import Finding, broken_rule
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.policy.codec import Codec, PointCodec
 from dart_cli.policy.codecs import make_codec
@@ -24,8 +24,8 @@ _SERVED = "served:"
 def refuse_cut_off(config: Config, source: Source | None = None) -> None:
     """Raise ConfigError where no click fits into a completion of the run's model."""
     if mistake := cut_off(config):
-        cited = f" {source.cite(mistake.key)}" if source else ""
-        raise ConfigError(f"{mistake.key} {mistake.text}{cited}")
+        cited = f" {source.cite(mistake.subject)}" if source else ""
+        raise ConfigError(f"{mistake}{cited}")
 
 
 def cut_off(config: Config) -> Finding | None:
@@ -41,7 +41,7 @@ def cut_off(config: Config) -> Finding | None:
     needed = _tokens(config, parts)
     if needed is None or needed + points <= most:
         return None
-    return Finding(
+    return broken_rule(
         "rollout.max_tokens",
         f"must be >= {needed + points}, the tokens of the shortest click in policy.codec = "
         f'"{config.policy.codec}" ({text!r}), or every action is cut off, got {most}',

@@ -66,8 +66,8 @@ def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") 
         given += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
     overrides = [*overrides, *given]
     config = load_config(path, overrides)
-    for key, text in found_in(GPUS, config):
-        raise ConfigError(f"{key} {text} {Source(path, tuple(overrides)).cite(key)}")
+    for found in found_in(GPUS, config):
+        raise ConfigError(f"{found} {Source(path, tuple(overrides)).cite(found.subject)}")
     return placement(config)
 
 

@@ -55,7 +55,7 @@ LACKING = (
 
 def mistakes_anywhere(config: Config) -> list[str]:
     """The mistakes that a configuration has on every machine, whatever programs are installed there."""
-    mistakes = [" ".join(mistake) for mistake in find_mistakes(config)]
+    mistakes = [str(mistake) for mistake in find_mistakes(config)]
     return [
         each
         for each in mistakes

@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused_with_the_cure(
     sections: dict[str, Any], key: str, cure: str
 ) -> None:
     found = gpu_mistakes(config_of(**sections))
-    [text] = [each.text for each in found if each.key == key]
+    [text] = [str(each) for each in found if each.subject == key]
     assert cure in text
 
 
@@ -100,7 +100,7 @@ def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) 
     def told(count: int, **sections: dict[str, Any]) -> str:
         monkeypatch.setattr(devices, "visible_gpus", lambda: count)
         found = device_mistakes(config_of(**BY_NCCL, **sections), "train")
-        return " ".join(each.text for each in found if each.key == "weights.channel")
+        return " ".join(str(each) for each in found if each.subject == "weights.channel")
 
     one = {**none, "rollouts": 1}
     assert not told(8)
@@ -117,10 +117,10 @@ def test_more_ranks_than_gpus_are_refused_but_under_torchrun(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
     [found] = device_mistakes(config_of(), "train")
-    assert found.key == "train.ranks"
-    assert "set train.ranks = 2" in found.text
+    assert found.subject == "train.ranks"
+    assert "set train.ranks = 2" in str(found)
     auto = config_of(train={"device": "auto"})
-    assert [each.key for each in device_mistakes(auto, "train")] == ["train.ranks"]
+    assert [each.subject for each in device_mistakes(auto, "train")] == ["train.ranks"]
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert not device_mistakes(config_of(), "train")
     assert not device_mistakes(auto, "train")
@@ -133,8 +133,8 @@ def test_gpus_of_the_trainer_are_refused_under_torchrun(monkeypatch: pytest.Monk
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     [found] = device_mistakes(config_of(), "train")
-    assert found.key == "up.train_gpus"
-    assert found.text.endswith("choose GPUs by CUDA_VISIBLE_DEVICES on each host")
+    assert found.subject == "up.train_gpus"
+    assert str(found).endswith("choose GPUs by CUDA_VISIBLE_DEVICES on each host")
     assert not device_mistakes(config_of(up={"train_gpus": []}), "train")
     assert not device_mistakes(config_of(), "rollout")
     monkeypatch.setenv(devices.VISIBLE, "0,1,2,3")  # the user's own choice, for all ranks
@@ -157,7 +157,9 @@ def test_without_a_gpu_many_ranks_and_offload_are_refused(
     monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
     train = {"ranks": 1, "device": "auto", **changes}
     config = config_of(train=train, up={"train_gpus": []}, rollout={"device": "auto"})
-    mistakes = [each for each in device_mistakes(config, "train") if each.key.startswith("train.")]
-    assert [each.key for each in mistakes] == ([found] if found else [])
-    assert all(each.text.endswith(cure) for each in mistakes)
+    mistakes = [
+        each for each in device_mistakes(config, "train") if each.subject.startswith("train.")
+    ]
+    assert [each.subject for each in mistakes] == ([found] if found else [])
+    assert all(str(each).endswith(cure) for each in mistakes)
     assert not device_mistakes(config, "rollout")

@@ -49,7 +49,7 @@ def test_a_vllm_of_another_minor_version_is_refused_with_the_cure(
     found: tuple[str, str] | None, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dart_cli.config.devices.vllm_installed", lambda: found)
-    told = [each.text for each in found_in(VLLM, config("vllm"))]
+    told = [str(each) for each in found_in(VLLM, config("vllm"))]
     assert len(told) == bool(cause)
     assert all(cause in each and "pip install 'vllm>=0.32,<0.33'" in each for each in told)
 
@@ -70,8 +70,8 @@ def test_an_engine_of_a_users_own_is_looked_at_before_anything_starts(
     file = tmp_path / "mine.py"
     file.write_text(code)
     told = list(found_in(OWN_ENGINE, config(f"{file}:Mine")))
-    assert [each.key for each in told] == ["rollout.engine"] * bool(cause)
-    assert all(each.text.startswith("cannot be used: ") and cause in each.text for each in told)
+    assert [each.subject for each in told] == ["rollout.engine"] * bool(cause)
+    assert all(each.text.startswith("cannot be used: ") and cause in str(each) for each in told)
 
 
 def test_an_unknown_engine_is_an_error_that_names_the_known_ones() -> None:

@@ -281,12 +281,12 @@ def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_e
     (tmp_path / "own.py").write_text(codec)
     policy = {"codec": f"{tmp_path}/own.py:Own", "history_images_most": 5}
     told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
-    assert told[0].key == "policy.codec"
-    assert "its as_history turns 'Now this. click' into 'click'" in told[0].text
-    assert "set policy.history_images_most = 0, or let as_history return its text" in told[0].text
+    assert told[0].subject == "policy.codec"
+    assert "its as_history turns 'Now this. click' into 'click'" in str(told[0])
+    assert "set policy.history_images_most = 0, or let as_history return its text" in str(told[0])
     slide = policy | {"history_images_most": 0}
     others = find_mistakes(Config.model_validate({"policy": slide}), "env")
-    assert not [each for each in others if "as_history" in each.text]
+    assert not [each for each in others if "as_history" in str(each)]
 
 
 def test_a_codec_that_does_not_tell_its_points_is_refused_where_the_model_points(
@@ -302,11 +302,11 @@ def test_a_codec_that_does_not_tell_its_points_is_refused_where_the_model_points
     )
     policy = {"codec": f"{tmp_path}/own.py:Own", "pointing": "pointer"}
     told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
-    [mine] = [each for each in told if "lacks find_points, which policy.pointing" in each.text]
-    assert mine.key == "policy.codec"
-    assert 'or set policy.pointing = "text"' in mine.text
+    [mine] = [each for each in told if "lacks find_points, which policy.pointing" in str(each)]
+    assert mine.subject == "policy.codec"
+    assert 'or set policy.pointing = "text"' in str(mine)
     text = Config.model_validate({"policy": policy | {"pointing": "text"}})
-    assert not [each for each in find_mistakes(text, "env") if "find_points" in each.text]
+    assert not [each for each in find_mistakes(text, "env") if "find_points" in str(each)]
 
 
 def test_a_codec_whose_parts_fail_is_told(tmp_path: Path) -> None:
@@ -315,8 +315,8 @@ def test_a_codec_whose_parts_fail_is_told(tmp_path: Path) -> None:
     )
     (tmp_path / "own.py").write_text(codec)
     config = Config.model_validate({"policy": {"codec": f"{tmp_path}/own.py:Own"}})
-    first = next(each for each in find_mistakes(config, "env") if each.key == "policy.codec")
-    assert "cannot be used: KeyError: 'no limits'" in first.text
+    first = next(each for each in find_mistakes(config, "env") if each.subject == "policy.codec")
+    assert "cannot be used: KeyError: 'no limits'" in str(first)
 
 
 OWN_SUITE = """
@@ -352,8 +352,10 @@ def test_options_are_tried_where_environments_are_played(
     own = tmp_path / "own.py"
     own.write_text(OWN_SUITE)
     config = Config.model_validate({"env": {"suite": f"{own}:Own", **env}})
-    found = [mistake for mistake in find_mistakes(config, role) if mistake.key.startswith("env")]
-    assert [mistake.key for mistake in found] == ([key] if key else [])
+    found = [
+        mistake for mistake in find_mistakes(config, role) if mistake.subject.startswith("env")
+    ]
+    assert [mistake.subject for mistake in found] == ([key] if key else [])
     assert (tmp_path / "made").exists() == made
 
 
@@ -411,9 +413,9 @@ def test_gpus_are_counted_as_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_folder_without_its_file_is_no_verifier() -> None:
     policy = PolicyConfig(pointing="pointer", verifier="builtin:tiny")
     [mistake] = (
-        each for each in found_in(MODEL, Config(policy=policy)) if each.key == "policy.verifier"
+        each for each in found_in(MODEL, Config(policy=policy)) if each.subject == "policy.verifier"
     )
-    assert "is no verifier: it has no verifier.json" in mistake.text
+    assert "is no verifier: it has no verifier.json" in str(mistake)
 
 
 def test_tasks_without_an_evaluator_need_a_judge() -> None:

@@ -227,5 +227,5 @@ def test_groups_of_one_and_trackers_need_each_other(
     settings: dict[str, object], key: str, cure: str
 ) -> None:
     config = Config.model_validate({"data": settings})
-    [found] = [mistake for mistake in find_mistakes(config, "data") if mistake.key == key]
-    assert cure in found.text
+    [found] = [mistake for mistake in find_mistakes(config, "data") if mistake.subject == key]
+    assert cure in str(found)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dart_cli.cli.main import main
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.findings import Finding
 from dart_cli.doctor.fit import Room, problems
 from dart_cli.doctor.plan import Plan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dart_cli.doctor.findings import Finding
+from dart_cli.config.rules import Finding
 from dart_cli.doctor.fit import Room
 from dart_cli.doctor.plan import H100, make_plan
 from dart_cli.doctor.planned import plan_lines

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from dart_cli.config.rules import Finding
 from dart_cli.doctor import machine, run
-from dart_cli.doctor.findings import Finding
 from tests.doctor.parts import worst
 
 GIB = 2**30

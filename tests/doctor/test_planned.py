@@ -11,9 +11,9 @@ import pytest
 from benchmarks.gpu.hardware_tables import split
 from bus.errors import ConfigError
 from dart_cli.config.load import load_config
+from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config, UpConfig
 from dart_cli.doctor import planned
-from dart_cli.doctor.findings import Finding
 from dart_cli.doctor.plan import H100, GpuKind
 from dart_cli.doctor.planned import Planned
 from tests.config.model_parts import change_json, write_model

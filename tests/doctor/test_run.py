@@ -7,9 +7,9 @@ import os
 import socket
 from pathlib import Path
 
+from dart_cli.config.rules import Finding
 from dart_cli.data.store.open import open_store
 from dart_cli.doctor import run
-from dart_cli.doctor.findings import Finding
 from dart_cli.doctor.machine import GIB
 from scripts.small_models import build
 from tests.data.parts import make_ledger, play, small_config

@@ -106,7 +106,7 @@ def test_adapters_and_an_engine_without_the_head_are_refused(pointer_folder: Fol
             "rollout": {"engine": "vllm"},
         }
     )
-    told = [each.text for each in found_in(SERVED, config)]
+    told = [str(each) for each in found_in(SERVED, config)]
     assert len(told) == 2
     assert "remove [model.lora]" in told[0]
     assert 'set rollout.engine = "transformers"' in told[1]

@@ -13,14 +13,15 @@ is written:
 Rule      such a row
 Table     rows of one subject, and who asks them
 Reader    keys that act only under a condition
-Finding   a broken rule: the key, and the sentence that begins with it
+Finding   what is found of a configuration or a host: `dart doctor` has the same
 found_in  the findings of a table
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
@@ -28,11 +29,27 @@ from dart_cli.config.values import shown
 Condition = Callable[[Config], Any]
 
 
-class Finding(NamedTuple):
-    """`key` and the rest of a sentence that begins with it; what follows its first "; " is the cure."""
+Level = Literal["ok", "warning", "error"]
 
-    key: str
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found, and what to do about it. A run cannot work with an error; with a warning it can."""
+
+    subject: str  # of a configuration its key, with which the sentence begins
+    level: Level
     text: str
+    cure: str = ""  # empty where nothing needs to be done
+
+    def __str__(self) -> str:
+        """The whole sentence."""
+        return f"{self.subject} {self.text}{self.cure and f'; {self.cure}'}"
+
+
+def broken_rule(key: str, sentence: str) -> Finding:
+    """An error of a key; what follows the first "; " of the sentence is the cure."""
+    text, _, cure = sentence.partition("; ")
+    return Finding(key, "error", text, cure)
 
 
 class Rule(NamedTuple):
@@ -70,7 +87,7 @@ def found_in(table: Table, config: Config) -> Iterator[Finding]:
     for key, broken, text, ends in table.rows:
         if found := broken(config):
             value = shown(value_of(config, key))
-            yield Finding(key, text.format(found=found, value=value, **sections))
+            yield broken_rule(key, text.format(found=found, value=value, **sections))
             if ends:
                 return
 

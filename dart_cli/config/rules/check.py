@@ -60,8 +60,8 @@ def check_config(
 
     An environment or data host needs no model folder, a rollout or train host no environments.
     """
-    for key, text in find_mistakes(config, role):
-        raise ConfigError(f"{key} {text} {source.cite(key)}" if source else f"{key} {text}")
+    for found in find_mistakes(config, role):
+        raise ConfigError(f"{found} {source.cite(found.subject)}" if source else str(found))
 
 
 def find_mistakes(config: Config, role: Role | Literal["tune"] | None = None) -> Iterator[Finding]:
