@@ -19,6 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from sqlite_utils import Database
+
 from bus.errors import DartError, RunDirectoryError, StoreError, UserError
 from dart_cli.runtime import sqlite_file
 from dart_cli.runtime.sqlite_file import Mode, connect
@@ -146,9 +148,10 @@ class Transactions(Connection):
     def _prepare(self) -> None:
         """Check that the file is ours and whole, set the modes; make the tables of a new one."""
         try:
+            database = Database(self._connection, execute_plugins=False)
             [[mark]] = self._connection.execute("PRAGMA application_id")
             [[version]] = self._connection.execute("PRAGMA user_version")
-            tables = self._connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+            tables = database.table_names()
             if tables and mark != APPLICATION_ID:
                 raise StoreError(f"{self.path} is not dart's database; choose another run.dir")
             if tables:
@@ -161,7 +164,7 @@ class Transactions(Connection):
             # The service moves the log in another thread; this bounds it where that does not run.
             self._connection.execute("PRAGMA wal_autocheckpoint = 8000").fetchall()
             if not tables:  # pragmas are part of the transaction: all of it is there, or nothing
-                self._connection.executescript(
+                database.executescript(
                     f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "
                     f"PRAGMA user_version = {VERSION}; COMMIT;"
                 )
