@@ -55,7 +55,7 @@ def test_every_verb_that_asks_the_model_refuses_in_one_line(
 def test_doctor_tells_it_with_the_mistakes_of_the_configuration() -> None:
     [finding] = configuration(config(2))
     assert (finding.level, finding.subject) == ("error", "rollout.max_tokens")
-    assert "rollout.max_tokens must be >= 5" in finding.text
+    assert "rollout.max_tokens must be >= 5" in str(finding)
 
 
 def test_a_call_is_counted_without_the_thought_before_it() -> None:

@@ -7,8 +7,7 @@ pyautogui  Python code: OpenCUA, ScaleCUA
 pyautogui_calls   its calls as actions, and the lines that are one action together
 glm        a call in box tokens: GLM-4.5V
 tools      the tools of tool calls
-reading    what they share: the LALR parser of the first two, Python calls with literal arguments
-keys       names of keys, the same in every language
+reading    what they share: names of keys, the LALR parser of the first two, calls with literal arguments
 
     make_codec     the codec of a configured name (`policy.codec`)
     point_codec    the same, where it is a PointCodec

@@ -23,8 +23,16 @@ from typing import cast
 from lark import Token, Tree
 
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
-from dart_cli.policy.codecs.reading import Grammar, Verb, at_point, not_expressed, verb_of
+from dart_cli.policy.codecs.reading import (
+    Grammar,
+    Verb,
+    at_point,
+    join_keys,
+    not_expressed,
+    one_key,
+    split_keys,
+    verb_of,
+)
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, Modifier, MouseButton

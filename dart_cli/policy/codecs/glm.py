@@ -21,17 +21,18 @@ from typing import Any
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.keys import read_keys, write_keys
 from dart_cli.policy.codecs.reading import (
     Verb,
     at_point,
     calls_of,
     not_expressed,
     quoted,
+    read_keys,
     refuse_long,
     text_of,
     understood,
     unheld,
+    write_keys,
 )
 from dart_cli.policy.codecs.tools import point_of
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap

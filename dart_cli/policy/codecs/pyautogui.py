@@ -36,7 +36,6 @@ from typing import Any
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.keys import write_keys
 from dart_cli.policy.codecs.pyautogui_calls import (
     IGNORED,
     LONG_WAIT_S,
@@ -45,7 +44,7 @@ from dart_cli.policy.codecs.pyautogui_calls import (
     Dialect,
     read_calls,
 )
-from dart_cli.policy.codecs.reading import calls_of, not_expressed, quoted, refuse_long
+from dart_cli.policy.codecs.reading import calls_of, not_expressed, quoted, refuse_long, write_keys
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
 from envs import actions as act
 from envs.actions import Action, MouseButton

@@ -13,8 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.keys import one_of_keys, read_keys
-from dart_cli.policy.codecs.reading import Call, text_of, understood
+from dart_cli.policy.codecs.reading import Call, one_of_keys, read_keys, text_of, understood
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, Modifier, MouseButton

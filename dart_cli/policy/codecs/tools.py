@@ -20,8 +20,15 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from bus.errors import ActionError
-from dart_cli.policy.codecs.keys import one_of_keys, read_keys, write_keys
-from dart_cli.policy.codecs.reading import Verb, at_point, text_of, verb_of
+from dart_cli.policy.codecs.reading import (
+    Verb,
+    at_point,
+    one_of_keys,
+    read_keys,
+    text_of,
+    verb_of,
+    write_keys,
+)
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, Modifier

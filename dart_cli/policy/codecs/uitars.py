@@ -29,8 +29,16 @@ from lark import Token, Tree
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.keys import join_keys, one_key, split_keys
-from dart_cli.policy.codecs.reading import Grammar, Verb, at_point, not_expressed, unheld
+from dart_cli.policy.codecs.reading import (
+    Grammar,
+    Verb,
+    at_point,
+    join_keys,
+    not_expressed,
+    one_key,
+    split_keys,
+    unheld,
+)
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, MouseButton
