@@ -1,5 +1,4 @@
-"""How texts are read: what all languages share, names of keys, an LALR grammar, and Python calls
-with literal arguments.
+"""How texts are read: what languages share, names of keys, an LALR grammar, calls with literal arguments.
 
     refuse_long   the error of a text that is too long for an action
     understood    errors of a call's arguments as ActionError
