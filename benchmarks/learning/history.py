@@ -42,7 +42,7 @@ from benchmarks.learning.study import (
     settings_of,
 )
 from bus.errors import DartError
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.config.load import load_config
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.steps import StepRow

@@ -1,18 +1,14 @@
 """The mathematics of the run, pure and named by axis; docs/objective.md is the overview.
 
-advantage      rewards of a group -> advantages
+advantage      rewards of a group -> advantages, and which of its steps are trained on
 objective      which formula is used, its numbers, and what the loss is a mean over
 learning_rate  an update's place in the run -> its learning rate
 schedule       success rates -> which task to play next, and how often
 exploration    which action an explorer tries next, by a memory of what was tried
-selection      which steps of a group are trained on, by entropy
 regions        a pointer's distribution over the cells of a screen -> where it points
-agreement      how far a judge and the evaluators agree
 trackers       expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
-pass_at_k      attempts and passes -> success within k attempts, and how certain it is
-proportion     passes of episodes -> their share, and how certain it is
-paired         two policies on the same episodes -> whether they differ
+statistics     how certain shares of episodes are, and whether policies or raters differ
 mismatch       the distance of two log-probabilities of the same tokens
 
 These import torch:

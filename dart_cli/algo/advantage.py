@@ -1,4 +1,9 @@
-"""Advantages of one group's trajectories from their rewards."""
+"""Advantages of one group's trajectories from their rewards, and which of its steps are trained on.
+
+training_reward      what advantages are computed from
+group_advantages     rewards of a group -> advantages
+high_entropy_steps   the steps of a group where the policy had a choice
+"""
 
 from __future__ import annotations
 
@@ -56,3 +61,28 @@ def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std
         return [value * size / (size - 1) for value in centred]
     std = math.sqrt(math.fsum(value * value for value in centred) / size)
     return [value / (std + EPSILON) for value in centred]
+
+
+def mean_entropy(entropies: Sequence[float]) -> float:
+    """H of one step, nats: the mean over its completion's tokens [A], at least one.
+
+    Of the distributions sampled from, so at the sampling temperature (arXiv 2509.23866).
+    """
+    return sum(entropies) / len(entropies)
+
+
+def high_entropy_steps(entropies: Sequence[float], share: float) -> list[bool]:
+    """Which of a group's steps [T] are among the `share` of highest mean entropy.
+
+    The threshold is the k-th largest of the T entropies, k = ceil(share T), so at least one step
+    is kept; steps that equal it are all kept. `share` = 0.8 is the paper's 20th
+    percentile (arXiv 2509.23866). Whether a step is kept depends on its value alone, not on its
+    position. Raises ValueError for a share outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be in (0, 1], got {share}")
+    if not entropies:
+        return []
+    kept = math.ceil(round(share * len(entropies), 9))  # 0.7 x 10 is 7.000000000000001 as floats
+    threshold = sorted(entropies, reverse=True)[max(kept, 1) - 1]
+    return [value >= threshold for value in entropies]

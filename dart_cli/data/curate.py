@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bus.messages import Outcome
-from dart_cli.algo.advantage import Estimator, group_advantages
-from dart_cli.algo.selection import high_entropy_steps
+from dart_cli.algo.advantage import Estimator, group_advantages, high_entropy_steps
 from dart_cli.algo.trackers import Advantage, Baseline, tracked_advantages
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 from envs.base import reward_of

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bus.messages import Outcome
-from dart_cli.algo.advantage import RewardKind, training_reward
-from dart_cli.algo.selection import mean_entropy
+from dart_cli.algo.advantage import RewardKind, mean_entropy, training_reward
 from dart_cli.config.schema import DataConfig
 from dart_cli.data.store.rows import GroupRow, PoolRow, TrajectoryRow
 from dart_cli.data.store.writer import Store

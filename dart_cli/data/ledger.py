@@ -41,7 +41,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.weights import WeightsPublished
-from dart_cli.algo.selection import mean_entropy
+from dart_cli.algo.advantage import mean_entropy
 from dart_cli.config.schema import Config
 from dart_cli.data.baselines import Baselines
 from dart_cli.data.batches import Batches, BatchPlan, Standing

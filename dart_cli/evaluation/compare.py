@@ -15,8 +15,7 @@ from math import fsum
 from rich.table import Table
 
 from bus.errors import UserError
-from dart_cli.algo.paired import DRAWS, mcnemar, sign_flip
-from dart_cli.algo.pass_at_k import over_tasks
+from dart_cli.algo.statistics import DRAWS, mcnemar, over_tasks, sign_flip
 from dart_cli.evaluation.results import Evaluation, Mode, differences
 from dart_cli.evaluation.scores import METHOD, SEED, Instance, by_instance
 from dart_cli.runtime.kept_folder import StoredModel

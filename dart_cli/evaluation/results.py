@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from bus.errors import RunDirectoryError
 from bus.messages import Outcome, StopReason
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.config.schema import Config
 from dart_cli.runtime.kept_folder import KeptSettings, StoredModel
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fsum
 
-from dart_cli.algo.pass_at_k import RESAMPLES, counts_of, over_tasks, pass_at_k, pass_hat_k
+from dart_cli.algo.statistics import RESAMPLES, counts_of, over_tasks, pass_at_k, pass_hat_k
 from dart_cli.evaluation.results import (
     EpisodeRow,
     ModeScore,

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bus.errors import RunDirectoryError, StoreError
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.config.schema import Config, section_types
 from dart_cli.config.values import to_toml
 from dart_cli.data.store.open import open_reader

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.grounding.items import Answer, Box, Item, share_of
 from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.runtime.tables import fraction, page_table

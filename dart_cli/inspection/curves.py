@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from dart_cli.algo.proportion import Z_95, wilson
+from dart_cli.algo.statistics import Z_95, wilson
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint
 from dart_cli.evaluation.results import Evaluation

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.snapshot import JudgeView, ProcessView, Snapshot, TaskView, UsageView
-from dart_cli.algo.agreement import Agreement
+from dart_cli.algo.statistics import Agreement
 from dart_cli.runtime.tables import fraction, minutes, page_table, table_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

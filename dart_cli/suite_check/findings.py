@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image, ImageChops
 
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.suite_check.probes import EXCUSES, Probed
 from envs.base import Task
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dart_cli.algo.agreement import Agreement
-from dart_cli.algo.proportion import Z_95
+from dart_cli.algo.statistics import Z_95, Agreement
 
 
 def by_numbers(table: np.ndarray) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from dart_cli.algo.paired import mcnemar, sign_flip
+from dart_cli.algo.statistics import mcnemar, sign_flip
 
 
 def _enumerated(differences: list[float]) -> float:

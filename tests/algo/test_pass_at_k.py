@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dart_cli.algo.pass_at_k import counts_of, interval_of_mean, over_tasks, pass_at_k, pass_hat_k
+from dart_cli.algo.statistics import counts_of, interval_of_mean, over_tasks, pass_at_k, pass_hat_k
 
 
 @pytest.mark.parametrize("attempts", range(1, 8))

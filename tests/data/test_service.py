@@ -35,7 +35,7 @@ from bus.messages import (
     StopRequest,
 )
 from bus.weights import WeightsPublished
-from dart_cli.algo.proportion import Z_95
+from dart_cli.algo.statistics import Z_95
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import batches, loading, overview, progress, run_end, service

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import UserError
-from dart_cli.algo.paired import mcnemar, sign_flip
+from dart_cli.algo.statistics import mcnemar, sign_flip
 from dart_cli.cli.main import main
 from dart_cli.evaluation.compare import MCNEMAR, SIGN_FLIP, compare, comparison_table
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings, Evaluation, ProtocolCheck

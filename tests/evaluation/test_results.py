@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bus.errors import RunDirectoryError
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.evaluation.results import TaskScore, read_evaluation, total
 
 

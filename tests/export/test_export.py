@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from bus.errors import CheckpointError, ModelError, RunDirectoryError, UserError
 from bus.weights import WeightsPublished
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from PIL import Image, ImageDraw
 
-from dart_cli.algo.proportion import wilson
+from dart_cli.algo.statistics import wilson
 from dart_cli.grounding.items import (
     Answer,
     Box,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.selection import high_entropy_steps, mean_entropy
+from dart_cli.algo.advantage import high_entropy_steps, mean_entropy
 
 entropies = st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7]) | st.floats(0, 8), max_size=40)
 percents = st.integers(1, 100)
