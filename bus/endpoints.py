@@ -3,7 +3,7 @@
     Endpoints        name -> address: ipc:// below the run directory, tcp:// where configured
     make_private_dir a directory that no other user can enter
     CurveKeys            the keys of one process; read_curve and write_key_pair for its files
-    check_secure     refuses a socket beyond loopback that has no keys
+    check_secure     refuses a socket beyond loopback that has no keys; is_loopback: what others cannot reach
 
 Names: `data`, `train` (request/reply), `telemetry-in` and `telemetry-out` (publish, subscribe; both ends
 of the forwarder bind in data), `rollout-<id>` (request/reply, one for each rollout worker).
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -23,7 +24,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bus.errors import ConfigError, DiskError, RunDirectoryError
-from bus.loopback import is_loopback
 
 DATA = "data"
 TRAIN = "train"
@@ -164,6 +164,14 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
         if not isinstance(key, str) or not _Z85_KEY.fullmatch(key):
             raise ConfigError(f"{path}: not a CURVE key of 40 Z85 characters: {str(key)[:8]}...")
     return curve
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_secure(endpoint: str, curve: CurveKeys | None) -> None:

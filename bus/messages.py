@@ -1,9 +1,8 @@
 """What processes tell each other: each type's sender and reader, shapes and units.
 
-Messages of weight sets are in weights.py, those between the ranks of one trainer in ranks.py.
-
-Axes: `[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order,
-`[L]` tokens of a chain, `[S]` samples of a batch. Times are seconds; log-probabilities and entropies are in nats.
+Those of weight sets are in weights.py, those between the ranks of one trainer in ranks.py. Axes: `[P]` prompt
+tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order, `[L]` tokens of a chain, `[S]` samples
+of a batch. Times are seconds; log-probabilities and entropies are in nats.
 A `bytes` field is a raw frame beside the msgpack header, never a part of it, and so are numbers that are
 `Packed` (packed.py, codec.py).
 

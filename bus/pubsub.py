@@ -23,15 +23,15 @@ from typing import Any, Self
 
 import zmq
 
-from bus.channel import Channel
 from bus.codec import decode, encode
 from bus.endpoints import CurveKeys
 from bus.errors import DartError, ProtocolError
 from bus.messages import Message
-from bus.refusals import RefusalLog
-from bus.transport import (
+from bus.sockets import (
     HIGH_WATER_MARK,
     LINGER_S,
+    Channel,
+    RefusalLog,
     bind,
     bound_address,
     connect,

@@ -45,7 +45,7 @@ from benchmarks.data_bus.store_batch import (
 )
 from bus.endpoints import DATA
 from bus.messages import BatchRequest, LeaseReply, LeaseRequest, Request
-from bus.requester import Requester
+from bus.requests import Requester
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.data.service import run as serve_run
 from envs.base import content_hash

@@ -53,7 +53,7 @@ RAY_STORE_BYTES = 200 * 2**20
 async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]) -> None:
     """Answer every request with the reply of its exchange and size."""
     from bus.messages import Ack, ActRequest, Completion, Reply, Request
-    from bus.replier import Replier
+    from bus.requests import Replier
 
     by_width = {
         request["width"]: reply
@@ -75,7 +75,7 @@ async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fie
 async def ask_ours(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]:
     """A function from exchange and fields to what asks once."""
     from bus.messages import ActRequest, Request, StepRecord
-    from bus.requester import Requester
+    from bus.requests import Requester
 
     types: dict[str, type[Request]] = {
         "StepRecord-Ack": StepRecord,

@@ -46,7 +46,7 @@ from bus.codec import MESSAGES, decode, encode  # noqa: E402
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT  # noqa: E402
 from bus.errors import DartError, ProtocolError  # noqa: E402
 from bus.messages import ErrorReply, Heartbeat, Request, StatusReply, StatusRequest, StopRequest  # noqa: E402
-from bus.requester import Requester  # noqa: E402
+from bus.requests import Requester  # noqa: E402
 from bus.snapshot import Snapshot  # noqa: E402
 from bus.weights import WeightsPublished  # noqa: E402
 from dart_cli.config.endpoints import run_endpoints  # noqa: E402

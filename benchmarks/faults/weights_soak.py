@@ -48,8 +48,7 @@ from bus.endpoints import DATA, TELEMETRY_OUT, TRAIN
 from bus.errors import DartError
 from bus.messages import ActRequest, Completion, Heartbeat, HelloReply, Sampling, TrainerHello
 from bus.pubsub import Subscriber
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from bus.weights import WeightsPublished
 from dart_cli.config.endpoints import run_curve, run_endpoints, weights_dir
 from dart_cli.config.load import load_config

@@ -53,8 +53,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.endpoints import TRAIN, Endpoints
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from dart_cli.runtime.background import background
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.broadcast.group import Transport

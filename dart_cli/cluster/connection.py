@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bus.endpoints import is_loopback
 from bus.errors import DartError, MissingPartError, UserError, first_line
-from bus.loopback import is_loopback
 from dart_cli.cluster.demands import Node
 from dart_cli.runtime.background import in_daemon_thread
 

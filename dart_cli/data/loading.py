@@ -24,7 +24,7 @@ from bus.codec import encode
 from bus.errors import ConfigError, OversizeError
 from bus.messages import Batch, BatchReply, Chain, Sample
 from bus.packed import int32s, little_endian
-from bus.replier import EncodedReply
+from bus.requests import EncodedReply
 from dart_cli.data.batches import BatchPlan
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PlannedSample

@@ -50,7 +50,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
-from bus.replier import EncodedReply, Replier
+from bus.requests import EncodedReply, Replier
 from bus.weights import SyncDone, SyncReply, SyncRequest, WeightsPublished
 from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_curve, run_endpoints

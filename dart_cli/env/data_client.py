@@ -27,7 +27,7 @@ from bus.messages import (
     StepRecord,
     TrajectoryEnd,
 )
-from bus.requester import Requester
+from bus.requests import Requester
 from dart_cli.runtime.logs import RepeatedWarnings
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Heartbeat, Message, RunState
 from bus.pubsub import Publisher, Subscriber
-from bus.requester import Requester
+from bus.requests import Requester
 from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config

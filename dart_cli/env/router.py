@@ -29,7 +29,7 @@ from bus.endpoints import CurveKeys
 from bus.errors import BusError, DartError, DeadlineError
 from bus.heartbeat import REROUTE_AFTER_S, Liveness, WaitReporter, awaited, start
 from bus.messages import ActRequest, Completion, Heartbeat
-from bus.requester import Requester
+from bus.requests import Requester
 
 AFFINITY = 2
 """Requests that a trajectory's former worker may have in flight beyond the least loaded one.

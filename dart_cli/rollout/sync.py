@@ -31,7 +31,7 @@ from typing import Protocol
 from bus.errors import DeadlineError, EngineError, RefusedError, StoreError, WeightsError
 from bus.heartbeat import WaitReporter
 from bus.messages import RunState
-from bus.requester import RequestClient
+from bus.requests import RequestClient
 from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config.schema import LoraConfig
 from dart_cli.config.schema.served import PERMIT_S

@@ -41,8 +41,7 @@ from bus.messages import (
 )
 from bus.packed import int32s
 from bus.pubsub import Publisher, Subscriber
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.model_folder import model_folder

@@ -19,9 +19,9 @@ import secrets
 import sys
 from contextlib import closing
 
+from bus.endpoints import is_loopback
 from bus.errors import UserError
 from bus.heartbeat import Load
-from bus.loopback import is_loopback
 from dart_cli.config.schema import Config
 from dart_cli.env.peers import connected
 from dart_cli.runtime.http_server import address, listen, make_server

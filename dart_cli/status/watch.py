@@ -18,7 +18,7 @@ from rich.text import Text
 from bus.endpoints import DATA
 from bus.errors import DeadlineError, RunDirectoryError
 from bus.messages import StatusReply, StatusRequest
-from bus.requester import Requester
+from bus.requests import Requester
 from bus.snapshot import Snapshot
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from bus.errors import DeadlineError, StoreError
 from bus.heartbeat import HeartbeatSender
 from bus.messages import Ack, BatchRequest, Reply, Request
-from bus.requester import RETRY_S as REPEAT_S
-from bus.requester import Requester
+from bus.requests import RETRY_S as REPEAT_S
+from bus.requests import Requester
 
 log = logging.getLogger(__name__)
 

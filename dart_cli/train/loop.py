@@ -59,7 +59,7 @@ from bus.messages import (
     TrainerHello,
 )
 from bus.pubsub import Publisher
-from bus.requester import Requester
+from bus.requests import Requester
 from dart_cli.config import endpoints
 from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config

@@ -18,8 +18,7 @@ from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN
 from bus.heartbeat import awaited
 from bus.messages import Role, RunState
 from bus.pubsub import Publisher, Subscriber
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background, unless_stopped

@@ -27,8 +27,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bus.endpoints import is_loopback
 from bus.errors import DartError, RunDirectoryError, StoreError, UserError
-from bus.loopback import is_loopback
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import evaluations_in
 from dart_cli.explore.graph import DATABASE as GRAPH

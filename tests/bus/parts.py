@@ -15,7 +15,7 @@ from bus.messages import (
     Request,
     StopRequest,
 )
-from bus.replier import Replier
+from bus.requests import Replier
 
 ASK = StopRequest(reason="enough")
 DEADLINE_S = 60.0

@@ -23,8 +23,7 @@ from bus.endpoints import (
 )
 from bus.errors import ConfigError, RunDirectoryError
 from bus.messages import Ack, Reply, Request, StopRequest
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import pytest
 from bus.endpoints import Endpoints
 from bus.errors import DeadlineError
 from bus.messages import Ack, Reply, Request, StopRequest
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from tests.waiting import until
 
 ASK = StopRequest(reason="enough")
@@ -24,7 +23,7 @@ WAIT_S = 20.0
 
 SILENT_SERVER = """
 import asyncio, sys
-from bus.replier import Replier
+from bus.requests import Replier
 
 async def main():
     async def silent(client, request):

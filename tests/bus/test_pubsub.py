@@ -20,8 +20,7 @@ from bus.messages import (
     RunState,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from tests.bus.parts import DEADLINE_S, key_pair
 from tests.waiting import wait_until
 

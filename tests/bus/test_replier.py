@@ -27,9 +27,8 @@ from bus.messages import (
     StatusRequest,
     StopRequest,
 )
-from bus.replier import Replier
-from bus.requester import Requester
-from bus.transport import remove_socket_file, socket_file
+from bus.requests import Replier, Requester
+from bus.sockets import remove_socket_file, socket_file
 from tests.bus.parts import ASK, DEADLINE_S, RawDealer, ack, key_pair, serving
 from tests.waiting import until
 

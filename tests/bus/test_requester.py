@@ -25,9 +25,8 @@ from bus.messages import (
     StatusRequest,
     StopRequest,
 )
-from bus.replier import Replier
-from bus.requester import Requester
-from bus.transport import HIGH_WATER_MARK
+from bus.requests import Replier, Requester
+from bus.sockets import HIGH_WATER_MARK
 from tests.bus.parts import ASK, DEADLINE_S, ack, serving
 
 

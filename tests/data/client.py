@@ -27,7 +27,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.pubsub import Publisher, Subscriber
-from bus.requester import Requester
+from bus.requests import Requester
 from bus.snapshot import Snapshot
 from bus.weights import SyncDone, SyncReply, SyncRequest, WeightsPublished
 from dart_cli.config.endpoints import run_endpoints

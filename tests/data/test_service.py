@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import bus.codec
-import bus.replier
+import bus.requests
 from bus.errors import (
     CheckpointError,
     ConfigError,
@@ -182,7 +182,7 @@ async def test_steps_are_acknowledged_while_a_batch_is_encoded(
             assert go_on.wait(DEADLINE_S)
         return bus.codec.encode(message)
 
-    monkeypatch.setattr(bus.replier, "encode", slow)
+    monkeypatch.setattr(bus.requests, "encode", slow)
     async with serving(config) as client:
         for _ in range(config.data.groups_per_batch):
             await client.play_group(MIXED)

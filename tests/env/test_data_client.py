@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bus.messages import Ack, LeaseReply, LeaseRequest, Reply, Request
-from bus.replier import Replier
-from bus.requester import Requester
-from bus.transport import HIGH_WATER_MARK
+from bus.requests import Replier, Requester
+from bus.sockets import HIGH_WATER_MARK
 from dart_cli.env.data_client import DataClient, LeaseWaitStats
 from tests.data.parts import trajectory_end
 from tests.env.parts import RecordedWaits, lease

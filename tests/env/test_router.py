@@ -13,7 +13,7 @@ import pytest
 from bus.endpoints import Endpoints
 from bus.errors import DeadlineError, EngineError
 from bus.messages import ActRequest, Completion, PointerMap, Reply, Request, Sampling, VersionSpan
-from bus.replier import Replier
+from bus.requests import Replier
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
 from dart_cli.env.router import RolloutRouter
 from tests.env.parts import RecordedWaits, completion, heartbeat

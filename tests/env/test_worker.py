@@ -26,7 +26,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
-from bus.replier import Replier
+from bus.requests import Replier
 from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config

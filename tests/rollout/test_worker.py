@@ -40,8 +40,7 @@ from bus.messages import (
     Sampling,
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
-from bus.replier import Replier
-from bus.requester import Requester
+from bus.requests import Replier, Requester
 from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config import endpoints
 from dart_cli.config.schema import (

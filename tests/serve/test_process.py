@@ -15,7 +15,7 @@ from bus.endpoints import TELEMETRY_IN
 from bus.errors import UserError
 from bus.messages import ActRequest, Completion, Request, StopRequest
 from bus.pubsub import Publisher
-from bus.replier import Replier
+from bus.requests import Replier
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader

@@ -21,7 +21,7 @@ from bus.messages import (
     Request,
     TrainerHello,
 )
-from bus.replier import Replier
+from bus.requests import Replier
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest, path_of

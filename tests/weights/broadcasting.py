@@ -23,8 +23,7 @@ import torch
 
 from bus.endpoints import TRAIN, CurveKeys, Endpoints
 from bus.messages import Reply, Request
-from bus.replier import Replier
-from bus.requester import RequestClient, Requester
+from bus.requests import Replier, RequestClient, Requester
 from bus.weights import TransferRequest
 from dart_cli.runtime.background import background
 from dart_cli.weights.broadcast import group as groups

@@ -18,7 +18,7 @@ import torch
 from benchmarks.simulation.hosts import FIRST, NotPermittedError, hosts
 from bus.endpoints import TRAIN, Endpoints, write_key_pair
 from bus.errors import ProtocolError, WeightsError
-from bus.requester import Requester
+from bus.requests import Requester
 from bus.weights import RendezvousRequest, TransferReply, TransferRequest
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import channel as channels

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bus.endpoints import TRAIN
-from bus.replier import Replier
+from bus.requests import Replier
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config

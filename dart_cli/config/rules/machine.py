@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from bus.endpoints import is_loopback
 from bus.errors import UserError
-from bus.loopback import is_loopback
 from dart_cli.config import devices
 from dart_cli.config.devices import VISIBLE, gpus_per_worker
 from dart_cli.config.endpoints import KEY_FILE

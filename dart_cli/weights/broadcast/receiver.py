@@ -22,7 +22,7 @@ import torch
 
 from bus.endpoints import make_private_dir
 from bus.errors import BusError, WeightsError
-from bus.requester import RequestClient
+from bus.requests import RequestClient
 from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.runtime.background import in_daemon_thread
 from dart_cli.weights.broadcast.group import (

@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed
 
 from bus.errors import BusError, ProtocolError
-from bus.requester import RequestClient
+from bus.requests import RequestClient
 from bus.weights import RendezvousReply, RendezvousRequest
 
 POLL_S = 0.01

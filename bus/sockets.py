@@ -1,31 +1,42 @@
-"""Opening ZeroMQ sockets: limits, time-outs, keys, and addresses that are free.
+"""ZeroMQ sockets in an asyncio loop: opened with limits, time-outs and keys, driven by callbacks.
 
     connect, bind   give a fresh socket its options and its address; closed again on any error
     bound_address   where it really serves, e.g. the port chosen for a wildcard
     socket_file, remove_socket_file   the file of an ipc:// address, which ZeroMQ leaves behind
+    Channel         calls `take` for each message that comes in; `send` never waits
+    PeerWatch       reports at once when a connection is established and when it is lost
+    RefusalLog      warnings about refused messages, limited in rate
 
-Only the bus's own modules use it; all other code uses the typed sockets of requester.py, replier.py
-and pubsub.py.
+ZeroMQ's descriptor is edge-triggered (zmq_getsockopt(3), ZMQ_FD): it signals once for any number of
+events, and sending or receiving may consume the signal. So `Channel` reads ZMQ_EVENTS until
+nothing is left, also after each send.
+
+Only the bus's own modules use it; all other code uses the typed sockets of requests.py and pubsub.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import socket as unix
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import parse_monitor_message
 
 from bus.codec import MAX_FRAME_BYTES
 from bus.endpoints import CurveKeys, check_secure
 from bus.errors import BusError, ConfigError, DartError
+
+log = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 256
 """Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
@@ -182,3 +193,159 @@ class _Authenticators:
 
 
 _AUTHENTICATORS = _Authenticators()
+
+
+# --- in the loop ----------------------------------------------------------------------------
+
+_BURST = 4
+"""Messages taken before other callbacks of the loop run."""
+
+_COPY_BYTES = 256 * 2**10
+"""Smaller frames are copied to be sent: sending without a copy costs more for them."""
+
+
+class Channel:
+    """Owns an open socket and drives it from the running loop."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        take: Callable[[list[bytes]], None],
+        *,
+        room: Callable[[], None] | None = None,
+    ) -> None:
+        """`take` gets each message's frames; `room` is called when a refused send may be tried again."""
+        self._socket = socket
+        socket.copy_threshold = _COPY_BYTES
+        self._take = take
+        self._room = room
+        self._blocked = False  # a send was refused: call `room` when there is room
+        self._paused = False
+        self._again: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._descriptor: int = socket.FD
+        self._loop.add_reader(self._descriptor, self._turn)
+        self._soon()  # earlier messages are not signalled again
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._socket.closed
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Queue a message; False, with nothing queued, if that would block."""
+        socket = self._socket
+        last = len(frames) - 1
+        try:
+            # Only the first frame can be refused: ZeroMQ counts messages, not frames.
+            for index, frame in enumerate(frames):
+                socket.send(frame, _NOBLOCK if index == last else _NOBLOCK_MORE, copy=False)
+        except zmq.Again:
+            self._blocked = True
+            self._soon()  # room may have come meanwhile
+            return False
+        if self._events() & _POLLIN:  # the send may have consumed its signal
+            self._soon()
+        return True
+
+    def pause(self) -> None:
+        """Leave incoming messages in ZeroMQ's queue, and so in the sender's."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Take messages again."""
+        if self._paused and not self.closed:
+            self._paused = False
+            self._soon()
+
+    def close(self, linger_s: float) -> None:
+        """Take nothing more; sent messages have `linger_s` to go out."""
+        if not self.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close(linger=int(linger_s * 1000))
+
+    def _events(self) -> int:
+        events = self._socket.getsockopt(zmq.EVENTS)
+        assert isinstance(events, int)
+        return events
+
+    def _soon(self) -> None:
+        if self._again is None:
+            self._again = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        socket = self._socket
+        for _ in range(_BURST):
+            if socket.closed:
+                return
+            events = self._events()
+            if self._blocked and events & _POLLOUT:
+                self._blocked = False
+                if self._room is not None:
+                    self._room()
+                continue
+            if self._paused or not events & _POLLIN:
+                return
+            self._take(socket.recv_multipart(_NOBLOCK))
+        self._soon()
+
+
+_POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class PeerWatch:
+    """Reports at once when a socket's connection is established, keys checked, and when it is lost.
+
+    A killed process's connections are closed by its kernel; a host that vanished is noticed by
+    ZeroMQ's own heartbeat on tcp://. Attempts to reconnect are not reported.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], report: Callable[[bool], None]) -> None:
+        self._watched = socket
+        self._report = report
+        address = f"inproc://watch-{uuid.uuid4().hex}"
+        socket.monitor(address, int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED))
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(socket.context.underlying)
+        events = context.socket(zmq.PAIR)
+        events.set_hwm(0)  # a full queue would block ZeroMQ's thread
+        events.connect(address)
+        self._channel = Channel(events, self._take)
+
+    def close(self) -> None:
+        """Stop watching; to be called before the watched socket is closed."""
+        if not self._watched.closed:
+            self._watched.monitor(
+                None, 0
+            )  # first: its thread would wait for a listener that is gone
+        self._channel.close(0)
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._report(parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+WARNING_INTERVAL_S = 1.0
+"""Between two warnings of one log about messages that were refused."""
+
+
+class RefusalLog:
+    """Warns of refused messages once a second at most, so that a flood of them fills no disk."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0  # monotonic seconds
+        self._skipped = 0
+
+    def warn(self, text: str) -> None:
+        """Log it, or only count it if the last warning is less than WARNING_INTERVAL_S old."""
+        now = time.monotonic()
+        if now < self._next_at:
+            self._skipped += 1
+            return
+        more = f" (and {self._skipped} more since the last)" if self._skipped else ""
+        log.warning("%s%s", text, more)
+        self._next_at, self._skipped = now + WARNING_INTERVAL_S, 0
