@@ -185,7 +185,7 @@ def load_policy(
     if pointer is None and pointing == "pointer":
         raise ModelError(without_head(name))
     processor = files.preprocessor(folder)
-    model = _load_weights(folder, _dtype(dtype)) if weights else _without_weights(folder)
+    model = _load_weights(folder, dtype) if weights else _without_weights(folder)
     if pointer is not None:
         attach_head(model, folder, weights=weights)
     try:
@@ -347,15 +347,6 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model
     return loaded
-
-
-def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return dtype
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
-        raise ModelError(f"dtype {dtype} is unknown; use auto, float32, bfloat16 or float16")
-    return found
 
 
 def _as_ids(value: Any) -> set[int]:

@@ -348,8 +348,3 @@ def test_a_loaded_policy_survives_its_folder(qwen3: Path, tmp_path: Path) -> Non
 def test_a_model_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match="builtin:tiny"):
         load_policy(name)
-
-
-def test_an_unknown_dtype_is_refused(qwen3: Path) -> None:
-    with pytest.raises(ModelError, match="float33"):
-        load_policy(qwen3, dtype="float33")

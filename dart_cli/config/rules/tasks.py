@@ -25,9 +25,6 @@ from envs.registry import (
 
 logger = logging.getLogger(__name__)
 
-LEAST_MEMORY_MB = 32
-"""Private memory below which no environment's process starts."""
-
 _LISTS = ("env.tasks", "env.heldout", "eval.tasks", "eval.compositions")
 _CHOSEN: dict[str, Callable[[Config], list[Task]]] = {
     "env.tasks": training_tasks,
