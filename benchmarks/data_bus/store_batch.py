@@ -51,7 +51,7 @@ from dart_cli.data.loading import load
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.steps import pack_prompt, unpack_floats, unpack_ids, unpack_prompt
+from dart_cli.data.store.steps import pack_prompt, prompt_ids, unpack_floats, unpack_ids
 from envs.base import content_hash
 
 TRAJECTORIES, STEPS, GROUP = 48, 30, 8
@@ -350,7 +350,7 @@ def as_lists(reader: Any, plan: BatchPlan, part: Callable[..., Any], torch: Any)
         return [
             [
                 json.loads(row["image_hashes"]),
-                unpack_prompt(row["prompt_token_ids"]),
+                unpack_ids(prompt_ids(row["prompt_token_ids"])),
                 unpack_ids(row["token_ids"]),
                 unpack_floats(row["behaviour_logprobs"]),
                 unpack_ids(row["version_spans"]),
