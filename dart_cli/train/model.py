@@ -13,7 +13,7 @@ Float32 in one process is plain tensors. With several ranks, or in bfloat16, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -164,13 +164,44 @@ class TrainModel:
     @classmethod
     def load(cls, config: Config, mesh: DeviceMesh | None = None) -> TrainModel:
         """The model that a configuration begins with, over the ranks of `mesh`. Raises ModelError."""
-        compute = getattr(torch, config.model.dtype)
+        device, compute = pick_device(config.train.device), getattr(torch, config.model.dtype)
         if mesh is None and (compute != torch.float32 or config.train.offload != "none"):
-            mesh = mesh_of_one(pick_device(config.train.device))
-        made = _plain(config) if mesh is None else _sharded(config, compute, mesh)
+            mesh = mesh_of_one(device)
+        plan = None if mesh is None else ShardingPlan.of(mesh, compute, config.train.offload)
+        pointing = config.policy.pointing
+
+        def made(
+            prepare: Callable[[PreTrainedModel], None], trained: LoadedPolicy | None, **own: Any
+        ) -> tuple[LoadedPolicy, Scorer]:
+            """The model folder, with what `prepare` leaves to be trained, beside the `trained` policy."""
+            if plan is None:
+                policy = load_policy(
+                    config.model.path, config.model.dtype, device, pointing=pointing, **own
+                )
+                prepare(policy.model)
+                return policy, Scorer(policy)
+
+            def root(policy: LoadedPolicy) -> Scorer:
+                return Scorer(policy, always_sees=_trains_tower((trained or policy).model))
+
+            return load_sharded(
+                config.model.path, plan, prepare=prepare, root=root, pointing=pointing, **own
+            )
+
+        policy, scorer = made(
+            lambda model: _freeze(model, config),
+            None,
+            lora=config.model.lora,
+            seed=config.run.seed,
+            adapters=config.model.adapters,
+        )
         if config.train.recompute == "layer":
-            use_recompute(made.policy.model)
-        return made
+            use_recompute(policy.model)
+        if config.train.kl_beta == 0:
+            return cls(policy, scorer, plan=plan)
+        if config.model.lora is not None:
+            return cls(policy, scorer, policy, scorer, plan)
+        return cls(policy, scorer, *made(lambda model: _as_reference(model, policy), policy), plan)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -219,65 +250,6 @@ class TrainModel:
         return stream_of(tensors) if self.plan is None else published(tensors, self.plan.compute)
 
 
-def _plain(config: Config) -> TrainModel:
-    device = pick_device(config.train.device)
-    policy = load_policy(
-        config.model.path,
-        config.model.dtype,
-        device,
-        lora=config.model.lora,
-        seed=config.run.seed,
-        pointing=config.policy.pointing,
-        adapters=config.model.adapters,
-    )
-    _freeze(policy.model, config)
-    if config.train.kl_beta == 0:
-        return TrainModel.of(policy)
-    if config.model.lora is not None:
-        return TrainModel.of(policy, policy)
-    reference = load_policy(
-        config.model.path, config.model.dtype, device, pointing=config.policy.pointing
-    )
-    reference.model.requires_grad_(False)
-    _share_tower(reference.model, policy.model)
-    return TrainModel.of(policy, reference)
-
-
-def _sharded(config: Config, compute: torch.dtype, mesh: DeviceMesh) -> TrainModel:
-    """The same over the ranks of a mesh, each of which reads its part alone."""
-    device = torch.device(mesh.device_type)
-    if device.type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
-    plan = ShardingPlan(mesh, device, compute, config.train.offload == "optimizer")
-    policy, scorer = load_sharded(
-        config.model.path,
-        plan,
-        prepare=lambda model: _freeze(model, config),
-        root=lambda policy: Scorer(policy, always_sees=_trains_tower(policy.model)),
-        lora=config.model.lora,
-        seed=config.run.seed,
-        pointing=config.policy.pointing,
-        adapters=config.model.adapters,
-    )
-    if config.train.kl_beta == 0:
-        return TrainModel(policy, scorer, plan=plan)
-    if config.model.lora is not None:
-        return TrainModel(policy, scorer, policy, scorer, plan)
-
-    def prepare(model: PreTrainedModel) -> None:
-        model.requires_grad_(False)
-        _share_tower(model, policy.model)
-
-    reference, other = load_sharded(
-        config.model.path,
-        plan,
-        prepare=prepare,
-        root=lambda made: Scorer(made, always_sees=_trains_tower(policy.model)),
-        pointing=config.policy.pointing,
-    )
-    return TrainModel(policy, scorer, reference, other, plan)
-
-
 def _freeze(model: PreTrainedModel, config: Config) -> None:
     """Mark what is not trained, beside what adapters leave as it is."""
     if config.model.freeze_vision:
@@ -292,11 +264,12 @@ def _trains_tower(model: PreTrainedModel) -> bool:
     return any(parameter.requires_grad for parameter in inner.visual.parameters())
 
 
-def _share_tower(reference: PreTrainedModel, policy: PreTrainedModel) -> None:
-    """Give the reference the policy's vision tower where that is frozen: one copy is enough."""
-    if not _trains_tower(policy):
-        inner: Any = policy.model
-        other: Any = reference.model
+def _as_reference(model: PreTrainedModel, policy: LoadedPolicy) -> None:
+    """Train nothing of it, and give it the policy's vision tower where that is frozen: one copy is enough."""
+    model.requires_grad_(False)
+    if not _trains_tower(policy.model):
+        inner: Any = policy.model.model
+        other: Any = model.model
         other.visual = inner.visual
 
 

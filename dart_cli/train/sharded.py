@@ -71,6 +71,14 @@ class ShardingPlan:
     compute: torch.dtype  # of weights and activations; masters are float32
     offload: bool = False  # shards and optimizer in main memory
 
+    @classmethod
+    def of(cls, mesh: DeviceMesh, compute: torch.dtype, offload: str) -> ShardingPlan:
+        """That of this process."""
+        device = torch.device(mesh.device_type)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        return cls(mesh, device, compute, offload == "optimizer")
+
     @property
     def storage(self) -> torch.device:
         """Where this rank's shards are."""

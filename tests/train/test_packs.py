@@ -7,22 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bus.messages import Batch, Sample, StepMismatch
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.policy.forward import encoder_outputs, image_features
-from dart_cli.policy.forward import rope_positions as rope_of_the_engine
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.train.packs.pack import rope_positions
 from dart_cli.train.packs.share import batch_shares, trajectory_of
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
@@ -190,7 +185,7 @@ def test_an_update_on_packs_is_that_of_each_sample_alone(
 
 @pytest.mark.parametrize("normalise", ["tokens", "samples"])
 @pytest.mark.usefixtures("float64_throughout")
-def test_the_gradient_of_a_fork_is_behaviour_cloning_times_its_weight(
+def test_the_gradient_of_a_demonstration_is_behaviour_cloning_times_its_advantage(
     family: Family, normalise: str
 ) -> None:
     """Another completion on a step's prompt; the other samples, of advantage 0, have no gradient."""
@@ -200,9 +195,9 @@ def test_the_gradient_of_a_fork_is_behaviour_cloning_times_its_weight(
     steps = [with_changes(step, advantage=0.0) for step in steps_of(batch)]
     at = next(step for step in steps if step.step == 1 and step.weight)
     other = [*at.token_ids[:1], *at.token_ids]
-    unknown = {"behaviour_logprobs": [], "version_spans": [], "is_fork": True}
-    fork = with_changes(at, token_ids=other, advantage=0.75, weight=1.0, **unknown)
-    batch = with_steps(batch, [*steps, fork])
+    unknown = {"behaviour_logprobs": [], "version_spans": [], "trajectory_id": "shown"}
+    shown = with_changes(at, token_ids=other, advantage=0.75, weight=1.0, **unknown)
+    batch = with_steps(batch, [*steps, shown])
     sample = batch.samples[-1]
     assert list(batch.completion(sample)) == other
     assert batch.prompt(sample) == at.prompt_token_ids
@@ -231,19 +226,3 @@ def test_the_gradient_of_a_fork_is_behaviour_cloning_times_its_weight(
             assert value.grad is not None
             scale = wanted[name].abs().max().clamp(min=1e-4)
             assert ((value.grad - wanted[name]).abs().max() / scale).item() <= EXACT, name
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_positions_are_those_of_the_engine(data: st.DataObject) -> None:
-    token_ids: list[int] = []
-    grids = []
-    for _ in range(data.draw(st.integers(0, 3))):
-        token_ids += [5] * data.draw(st.integers(0, 4))
-        grid = (1, 2 * data.draw(st.integers(1, 3)), 2 * data.draw(st.integers(1, 3)))
-        grids.append(grid)
-        token_ids += [99] * (grid[1] * grid[2] // 4)
-    token_ids += [5] * data.draw(st.integers(0 if token_ids else 1, 4))
-    wanted, _ = rope_of_the_engine(token_ids, grids, 99, 2)
-    got = rope_positions(np.array(token_ids, dtype=np.int32), grids, 99, 2)
-    assert np.array_equal(got, wanted.numpy())

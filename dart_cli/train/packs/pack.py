@@ -34,20 +34,17 @@ from numpy.typing import NDArray
 from bus.messages import Batch, Sample
 from bus.packed import IntArray
 from bus.ranks import PackedBatch
-from dart_cli.policy.forward import ImageFeatures, image_features
+from dart_cli.policy.forward import ImageFeatures, image_features, rope_positions
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
-from dart_cli.train.packs.share import firsts, ids, image_sizes, pad_of
+from dart_cli.train.packs.share import ids, image_sizes, pad_of
 
 MOST_PATCHES = 1 << 17
 """Patches of screens that go through a frozen tower at once: a dozen of full HD."""
 
 WORKERS = 4
 """Threads of each rank that prepare screens ahead of the model."""
-
-Grid = tuple[int, int, int]
-"""Time, rows and columns of an image, in patches."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +129,11 @@ class PackMaker:
         tokens = {chain: self._tokens(chain)[: ends[chain]] for chain in chains}
         positions = {
             chain: rope_positions(
-                tokens[chain],
+                tokens[chain].tolist(),
                 [images[name].grid for _, name in self._images_of(chain, ends[chain])],
                 self._policy.image_token_id,
                 self._policy.images.merge,
-            )
+            )[0]
             for chain in chains
         }
         place = {name: index for index, name in enumerate(images)}
@@ -144,9 +141,7 @@ class PackMaker:
             input_ids=_tensor(
                 np.concatenate([tokens[chain][begin:end] for _, chain, begin, end in table])
             ),
-            position_ids=_tensor(
-                np.concatenate([positions[chain][:, b:e] for _, chain, b, e in table], axis=1)
-            ),
+            position_ids=torch.cat([positions[chain][:, b:e] for _, chain, b, e in table], dim=1),
             layout=PackLayout(tuple(starts.tolist()), tuple(parent for parent, *_ in table)),
             images=tuple(images.values()),
             shown=tuple(place[name] for name in self._shown_in_order(number)),
@@ -249,30 +244,6 @@ def _versions(sample: Sample) -> NDArray[np.int64]:
     if sample.version_spans and sample.version_spans[0].start == 0:
         versions[: sample.version_spans[0].end] = sample.version_spans[0].version
     return versions
-
-
-def rope_positions(
-    token_ids: NDArray[np.int32], grids: Sequence[Grid], image_token: int, merge: int
-) -> NDArray[np.int64]:
-    """Positions [3, L] of a chain in Qwen's multi-modal RoPE (arXiv 2409.12191, 2.1).
-
-    The same as policy.forward.rope_positions, without a loop over tokens.
-    """
-    positions = np.empty((3, len(token_ids)), dtype=np.int64)
-    places = np.flatnonzero(token_ids == image_token)
-    counts = [rows * columns // merge**2 for _, rows, columns in grids]
-    at = position = 0
-    for first, count, (_, rows, columns) in zip(firsts(places, counts), counts, grids, strict=True):
-        positions[:, at:first] = np.arange(position, position + first - at)
-        position += first - at
-        rows, columns = rows // merge, columns // merge
-        positions[0, first : first + count] = position
-        positions[1, first : first + count] = position + np.arange(rows).repeat(columns)
-        positions[2, first : first + count] = position + np.tile(np.arange(columns), rows)
-        position += max(rows, columns)
-        at = first + count
-    positions[:, at:] = np.arange(position, position + len(token_ids) - at)
-    return positions
 
 
 def _pointer_rows(

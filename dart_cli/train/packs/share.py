@@ -99,7 +99,7 @@ def _chain_fault(
     needed = sum(sizes[name] for name in chain.image_hashes)
     if len(places) != needed:
         return f"{len(places)} image placeholders, its images need {needed}"
-    begins = firsts(places, [sizes[name] for name in chain.image_hashes])
+    begins = _firsts(places, [sizes[name] for name in chain.image_hashes])
     for first, name in zip(begins, chain.image_hashes, strict=True):
         if (token_ids[first : first + sizes[name]] != policy.image_token_id).any():
             return f"the {sizes[name]} placeholders of an image are not adjacent"
@@ -116,7 +116,7 @@ def _image_fault(
     return "" if shown == needed else f"{shown} image placeholders, its images need {needed}"
 
 
-def firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
+def _firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
     """Where each image begins, of the places of all placeholders."""
     return [int(places[index]) for index in np.cumsum([0, *counts])[: len(counts)]]
 
