@@ -2,6 +2,7 @@
 
 Learner         dart_cli.train.learner.PolicyLearner, or one of a user's own (train.learner)
 Update          what one of its updates did
+read_all        the tensors of a stream at once
 state_of, restore   trained parameters and the optimizer's state as one flat dict of tensors, and back
 batch_metrics   staleness and size of a batch, as metrics
 named_metrics   metrics of an update under the names that they are kept by
@@ -40,12 +41,8 @@ class Update:
 class WeightSource(Protocol):
     """A model whose weights are published."""
 
-    def weights(self) -> Tensors:
-        """All tensors that are published, by name; of several ranks, a copy."""
-        ...
-
     def stream(self) -> TensorStream:
-        """The same, one after another, for a channel that makes its own copy."""
+        """All tensors that are published, by name, one after another."""
         ...
 
 
@@ -102,6 +99,14 @@ class Learner(Protocol):
     def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it is of another model."""
         ...
+
+
+def read_all(stream: TensorStream) -> Tensors:
+    """The tensors of a stream in host memory, as they are published; some may be the model's own."""
+    return {
+        name: tensor.detach().to("cpu", getattr(torch, stream.specs[name].dtype))
+        for name, tensor in stream.tensors
+    }
 
 
 def state_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Tensors:

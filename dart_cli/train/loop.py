@@ -66,7 +66,7 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.background import background
 from dart_cli.runtime.role import finishing
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
-from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics
+from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
 from dart_cli.train.checkpoints.identity import (
     TrainedPart,
@@ -269,7 +269,7 @@ class Trainer:
 
     def _resume_weights(self, learner: Learner, known: KnownVersion | None) -> Published:
         model = learner.model
-        weights = model.weights()
+        weights = read_all(model.stream())
         with self._alone("publishing its weights"):
             return self.channel.resume(weights, self._version, known)
 

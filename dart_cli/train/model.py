@@ -33,13 +33,13 @@ from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.model import LoadedPolicy, load_policy, pick_device, weight_tensors
 from dart_cli.policy.packed import PackedInputs, packed_hidden, use_recompute
 from dart_cli.policy.pointer.head import PointerHead, head_of
+from dart_cli.train.base import Tensors, read_all
 from dart_cli.train.packs.pack import Pack, PointerRows
 from dart_cli.train.sharded import (
     ShardingPlan,
     load_sharded,
     mesh_of_one,
     published,
-    whole_on_rank_0,
 )
 from dart_cli.weights.flat_weights import TensorStream, stream_of
 
@@ -235,17 +235,12 @@ class TrainModel:
         named = self.policy.model.named_parameters()
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """All tensors that are published, by name.
-
-        They share the memory of plain tensors. Of a sharded model they are copies on rank 0; every
-        rank calls this then.
-        """
-        tensors = weight_tensors(self.policy.model)
-        return tensors if self.plan is None else whole_on_rank_0(tensors, self.plan.compute)
+    def weights(self) -> Tensors:
+        """All tensors that are published, by name; every rank calls it, what rank 0 gets is of meaning."""
+        return read_all(self.stream())
 
     def stream(self) -> TensorStream:
-        """The same, one after another. Every rank reads all of it where the model is sharded over several."""
+        """All tensors that are published, one after another. Every rank reads all of it where the model is sharded over several."""
         tensors = weight_tensors(self.policy.model)
         return stream_of(tensors) if self.plan is None else published(tensors, self.plan.compute)
 

@@ -6,7 +6,6 @@
     Gradients       when a rank's gradients are summed with the others'
     local_shard     the part of a tensor that this rank holds
     published       the tensors as they are published, one at a time, in the model's type
-    whole_on_rank_0 the same, all of them, on the host
 
 A trained parameter is a float32 shard, its own master: FSDP2 casts it to `compute` (bfloat16) where it
 is gathered for a forward pass, and sums its gradients over ranks in float32. Frozen parameters (a
@@ -254,26 +253,6 @@ def published(named: Mapping[str, torch.Tensor], dtype: torch.dtype) -> TensorSt
             del whole  # freed before the next is gathered
 
     return TensorStream(specs, tensors(), is_gathered=True)
-
-
-@torch.no_grad()
-def whole_on_rank_0(
-    named: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """The tensors as they are published, on the host; empty on other ranks.
-
-    Every rank calls it with the same tensors. One that is not sharded is given as it is.
-    """
-    found: dict[str, torch.Tensor] = {}
-    stream = published(named, dtype)
-    for name, tensor in stream.tensors:
-        sharded = named[name]
-        if not isinstance(sharded, DTensor):
-            found[name] = tensor
-        elif sharded.device_mesh.get_rank() == 0:
-            # What was gathered is no parameter's memory.
-            found[name] = tensor.to("cpu", dtype, copy=not stream.is_gathered)
-    return found
 
 
 def _gathered(tensor: DTensor, dtype: torch.dtype) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.policy.model_files import shard_rows
+from dart_cli.train.base import read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
@@ -92,10 +93,10 @@ def _case(
         follow(learner, rank_group, _saver(config, rank_group))
     else:
         lead = RankedLearner(learner, rank_group)
-        before = published(lead.model.weights())
+        before = published(read_all(lead.model.stream()))
         updates = [lead.update(batch, done, done) for done, batch in enumerate(batches)]
         found = told(updates)
-        whole = lead.model.weights()
+        whole = read_all(lead.model.stream())
         found |= {"before": before, "published": published(whole)}
         found["digests"] = digests(folder, lead.model.stream(), whole)
         lead.beat()

@@ -14,12 +14,12 @@ from dart_cli.policy import model_files
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.pointer.head import head_of
 from dart_cli.train import sharded
+from dart_cli.train.base import read_all
 from dart_cli.train.sharded import (
     Gradients,
     ShardingPlan,
     load_sharded,
     local_shard,
-    whole_on_rank_0,
 )
 
 BATCH = 4  # samples, dealt out to the ranks in turn
@@ -114,7 +114,9 @@ def trained(
         optimizer.step()
         curve.append((loss.item(), norm.item()))
     found = {name: whole(each.grad) for name, each in named.items()}
-    published = whole_on_rank_0({n: p.data for n, p in model.named_parameters()}, compute)
+    published = read_all(
+        sharded.published({n: p.data for n, p in model.named_parameters()}, compute)
+    )
     return {
         "curve": curve,
         "gradients": found,
@@ -133,7 +135,7 @@ def published(rank: int, size: int, folder: Path) -> dict[str, Any]:
     plan = ShardingPlan(init_device_mesh("cpu", (size,)), torch.device("cpu"), torch.bfloat16)
     policy, _ = load_sharded(folder, plan, prepare=freeze_vision, root=Root)
     named = {name: each.data for name, each in policy.model.named_parameters()}
-    whole = whole_on_rank_0(named, plan.compute)
+    whole = read_all(sharded.published(named, plan.compute))
     return {name: each.view(torch.int16).numpy() for name, each in whole.items()}
 
 

@@ -130,16 +130,8 @@ class _GatheredModel:
         self._learner = learner
         self._rank_group = rank_group
 
-    def weights(self) -> Tensors:
-        """All tensors that are published, whole; a turn of all ranks."""
-        self._rank_group.tell(Command.PUBLISH)
-        with self._rank_group.working("gathering the weights"):
-            tensors = self._learner.model.weights()
-        self._rank_group.rest()
-        return tensors
-
     def stream(self) -> TensorStream:
-        """The same, one after another; reading it is a turn of all ranks."""
+        """All tensors that are published, whole, one after another; reading it is a turn of all ranks."""
         stream = self._learner.model.stream()
         return replace(stream, tensors=self._turn(stream.tensors))
 
