@@ -229,7 +229,7 @@ class Trainer:
     def _load(self) -> Learner:
         learner = self._make_learner()
         with self._alone("reading the model folder and the checkpoints"):
-            self._model = _identity_of(self._config)
+            self._model = identity_of(self._config)
             checkpoint = load_newest(self._checkpoints)
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         if checkpoint is not None:
@@ -250,7 +250,7 @@ class Trainer:
 
     def _make_learner(self) -> Learner:
         if self._ranks is None or self._config.train.learner != "torch":
-            return _make_learner(self._config)
+            return make_learner(self._config)
         from dart_cli.train.ranks.lead import RankedLearner
 
         self._lead = RankedLearner.begin(self._config, self._ranks)
@@ -456,7 +456,7 @@ class Trainer:
 # --- what a configuration asks for ------------------------------------------------------------
 
 
-def _identity_of(config: Config) -> str:
+def identity_of(config: Config) -> str:
     """What tells the model folder from another one; empty without a model. Raises ModelError."""
     if config.train.learner != "torch":
         return ""
@@ -465,7 +465,7 @@ def _identity_of(config: Config) -> str:
     return model_identity(resolve(config.model.path))
 
 
-def _make_learner(config: Config) -> Learner:
+def make_learner(config: Config) -> Learner:
     """The learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
     if config.train.learner != "torch":
         return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]

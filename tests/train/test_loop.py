@@ -336,7 +336,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
 
     monkeypatch.setattr(loop.Trainer, "_make_learner", made)
     for place, names in {
-        loop: ("_identity_of", "load_newest"),
+        loop: ("identity_of", "load_newest"),
         FileChannel: ("resume", "publish", "close"),
     }.items():
         for name in names:
@@ -344,7 +344,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
     await train(config, Data(batches))
     reading, publishing = "reading the model folder and the checkpoints", "publishing its weights"
     assert found == {
-        "_identity_of": {reading},
+        "identity_of": {reading},
         "load_newest": {reading},
         "resume": {publishing},
         "publish": {publishing},
