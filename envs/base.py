@@ -14,12 +14,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from bus.errors import TaskError
-from bus.messages import Judgement, Outcome
 from envs.actions import Action
 from envs.own_code import did_you_mean
+
+if TYPE_CHECKING:
+    from bus.messages import Judgement, Outcome  # types alone: the messages take long to load
 
 _T = TypeVar("_T")
 
