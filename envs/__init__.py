@@ -3,13 +3,11 @@
 base          the contract: tasks, observations, verdicts, GuiEnv
 actions       typed GUI actions, in pixels of the screenshot; their table for the documentation
 inputs        mouse and keyboard as events: one state machine, one table of key names
-elements      what an explorer needs: elements on a screen, and which screens are one
-grid          the same for environments without a tree: cells, and a coarse picture
+elements      what an explorer needs: elements on a screen, which screens are one; cells where there is no tree
 registry      suites by name, and the environments that play them; tasks by pattern
 own_code      suites and codecs of a user's own, by name
 atspi_tree    an accessibility tree as nodes for an explorer
-observed      texts beside a screenshot: the accessibility tree, the terminal
-screenshots   image encodings, and screenshots as observations
+screenshots   image encodings, screenshots as observations, and the texts beside them
 taskfile      task files in OSWorld's JSON schema, and how they are judged
 options       options of suites, checked by their types; guests and devices shared out to slots
 child_program a program in another interpreter, asked over its pipes

@@ -26,9 +26,9 @@ from envs.elements import (
     ScreenState,
     elements_of,
     grid_elements,
+    grid_state,
     state_of,
 )
-from envs.grid import grid_state
 
 Told = Mapping[str, Any]
 """A widget as envs/desktop/atspi.py writes it: role, name, text, depth, box, states."""

@@ -39,7 +39,7 @@ class Observation:
     width: int  # pixels
     height: int  # pixels
     texts: Mapping[ObservedKind, str] = field(default_factory=dict)
-    """Of the kinds that `make_env(observe=...)` asked for; see envs/observed.py."""
+    """Of the kinds that `make_env(observe=...)` asked for; see envs/screenshots.py."""
     screen_key: str = ""
     """The same for screens that an explorer counts as one state, where a suite tells them by more than its
     tree, e.g. by an address; empty: by their picture."""

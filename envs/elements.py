@@ -6,7 +6,8 @@
     Node             one node of the tree that an environment reads: widgets, a DOM, an accessibility tree
     elements_of      a tree's elements in reading order
     state_of         a tree's state: a digest of its route and its skeleton
-    grid_elements    cells to click, for a screen without a tree (envs/grid.py)
+    grid_elements    cells to click, for a screen without a tree
+    GridEnv, as_explorable, make_explorable   an environment without a tree: cells, and a coarse picture as its state
     element_from_dict  of JSON, as dataclasses.asdict gives it
     performing       an element's action as actions of `envs.actions`
 
@@ -24,12 +25,18 @@ same everywhere:
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from PIL import Image
+
+from bus.errors import EnvError
 from envs.actions import Action, Click, DoubleClick, Scroll, TripleClick, Type
+from envs.base import GuiEnv, Observation, Verdict
+from envs.registry import load_suite, make_env
 
 Operation = Literal["click", "double_click", "type", "scroll"]
 Box = tuple[int, int, int, int]
@@ -72,7 +79,7 @@ class ScreenState:
 
 @runtime_checkable
 class Explorable(Protocol):
-    """A GuiEnv that can say what is on its screen. Optional; without it there is `envs.grid`."""
+    """A GuiEnv that can say what is on its screen. Optional; without it there is `envs.elements`."""
 
     def elements(self) -> list[Element]:
         """What can be seen and reached on the present screen, in reading order. Raises EnvError."""
@@ -227,3 +234,95 @@ def _shape(node: Node, depth: int) -> str:
     marks = ("!" if node.current else "") + ("" if node.enabled else "~")
     below = " ".join(_shapes(node.children, depth - 1)) if depth > 1 else ""
     return f"{node.role}{marks}({below})" if below else f"{node.role}{marks}"
+
+
+COARSE = 24
+"""Cells of a coarse picture, across and down."""
+
+STEP = 6
+"""Least difference in grey of two neighbouring cells that counts, of 255."""
+
+
+def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
+    """An environment that plays `suite`, and what tells its elements; see envs.registry.make_env.
+
+    A suite whose tree is its text `accessibility` is asked for it. Raises TaskError.
+    """
+    told = "accessibility" in getattr(load_suite(suite), "observes", ())
+    return as_explorable(make_env(suite, observe=("accessibility",) if told else (), **options))
+
+
+def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
+    """The environment to play, and what tells its elements; the same object twice."""
+    if isinstance(env, Explorable):
+        return env, env
+    grid = GridEnv(env)
+    return grid, grid
+
+
+def grid_state(shown: Observation) -> ScreenState:
+    """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
+    if shown.screen_key:
+        return ScreenState(shown.screen_key, "", "no tree; the environment's own key of the screen")
+    with Image.open(io.BytesIO(shown.screenshot)) as picture:
+        key = coarse_key(picture)
+    return ScreenState(key, "", f"no tree; light and dark of {COARSE}x{COARSE} cells compared")
+
+
+def coarse_key(screen: Image.Image) -> str:
+    """32 hex digits: the same for two screens whose neighbouring cells are lighter or darker alike.
+
+    A difference hash: of each cell and the next on its right, whether it is darker, lighter or neither.
+    """
+    import numpy as np  # only where it is needed
+
+    small = screen.convert("L").resize((COARSE + 1, COARSE), Image.Resampling.BOX)
+    cells = np.asarray(small, dtype=np.int16)
+    steps = cells[:, 1:] - cells[:, :-1]
+    signs = (np.sign(steps) * (np.abs(steps) >= STEP)).astype(np.int8)
+    return hashlib.blake2b(signs.tobytes(), digest_size=16).hexdigest()
+
+
+class GridEnv:
+    """Plays `env`; its elements are cells, its states coarse pictures. See envs.base.GuiEnv."""
+
+    def __init__(self, env: GuiEnv, *, columns: int = 12, rows: int = 8) -> None:
+        self.env = env
+        self.columns = columns
+        self.rows = rows
+        self._shown: Observation | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """As `env` does."""
+        self._shown, info = self.env.reset(seed=seed, options=options)
+        return self._shown, info
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """As `env` does."""
+        self._shown, reward, terminated, truncated, info = self.env.step(action)
+        return self._shown, reward, terminated, truncated, info
+
+    def evaluate(self) -> Verdict:
+        """As `env` does."""
+        return self.env.evaluate()
+
+    def close(self) -> None:
+        """As `env` does."""
+        self._shown = None
+        self.env.close()
+
+    def elements(self) -> list[Element]:
+        """The cells of the grid, and the screen to scroll."""
+        shown = self._last()
+        return grid_elements(shown.width, shown.height, columns=self.columns, rows=self.rows)
+
+    def state(self) -> ScreenState:
+        """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
+        return grid_state(self._last())
+
+    def _last(self) -> Observation:
+        if self._shown is None:
+            raise EnvError("no episode is being played; call reset first")
+        return self._shown

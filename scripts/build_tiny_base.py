@@ -39,10 +39,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dart_cli.policy.forward import encoder_outputs, image_features, rope_positions
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from envs.embedded.phrases import INSTRUCTIONS
 from envs.embedded.theme import COLOURS
 from scripts import tiny_model as tiny
-from scripts.grounding_screens import grounding_screen
+from scripts.grounding_screens import INSTRUCTIONS, grounding_screen
 
 HELDOUT = 5_000_000
 """Grounding seeds from here on are never trained on."""

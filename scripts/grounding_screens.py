@@ -15,12 +15,24 @@ from PIL import Image
 from envs.base import Observation
 from envs.embedded.app import App
 from envs.embedded.draw import Canvas, Rect, encode, to_image
-from envs.embedded.phrases import INSTRUCTIONS, phrases
+from envs.embedded.scene import COLOUR_PHRASES, ICON_PHRASES, TAB_PHRASE, phrases
 from envs.embedded.suites import MiniSuite
 from envs.embedded.tasks import mini, mini_scenes
 from envs.embedded.theme import COLOURS, THEMES
 from envs.embedded.widgets import Ui
 from envs.screenshots import MEDIA_TYPES
+
+INSTRUCTIONS: tuple[str, ...] = (
+    *(p.format(colour) for forms in COLOUR_PHRASES.values() for p in forms for colour in COLOURS),
+    *(TAB_PHRASE.format(shape) for shape in mini.SHAPES),
+    *ICON_PHRASES.values(),
+)
+"""Every instruction that suite mini and its grounding questions use."""
+
+VOCABULARY: tuple[str, ...] = tuple(
+    sorted({word for text in INSTRUCTIONS for word in text.split()})
+)
+"""Every word of them."""
 
 _SCENES: dict[str, Callable[..., mini.MiniScene]] = {
     "buttons": mini.ClickScene,

@@ -31,7 +31,7 @@ from bus.errors import DartError, EnvError, UserError
 from dart_cli.explore.rows import Target, clear, row_of
 from dart_cli.runtime.tables import progress
 from envs.base import GuiEnv, Observation, Solvable, Task, content_hash, image_suffix
-from envs.embedded.phrases import phrases
+from envs.embedded.scene import phrases
 from envs.registry import load_suite, make_env
 
 Split = Literal["train", "test", "test_application", "test_layout"]

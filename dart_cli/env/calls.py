@@ -22,8 +22,7 @@ from bus.messages import Outcome
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.elements import Element, Explorable, ScreenState
-from envs.observed import KINDS, MOST_CHARS, bounded
-from envs.screenshots import StoredEncoding, size_of, stored_as
+from envs.screenshots import KINDS, MOST_CHARS, StoredEncoding, bounded, size_of, stored_as
 
 logger = logging.getLogger(__name__)
 

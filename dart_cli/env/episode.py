@@ -56,7 +56,7 @@ from dart_cli.policy.pointer.text import split_text
 from dart_cli.runtime.waits import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict, content_hash
-from envs.observed import prompt_text
+from envs.screenshots import prompt_text
 
 Phase = Literal["reset", "model", "env", "hand_in", "over"]
 _COUNTS_AS: dict[Phase, str] = {

@@ -28,8 +28,7 @@ from dart_cli.env.calls import StepResult
 from dart_cli.explore.choosing import RANKINGS, Candidate, DenyList, text_for
 from dart_cli.explore.graph import Edge, Graph, Screen, Sight, Start, screen_id
 from envs.base import Observation, Task, content_hash
-from envs.elements import Element, Operation, ScreenState, grid_elements, performing
-from envs.grid import grid_state
+from envs.elements import Element, Operation, ScreenState, grid_elements, grid_state, performing
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from envs.browsergym.calls import CallWriter
 from envs.browsergym.tasks import benchmark_of, need_interpreter, source
 from envs.child_program import ChildProgram
 from envs.miniwob.process import find_chromium, make_profile, remove_profile, remove_stale_profiles
-from envs.observed import MOST_CHARS, Widget, bounded, outline
+from envs.screenshots import MOST_CHARS, Widget, bounded, outline
 
 GoalImages = Literal["below", "refuse"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus.errors import EnvError
 from envs.atspi_tree import in_place
-from envs.observed import Widget, outline
+from envs.screenshots import Widget, outline
 
 if TYPE_CHECKING:
     from envs.desktop.desktop import Desktop

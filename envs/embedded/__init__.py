@@ -8,12 +8,11 @@
     menus.py      drop-downs, menus, modal dialogs
     marks.py      widgets without letters, for suite mini
     app.py        layers of widgets (windows, modal dialogs, pop-ups), focus, event dispatch
-    scene.py      one instance of a task: its state, its layers, its judge, its solution
+    scene.py      one instance of a task: its state, its layers, its judge, its solution; what a click on a widget answers
     env.py        EmbeddedEnv, which keeps the GuiEnv contract; what an explorer reads of a screen
     suites.py     the suites and what is in them
     tasks/        the task templates
     apps/         applications with many screens, and their tasks
-    phrases.py    single-step instructions of suite mini, and which of them a click answers
 
 A screen is a function of state: after each event the layers are rebuilt from the scene's
 state, placed and painted. Widgets hold no state; what must persist between two events (focus,

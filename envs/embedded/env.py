@@ -14,8 +14,7 @@ from envs.elements import Box, Element, Node, Operation, ScreenState, elements_o
 from envs.embedded.app import App, WidgetInfo
 from envs.embedded.controls import ListRow, ScrollView
 from envs.embedded.draw import Rect, encode
-from envs.embedded.phrases import phrases
-from envs.embedded.scene import Scene, SceneFactory
+from envs.embedded.scene import Scene, SceneFactory, phrases
 from envs.embedded.textfield import TextField
 from envs.embedded.theme import THEMES, Theme
 from envs.embedded.widgets import Label, Ui, Widget, Window

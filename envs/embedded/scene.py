@@ -1,4 +1,7 @@
-"""One instance of a task: its state, the layers that show it, its judge and its solution."""
+"""One instance of a task: its state, the layers that show it, its judge and its solution.
+
+For suite `mini` also the single-step instruction that a click on a widget answers (phrases).
+"""
 
 from __future__ import annotations
 
@@ -61,3 +64,35 @@ def click(app: App, name: str) -> Click:
         raise EnvError(f"the oracle wants to click {name!r}, which is not within reach of: {seen}")
     x, y = info.centre
     return Click(x=x, y=y)
+
+
+ICON_PHRASES = {
+    "ok": "click ok",
+    "close": "click close",
+    "next": "click next",
+    "back": "click back",
+    "menu": "click menu",
+    "submit": "click submit",
+    "trash": "click trash",
+    "up": "click up",
+    "down": "click down",
+    "folder": "click folder",
+    "list": "click list",
+}
+COLOUR_PHRASES = {
+    "button": ("click the {} button",),
+    "box": ("check the {} box",),
+    "swatch": ("pick {}",),
+    "file": ("click the {} file", "delete the {} file"),
+}
+TAB_PHRASE = "click the {} tab"
+
+
+def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
+    """The instructions that a click on such a widget answers."""
+    if role in COLOUR_PHRASES:
+        return tuple(phrase.format(colour) for phrase in COLOUR_PHRASES[role])
+    if role == "tab":
+        return (TAB_PHRASE.format(name.removesuffix(".tab")),)
+    short = name.rpartition(".")[2]
+    return (ICON_PHRASES[short],) if role and short in ICON_PHRASES else ()

@@ -62,8 +62,6 @@ class MiniSuite:
     }
 
     def __init__(self) -> None:
-        self.tasks: Mapping[str, Task] = {}
-        self.scenes: Mapping[str, SceneFactory] = {}
         tasks: dict[str, Task] = {}
         scenes: dict[str, SceneFactory] = {}
         for kind, split in self.kinds.items():
@@ -82,7 +80,8 @@ class MiniSuite:
                 tier=steps,
                 split=split,
             )
-        self.tasks, self.scenes = tasks, scenes
+        self.tasks: Mapping[str, Task] = tasks
+        self.scenes: Mapping[str, SceneFactory] = scenes
 
     @checked
     def make_env(

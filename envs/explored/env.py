@@ -14,9 +14,8 @@ from typing import Any
 from bus.errors import ActionCausedError, EnvError, TaskError
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, ObservedKind, Task, Verdict, task_of
-from envs.elements import Element, Explorable, ScreenState, performing
+from envs.elements import Element, Explorable, ScreenState, as_explorable, performing
 from envs.explored.tasks import ExploredTask, PathStep, read_file
-from envs.grid import as_explorable
 from envs.registry import check_observe, check_options, check_parts, load_suite, make_env
 
 

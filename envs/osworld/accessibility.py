@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 
 from bus.errors import EnvError
 from envs.atspi_tree import in_place
-from envs.observed import Widget, outline
+from envs.screenshots import Widget, outline
 
 STATES = ("active", "checked", "editable", "expanded", "focused", "modal", "selected", "showing")
 

@@ -119,7 +119,7 @@ def _logprobs(
 
 
 def test_every_hint_of_suite_mini_is_an_instruction_that_its_base_model_knows() -> None:
-    from envs.embedded.phrases import INSTRUCTIONS
+    from scripts.grounding_screens import INSTRUCTIONS
 
     env = make_env("mini")
     for task in ("popup", "menu", "page", "confirm", "tabs", "folder", "scroll", "form", "delete"):

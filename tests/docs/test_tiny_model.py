@@ -6,7 +6,7 @@ import re
 from itertools import product
 from pathlib import Path
 
-from envs.embedded.phrases import INSTRUCTIONS
+from scripts.grounding_screens import INSTRUCTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tiny-model.md"
 

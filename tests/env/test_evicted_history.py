@@ -31,7 +31,7 @@ from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
 from envs.actions import Action, Wait
 from envs.base import Observation, Task, Verdict
-from envs.observed import KINDS
+from envs.screenshots import KINDS
 from scripts.small_models import FAMILIES, build
 from tests.env.parts import Lenient, Memory, lease
 

@@ -19,8 +19,8 @@ from bus.errors import DartError, EnvError, MissingPartError, TaskError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import make_async_env
 from envs.base import GuiEnv, Task
+from envs.elements import as_explorable
 from envs.explored.tasks import ExploredFile, ExploredTask, PathStep, write_file
-from envs.grid import as_explorable
 from envs.registry import MADE_OF, SHIPPED, load_suite, make_env
 from tests.examples.cuabench.worker_process import own_suite
 from tests.simulated import SUITE

@@ -10,13 +10,15 @@ from envs.elements import (
     Box,
     Element,
     Explorable,
+    GridEnv,
     Node,
+    as_explorable,
+    coarse_key,
     elements_of,
     grid_elements,
     performing,
     state_of,
 )
-from envs.grid import GridEnv, as_explorable, coarse_key
 from envs.registry import make_env
 from tests.simulated import SUITE
 

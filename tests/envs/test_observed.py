@@ -10,9 +10,9 @@ from bus.errors import EnvError, TaskError
 from dart_cli.env import calls
 from dart_cli.policy.coordinates import make_coordinate_map
 from envs.base import Observation
-from envs.observed import Widget, bounded, outline, prompt_text
 from envs.osworld.accessibility import outline_of
 from envs.registry import check_observe, check_options, make_env
+from envs.screenshots import Widget, bounded, outline, prompt_text
 
 TREE = """<desktop-frame
   xmlns:st="https://accessibility.ubuntu.example.org/ns/state"

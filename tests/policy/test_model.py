@@ -234,7 +234,7 @@ def test_a_click_is_five_tokens_and_an_end() -> None:
 
 
 def test_every_word_of_suite_mini_is_one_token() -> None:
-    from envs.embedded.phrases import VOCABULARY
+    from scripts.grounding_screens import VOCABULARY
 
     tokenizer = tiny.build_tokenizer()
     for word in VOCABULARY:

@@ -355,7 +355,7 @@ def test_a_malformed_task_costs_only_itself(tmp_path: Path) -> None:
     suite = suite_of(tmp_path)
     assert list(suite.tasks) == ["desktop/note"]
     assert [str(error) for error in suite.errors] == [
-        f"{tmp_path / 'bad.json'}: max_steps must be a whole number of at least 1, got 0"
+        f"{tmp_path / 'bad.json'}: max_steps must be greater than or equal to 1, got 0"
     ]
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from envs.atspi_tree import in_place, nodes_of, route_of
 from envs.desktop.accessibility import has_accessibility
-from envs.elements import Element, elements_of, performing, state_of
-from envs.grid import make_explorable
+from envs.elements import Element, elements_of, make_explorable, performing, state_of
 
 STATES = ("active", "checked", "editable", "expanded", "focused", "modal", "selected")
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from envs.desktop.suite import PACKAGES, DesktopSuite
+from envs.desktop.suite import PYTHON_PACKAGES, DesktopSuite
 
-if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+if any(importlib.util.find_spec(package) is None for package in PYTHON_PACKAGES):
     pytest.skip("needs pip install -e '.[desktop]'", allow_module_level=True)
 
 from envs.desktop import host_resources

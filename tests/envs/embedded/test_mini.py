@@ -6,10 +6,10 @@ import pytest
 
 from envs.actions import Click, Scroll
 from envs.embedded.env import EmbeddedEnv
-from envs.embedded.phrases import INSTRUCTIONS, VOCABULARY, phrases
+from envs.embedded.scene import phrases
 from envs.embedded.theme import COLOURS
 from envs.registry import load_suite, make_env
-from scripts.grounding_screens import KINDS, grounding_screen
+from scripts.grounding_screens import INSTRUCTIONS, KINDS, VOCABULARY, grounding_screen
 
 TASKS = load_suite("mini").tasks
 
