@@ -138,7 +138,7 @@ class Slot:
 
 def strike(env: DesktopEnv, rng: Random) -> None:
     """Kill the X server or an application with SIGKILL."""
-    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children(env.keeper)}
+    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children(env.desktop.pid)}
     victims = [pid for pid, name in names.items() if not name.startswith(SPARED)]
     os.kill(rng.choice(victims), signal.SIGKILL)
 

@@ -99,7 +99,12 @@ def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepRe
     """Perform one action; the observation is encoded as `screens`."""
     observation, reward, terminated, truncated, _ = env.step(action)
     screen = stored_as(_checked_observation("step", observation), screens)
-    return StepResult(screen, bool(terminated), bool(truncated), _step_reward(env, reward))
+    earned = _finite(reward)
+    if earned is not None and math.isnan(earned):
+        raise EnvError(
+            f"{type(env).__name__}.step gave the reward {reward!r}; want a finite number, or None"
+        )
+    return StepResult(screen, bool(terminated), bool(truncated), earned)
 
 
 def evaluate(env: GuiEnv) -> Verdict:
@@ -109,16 +114,13 @@ def evaluate(env: GuiEnv) -> Verdict:
         raise EnvError(f"evaluate gave {verdict!r}; want a Verdict of {get_args(Outcome)}")
     _check_types("evaluate", verdict, {"reason": str})
     verdict = replace(verdict, reason=sendable(verdict.reason))
-    reward: object = verdict.reward
-    if reward is None:
-        return verdict
-    value = float(reward) if isinstance(reward, Real) else math.nan
-    if not 0 <= value <= 1:  # NaN is in no range
+    reward = _finite(verdict.reward)
+    if reward is not None and not 0 <= reward <= 1:  # NaN is in no range
         raise EnvError(
-            f"{type(env).__name__}.evaluate gave the reward {reward!r} ({verdict.outcome}: "
+            f"{type(env).__name__}.evaluate gave the reward {verdict.reward!r} ({verdict.outcome}: "
             f"{verdict.reason}); want a number in [0, 1]"
         )
-    return replace(verdict, reward=value)
+    return replace(verdict, reward=reward)
 
 
 def judge_start(env: GuiEnv) -> Verdict | None:
@@ -162,15 +164,10 @@ def look(env: GuiEnv) -> Looked | None:
     return state, [replace(each, name=sendable(each.name)) for each in elements]
 
 
-def _step_reward(env: GuiEnv, reward: object) -> float | None:
-    if reward is None:
-        return None
+def _finite(reward: object) -> float | None:
+    """A reward as a number, NaN for what is no finite one; None where none was given."""
     value = float(reward) if isinstance(reward, Real) else math.nan
-    if not math.isfinite(value):
-        raise EnvError(
-            f"{type(env).__name__}.step gave the reward {reward!r}; want a finite number, or None"
-        )
-    return value
+    return None if reward is None else value if math.isfinite(value) else math.nan
 
 
 def _checked_observation(what: str, observation: object) -> Observation:
@@ -178,9 +175,6 @@ def _checked_observation(what: str, observation: object) -> Observation:
         raise EnvError(f"{what} gave {observation!r}; want an Observation")
     kinds = {"screenshot": bytes, "media_type": str, "width": int, "height": int, "screen_key": str}
     _check_types(what, observation, kinds)
-    if min(observation.width, observation.height) < 1:
-        size = f"{observation.width}x{observation.height}"
-        raise EnvError(f"{what} gave an Observation of {size} pixels; want at least 1x1")
     try:
         width, height = size_of(observation.screenshot)
     except EnvError as error:

@@ -169,11 +169,6 @@ class DesktopEnv:
         """The desktop it is played on. Raises EnvError."""
         return self._playing()[0].desktop
 
-    @property
-    def keeper(self) -> int:
-        """Process id of the ancestor of all the desktop's processes. Raises EnvError."""
-        return self.desktop.pid
-
     def close(self) -> None:
         """End the desktop; may be called twice."""
         self._closed = True

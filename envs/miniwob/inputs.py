@@ -111,7 +111,7 @@ class PageInput:
                 bit = _MODIFIERS.get(name, 0)
                 self._held = self._held | bit if down else self._held & ~bit
                 if key := _dom_key(name):
-                    yield _down(key, self._held) if down else _up(key, self._held)
+                    yield _stroke(key, self._held, down=down)
             case Text(text=text):
                 for character in text:
                     yield from self._write(character)
@@ -140,8 +140,8 @@ class PageInput:
             yield Call("Input.insertText", {"text": character})
             return
         held = self._held | (_MODIFIERS["shift"] if is_shifted(character) else 0)
-        yield _down(key, held)
-        yield _up(key, held)
+        yield _stroke(key, held, down=True)
+        yield _stroke(key, held, down=False)
 
 
 def _dom_key(name: str) -> _DomKey | None:
@@ -159,12 +159,16 @@ def _dom_key(name: str) -> _DomKey | None:
     return _DomKey(name, code, number, name)
 
 
-def _down(key: _DomKey, held: int) -> Call:
+def _stroke(key: _DomKey, held: int, *, down: bool) -> Call:
+    """A key goes down or up while modifiers are held."""
     key = _with_shift(key) if held & _MODIFIERS["shift"] else key
-    command = held & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
-    text = "" if command else key.text
-    kind = "keyDown" if text else "rawKeyDown"
-    return Call("Input.dispatchKeyEvent", {**_event(kind, key, held), "text": text})
+    told = {"modifiers": held, "key": key.key, "code": key.code}
+    told |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
+    if down:
+        command = held & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
+        text = "" if command else key.text
+        told |= {"type": "keyDown" if text else "rawKeyDown", "text": text}
+    return Call("Input.dispatchKeyEvent", told)
 
 
 def _with_shift(key: _DomKey) -> _DomKey:
@@ -172,18 +176,3 @@ def _with_shift(key: _DomKey) -> _DomKey:
     if len(key.text) == 1 and key.text in PLAIN:
         return _dom_key(SHIFTED[PLAIN.index(key.text)]) or key
     return _dom_key(key.text.upper()) or key if key.text.isalpha() else key
-
-
-def _up(key: _DomKey, held: int) -> Call:
-    key = _with_shift(key) if held & _MODIFIERS["shift"] else key
-    return Call("Input.dispatchKeyEvent", _event("keyUp", key, held))
-
-
-def _event(kind: str, key: _DomKey, held: int) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "modifiers": held,
-        "key": key.key,
-        "code": key.code,
-        "windowsVirtualKeyCode": key.number,
-    }

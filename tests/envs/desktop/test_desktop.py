@@ -96,7 +96,7 @@ def env() -> Iterator[DesktopEnv]:
 def begin(env: DesktopEnv, task: str = "desktop/mousepad-append-line", seed: int = 7) -> int:
     """Start an episode; process id of its keeper."""
     env.reset(seed=seed, options={"task": task})
-    return env.keeper
+    return env.desktop.pid
 
 
 def home(env: DesktopEnv) -> Path:
