@@ -51,7 +51,12 @@ from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
 from dart_cli.engines.completions import unsampled
 from dart_cli.rollout.sync import WeightSync
-from dart_cli.runtime.background import background, unless_stopped
+from dart_cli.runtime.background import (
+    StopRequested,
+    background,
+    in_daemon_thread,
+    unless_stopped,
+)
 from dart_cli.runtime.waits import PREFIX, data_awaited, receive_telemetry, told_waits
 from dart_cli.weights.receiver import FileReceiver, Receiver
 
@@ -110,9 +115,10 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
 
         await stack.enter_async_context(told_waits(awaits))
         with heartbeat.waiting("the model to load", on="model"):
-            model = await unless_stopped(stop, lambda: load_model(config))
-        if model is None:
-            return
+            try:
+                model = await unless_stopped(stop, in_daemon_thread(lambda: load_model(config)))
+            except StopRequested:
+                return
         receiver = await stack.enter_async_context(receiving(config, worker))
         stack.push_async_callback(model.engine.close)
         service.start(

@@ -2,7 +2,7 @@
 
 background        coroutines that run while a block runs, and whose errors rise in it
 in_daemon_thread  a blocking call in a thread that does not hold up the end of the process
-unless_stopped    the same, unless a stop comes first
+unless_stopped    what a coroutine returns, unless a stop comes first (StopRequested)
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+
+class StopRequested(Exception):  # noqa: N818 - no error
+    """A stop was requested while something was waited for."""
 
 
 @contextlib.asynccontextmanager
@@ -61,16 +65,19 @@ async def in_daemon_thread(call: Callable[[], _T]) -> _T:
     return await outcome
 
 
-async def unless_stopped(stop: asyncio.Event, call: Callable[[], _T]) -> _T | None:
-    """What `call` returns, in a daemon thread; None if `stop` is set before, with `call` left running.
-
-    For imports and model files, which may take minutes.
-    """
-    called = asyncio.create_task(in_daemon_thread(call))
+async def unless_stopped(stop: asyncio.Event, waiting: Coroutine[Any, Any, _T]) -> _T:
+    """What `waiting` returns. Cancels it and raises StopRequested when `stop` is set."""
+    if stop.is_set():  # it is not begun
+        waiting.close()
+        raise StopRequested
+    task = asyncio.create_task(waiting)
     stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([called, stopped], return_when=asyncio.FIRST_COMPLETED)
-        return called.result() if called.done() else None
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise StopRequested
+        return task.result()
     finally:
-        stopped.cancel()
-        called.cancel()
+        for each in (task, stopped):
+            each.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)

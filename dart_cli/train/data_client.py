@@ -1,21 +1,19 @@
 """The trainer's side of its conversation with data: nothing is lost, and a stop ends every wait.
 
 DataClient      requests, repeated until data answers
-StopRequested   a stop was requested while the trainer waited
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from bus.errors import DeadlineError, StoreError
 from bus.heartbeat import HeartbeatSender
 from bus.messages import Ack, BatchRequest, Reply, Request
 from bus.requests import RETRY_S as REPEAT_S
 from bus.requests import Requester
+from dart_cli.runtime.background import StopRequested, unless_stopped
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +24,6 @@ BATCH_RETRY_S = 15.0
 repetition sends it once more. A data process that comes back is asked at once."""
 LAST_REPORT_S = 3.0
 """How long a stopping trainer still tries to report to data."""
-
-_T = TypeVar("_T")
-
-
-class StopRequested(Exception):  # noqa: N818 - no error
-    """A stop was requested while the trainer waited."""
 
 
 class DataClient:
@@ -77,31 +69,12 @@ class DataClient:
         retry_s = BATCH_RETRY_S if isinstance(message, BatchRequest) else REPEAT_S
         while True:
             try:
-                return await self.unless_stopped(
-                    self._requester.request(message, self._deadline_s, retry_s)
+                return await unless_stopped(
+                    self._stop, self._requester.request(message, self._deadline_s, retry_s)
                 )
             except DeadlineError as error:
                 if self._requester.connected:  # else told_waits says that it is absent
                     log.warning("%s; keeps trying", error)
             except StoreError as error:
                 log.warning("data: %s; keeps trying", error)
-                await self.unless_stopped(asyncio.sleep(RETRY_S))
-
-    async def unless_stopped(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """What `waiting` returns. Cancels it and raises StopRequested when a stop is requested."""
-        if (
-            self._stop.is_set()
-        ):  # else what it would send is sent, and sent again as the last report
-            waiting.close()
-            raise StopRequested
-        task = asyncio.create_task(waiting)
-        stopped = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise StopRequested
-            return task.result()
-        finally:
-            for each in (task, stopped):
-                each.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
+                await unless_stopped(self._stop, asyncio.sleep(RETRY_S))

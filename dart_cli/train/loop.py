@@ -63,7 +63,7 @@ from bus.requests import Requester
 from dart_cli.config import endpoints
 from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
-from dart_cli.runtime.background import background
+from dart_cli.runtime.background import StopRequested, background, unless_stopped
 from dart_cli.runtime.role import finishing
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
@@ -73,7 +73,7 @@ from dart_cli.train.checkpoints.identity import (
     TrainerProgress,
     model_identity,
 )
-from dart_cli.train.data_client import DataClient, StopRequested
+from dart_cli.train.data_client import DataClient
 from dart_cli.train.metric_writer import MetricWriter
 from dart_cli.train.publishing import Publications, make_channel
 from dart_cli.train.ranks.processes import Ranks
@@ -313,7 +313,7 @@ class Trainer:
                 assert isinstance(reply, BatchReply)
                 if reply.batch is not None:
                     return reply.batch
-                await self._data.unless_stopped(asyncio.sleep(reply.retry_after_s))
+                await unless_stopped(self._stop, asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
     async def _step(self, learner: Learner, batch: Batch, curves: MetricWriter) -> dict[str, float]:

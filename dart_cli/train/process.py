@@ -21,7 +21,7 @@ from bus.pubsub import Publisher, Subscriber
 from bus.requests import Replier, Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
-from dart_cli.runtime.background import background, unless_stopped
+from dart_cli.runtime.background import StopRequested, background, in_daemon_thread, unless_stopped
 from dart_cli.runtime.waits import data_awaited, told_waits
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             told_waits(lambda: others.awaited() if data.connected else data_awaited(config))
         )
         await stack.enter_async_context(background(_listen(states, others, stop)))
-        if await unless_stopped(stop, _import_all) is None:
+        try:
+            await unless_stopped(stop, in_daemon_thread(_import_all))
+        except StopRequested:
             return
         import torch
 
@@ -94,11 +96,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         await trainer.run()
 
 
-def _import_all() -> bool:
+def _import_all() -> None:
     """Import what `run` needs; in a thread, so that the process hears and tells meanwhile."""
     import dart_cli.train.loop  # noqa: F401 - it brings torch, and all else
-
-    return True
 
 
 async def _listen(states: Subscriber, others: _Others, stop: asyncio.Event) -> None:

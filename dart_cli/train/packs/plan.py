@@ -88,10 +88,10 @@ def plan(
     trie = _Trie(sequences, costs)
     most = trie.total / (PARTS_OF_A_RANK * ranks) if ranks > 1 else float("inf")
     items = _items(trie, pack_tokens, most)
-    bins = _together(trie, items, pack_tokens)
+    bins = _placed(trie, items, pack_tokens) or []
     if ranks > 1:
         count = -(-len(bins) // ranks) * ranks
-        while (spread := _balanced(trie, items, pack_tokens, count)) is None:
+        while (spread := _placed(trie, items, pack_tokens, count)) is None:
             count += ranks
         bins = spread
     packs = [trie.pack(each.sequences) for each in bins if each.sequences]
@@ -239,35 +239,26 @@ def _items(trie: _Trie, pack_tokens: int, most: float) -> list[_Bin]:
     return sorted(items, key=lambda item: -item.cost)
 
 
-def _together(trie: _Trie, items: Sequence[_Bin], pack_tokens: int) -> list[_Bin]:
-    """Few packs, each item where it adds least."""
-    bins: list[_Bin] = []
-    for item in items:
-        best, least = None, float("inf")
-        for each in bins:
-            tokens, cost = each.added(trie, item.nodes)
-            if each.has_room(tokens, pack_tokens) and cost < least:
-                best, least = each, cost
-        if best is None:
-            best = _Bin()
-            bins.append(best)
-        best.take(trie, item.sequences, item.nodes)
-    return bins
-
-
-def _balanced(
-    trie: _Trie, items: Sequence[_Bin], pack_tokens: int, count: int
+def _placed(
+    trie: _Trie, items: Sequence[_Bin], pack_tokens: int, count: int = 0
 ) -> list[_Bin] | None:
-    """`count` packs of similar cost; None where the items need more."""
+    """The items in packs: in few, each where it adds least; or in `count` packs of similar cost.
+
+    None where `count` packs have no room for them.
+    """
     bins = [_Bin() for _ in range(count)]
     for item in items:
         best, least = None, float("inf")
         for each in bins:
             tokens, cost = each.added(trie, item.nodes)
-            if each.has_room(tokens, pack_tokens) and each.cost + cost < least:
-                best, least = each, each.cost + cost
+            cost += each.cost if count else 0.0
+            if each.has_room(tokens, pack_tokens) and cost < least:
+                best, least = each, cost
         if best is None:
-            return None
+            if count:
+                return None
+            best = _Bin()
+            bins.append(best)
         best.take(trie, item.sequences, item.nodes)
     return bins
 
