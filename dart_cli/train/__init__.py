@@ -3,17 +3,14 @@
 process         the process around the trainer: connections, what it waits for
 loop            the trainer: take a batch, update, checkpoint, publish, acknowledge
 data_client     its side of the conversation with data
-assembly        the learner and the weight channel that a configuration asks for
-base            what the loop needs of a learner (protocols), and metrics of a batch
+publishing      publications beside the updates, and the weight channel
+base            what the loop needs of a learner, and metrics of a batch
 learner         one update from one batch: PolicyLearner
 packs/          a batch becomes packs: sequences of many steps, each pack one forward pass
-model           log-probabilities of given tokens, with gradient
-patch_scores    the same of patches that pointers drew
+model           log-probabilities of given tokens and of patches, with gradient
 sharded         the model over several GPUs (FSDP2)
 ranks/          the processes that train one model together
 checkpoints/    where a trainer goes on after its end
-state           parameters and optimizer as one flat dict, and back
 parity          compares engine and trainer on tokens of the same weights; stops the run if they differ
-logprob_gaps    the log-prob mismatch of each step, for the viewer
 metric_writer   metrics to TensorBoard and Weights & Biases
 """
