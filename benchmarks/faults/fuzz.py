@@ -298,6 +298,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from dart_cli.evaluation.results import read_evaluation
     from dart_cli.inspection.explain import explain_trajectory
     from dart_cli.inspection.find import find_subject
+    from dart_cli.inspection.trajectories import read_trajectory
     from dart_cli.runtime.liveness import workers_of
     from dart_cli.runtime.run_dir import read_run
     from dart_cli.status.processes import why_absent
@@ -309,7 +310,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
             ledger_of(run_dir)
             for row in reader.trajectories():
                 reader.steps(row.id)
-                explain_trajectory(reader, find_subject(reader, row.id))
+                explain_trajectory(reader, read_trajectory(reader, find_subject(reader, row.id)))
             for batch in reader.batches():
                 reader.batch_steps(batch.id)
 
