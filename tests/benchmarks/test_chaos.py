@@ -39,6 +39,7 @@ suite = "{suite}:CoinSuite"
 slots = 4
 [rollout]
 engine = "scripted"
+max_tokens = 20
 [data]
 group_size = 4
 groups_per_batch = 1

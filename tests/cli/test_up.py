@@ -32,7 +32,7 @@ path = "builtin:tiny"
 suite = "{suite}:CoinSuite"
 slots = 8
 [rollout]
-max_tokens = 5
+max_tokens = 20
 [data]
 group_size = 4
 groups_per_batch = 2

@@ -19,7 +19,7 @@ suite = "{suite}:CoinSuite"
 slots = 8
 [rollout]
 engine = "scripted"
-max_tokens = 3
+max_tokens = 20
 [data]
 group_size = 4
 groups_per_batch = 2
