@@ -25,7 +25,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bus.errors import DartError
 from bus.messages import Batch
 from dart_cli.config.load import config_of_model
-from dart_cli.config.schema import Config, RolloutConfig
+from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.doctor.parity import Trial, play_trial
 from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
@@ -57,7 +56,7 @@ def main() -> None:
     """Compare every class with every engine; print one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--engines", nargs="+", default=engines_here(), choices=ENGINES)
+    parser.add_argument("--engines", nargs="+", default=engines_here(), choices=MODEL_ENGINES)
     parser.add_argument("--models", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
@@ -101,16 +100,9 @@ def main() -> None:
     sys.exit(int(not result["max_abs_logprob_diff"] <= LIMIT))
 
 
-ENGINES = [
-    name
-    for name in get_args(RolloutConfig.model_fields["engine"].annotation)
-    if name not in ("scripted", "timed")
-]
-
-
 def engines_here() -> list[str]:
     """Engines whose packages are installed; each is called as its package."""
-    return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
+    return [name for name in MODEL_ENGINES if importlib.util.find_spec(name) is not None]
 
 
 def settings(engine: str, updates: int) -> list[str]:
