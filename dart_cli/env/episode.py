@@ -106,6 +106,16 @@ class ActionSpec:
     ]  # (width, height) of a screenshot -> its coordinate map
     previous: Previous | None = None  # how earlier steps are told, where the template shows them
 
+    def read(
+        self, text: str, screen: Observation, pointer: tuple[int, int] | None
+    ) -> tuple[Action | None, str]:
+        """What a text means on a screen whose pointer is there; None, and why it is no action."""
+        try:
+            coordinates = self.coordinate_map_of(screen.width, screen.height)
+            return self.codec.parse(text, replace(coordinates, pointer=pointer)), ""
+        except ActionError as error:
+            return None, str(error) or "no action"
+
 
 def action_spec_of(config: Config) -> ActionSpec:
     """The codec, coordinates, history and rule for malformed texts of a configuration."""
@@ -262,9 +272,11 @@ class Episode:
             self._observed_text = self._text_beside(screen)
             request = self._request(step, instruction, screen)
             completion, model_s = await self._ask(request)
-            action, error = self._read(completion.text, screen)
+            action, error = self._action_spec.read(completion.text, screen, self._pointer)
             if action is None:
-                await self._hand_in(_record(request, screen, completion, None, error, model_s, 0.0))
+                await self._hand_in(
+                    record_of(request, screen, completion, None, error, model_s, 0.0)
+                )
                 return "malformed", Verdict("fail", error)
             try:
                 stepped = await self._act(request, screen, completion, action, model_s)
@@ -325,14 +337,6 @@ class Episode:
             raise _AbandonedError(f"no completion for step {request.step}: {error}") from error
         return completion, time.monotonic() - began
 
-    def _read(self, text: str, screen: Observation) -> tuple[Action | None, str]:
-        try:
-            coordinates = self._action_spec.coordinate_map_of(screen.width, screen.height)
-            coordinates = replace(coordinates, pointer=self._pointer)
-            return self._action_spec.codec.parse(text, coordinates), ""
-        except ActionError as error:
-            return None, str(error) or "no action"
-
     async def _act(
         self,
         request: ActRequest,
@@ -353,7 +357,7 @@ class Episode:
         except EnvError as error:
             broken = error
         seconds = time.monotonic() - began
-        record = _record(request, screen, completion, action, "", model_s, seconds, reward)
+        record = record_of(request, screen, completion, action, "", model_s, seconds, reward)
         await self._hand_in(record)
         if broken is not None:
             raise broken
@@ -419,7 +423,7 @@ class Episode:
         )
 
 
-def _record(
+def record_of(
     request: ActRequest,
     screen: Observation,
     completion: Completion,
@@ -429,6 +433,7 @@ def _record(
     env_s: float,
     reward: float | None = None,
 ) -> StepRecord:
+    """A step as data keeps it."""
     return StepRecord(
         trajectory_id=request.trajectory_id,
         step=request.step,

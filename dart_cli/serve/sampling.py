@@ -6,11 +6,14 @@ settle   the sampling of one completion. Raises ApiError for what it cannot be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from bus.messages import Sampling
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 from dart_cli.serve.errors import ApiError, invalid
+from dart_cli.serve.requests import read_body
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -45,7 +48,16 @@ _SILENT = frozenset(
 )
 """Settings that are read elsewhere, or change nothing."""
 
-_OWN = ("temperature", "max_tokens", "max_completion_tokens", "seed")
+
+class _Own(BaseModel):
+    """Settings of a completion that a request may have."""
+
+    model_config = ConfigDict(strict=True)
+
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 def settle(given: Mapping[str, Any], run: Sampling, *, is_trained: bool, ignores: bool) -> Sampling:
@@ -57,12 +69,21 @@ def settle(given: Mapping[str, Any], run: Sampling, *, is_trained: bool, ignores
         if given.get(name) is not None and not _is_one_of(given[name], neutral):
             raise _unsupported(name, given[name], neutral)
     for name in given:
-        if given[name] is None or name in _SILENT or name in _UNANSWERED or name in _OWN:
+        if (
+            given[name] is None
+            or name in _SILENT
+            or name in _UNANSWERED
+            or name in _Own.model_fields
+        ):
             continue
         neutral = _NEUTRAL.get(name, ())
         if not _is_one_of(given[name], neutral) and not ignores:
             raise _unsupported(name, given[name], neutral)
-    temperature, most, seed = _own(given)
+    own = read_body(_Own, given)
+    temperature = own.temperature
+    if temperature and temperature < MIN_TEMPERATURE:
+        raise invalid(f"temperature must be 0 or at least {MIN_TEMPERATURE:g}", "temperature")
+    most, seed = own.max_completion_tokens or own.max_tokens, own.seed
     if not is_trained:
         changes = {"temperature": temperature, "max_tokens": most, "seed": seed}
         return run.model_copy(
@@ -81,31 +102,6 @@ def settle(given: Mapping[str, Any], run: Sampling, *, is_trained: bool, ignores
     if seed is not None and not ignores:
         raise invalid("seed: training draws by the lease's own; leave it out", "seed")
     return run
-
-
-def _own(given: Mapping[str, Any]) -> tuple[float | None, int | None, int | None]:
-    """Temperature, most tokens and seed of a request, checked."""
-    temperature = given.get("temperature")
-    if temperature is not None and not (
-        _is_number(temperature)
-        and (temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE)
-    ):
-        raise invalid(
-            f"temperature must be 0 or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
-            "temperature",
-        )
-    most = given.get("max_completion_tokens")
-    most = given.get("max_tokens") if most is None else most
-    if most is not None and not (type(most) is int and 1 <= most < 2**31):
-        raise invalid("max_tokens must be a whole number from 1 on", "max_tokens")
-    seed = given.get("seed")
-    if seed is not None and not (type(seed) is int and 0 <= seed < 2**31):
-        raise invalid("seed must be a whole number from 0, below 2**31", "seed")
-    return None if temperature is None else float(temperature), most, seed
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:

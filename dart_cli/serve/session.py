@@ -19,11 +19,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
-from bus.errors import ActionError, DartError, EnvError
+from bus.errors import DartError, EnvError
 from bus.heartbeat import WaitReporter
 from bus.messages import (
     Ack,
@@ -38,13 +38,12 @@ from bus.messages import (
 )
 from dart_cli.env.calls import sendable
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import ActionSpec, Policy
+from dart_cli.env.episode import ActionSpec, Policy, record_of
 from dart_cli.policy.coordinates import pointer_after
 from dart_cli.runtime.waits import PhaseTimer
 from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest
 from dart_cli.serve.sampling import settle
-from envs.actions import Action, action_to_dict
 from envs.base import Observation, Verdict, content_hash, image_type
 from envs.screenshots import StoredEncoding, pixels_of, stored_as
 
@@ -266,42 +265,21 @@ class Session:
     ) -> None:
         """Keep the step until its action is known to be done."""
         newest = shown[-1]
-        action = self._action(completion.text, newest)
+        # None where the agent has an action language of its own.
+        action, _ = self._context.action_spec.read(completion.text, newest, self._pointer)
+        if action is not None:
+            self._pointer = pointer_after(action, self._pointer)
         brought = {
             key: each.screenshot
             for key, each in zip(act.image_hashes, shown, strict=True)
             if key not in self._kept and key != act.image_hashes[-1]
         }
         self._kept |= set(act.image_hashes)
-        self._held = StepRecord(
-            trajectory_id=act.trajectory_id,
-            step=act.step,
-            screenshot=newest.screenshot,
-            media_type=newest.media_type,
-            image_hashes=act.image_hashes,
-            prompt_token_ids=completion.prompt_token_ids,
-            sampled=completion.sampled,
-            worker=completion.worker,
-            text=completion.text,
-            action=None if action is None else action_to_dict(action),
-            error="",
-            model_s=model_s,
-            env_s=0.0,
-            instruction=self._instruction(request) if act.step == 0 else "",
-            pointed=completion.pointed,
-            images=list(brought.values()),
+        record = record_of(act, newest, completion, action, "", model_s, 0.0)
+        instruction = self._instruction(request) if act.step == 0 else ""
+        self._held = record.model_copy(
+            update={"instruction": instruction, "images": list(brought.values())}
         )
-
-    def _action(self, text: str, screen: Observation) -> Action | None:
-        """What the text means in the run's action language; None where the agent has one of its own."""
-        spec = self._context.action_spec
-        coordinates = spec.coordinate_map_of(screen.width, screen.height)
-        try:
-            action = spec.codec.parse(text, replace(coordinates, pointer=self._pointer))
-        except ActionError:
-            return None
-        self._pointer = pointer_after(action, self._pointer)
-        return action
 
     def _instruction(self, request: ChatRequest) -> str:
         """The task's own, if the prompt shows it word for word; else the first text of the user."""
