@@ -19,16 +19,19 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus.codec import encode
 from bus.errors import ConfigError, OversizeError
 from bus.messages import Batch, BatchReply, Chain, Sample
 from bus.packed import int32s, little_endian
-from bus.requests import EncodedReply
-from dart_cli.data.batches import BatchPlan
-from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PlannedSample
 from dart_cli.data.store.steps import BatchStep
+
+if TYPE_CHECKING:  # scripts/gpu-check makes chains where neither a bus nor a database is installed
+    from bus.requests import EncodedReply
+    from dart_cli.data.batches import BatchPlan
+    from dart_cli.data.store.reader import Reader
 
 
 def load(reader: Reader, plan: BatchPlan) -> Batch:
@@ -177,6 +180,8 @@ class BatchLoader:
 
     async def encoded(self, batch: Batch) -> EncodedReply:
         """The answer that carries the batch: thousands of frames. Raises as `encode` does."""
+        from bus.requests import EncodedReply
+
         reply = BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason="")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, EncodedReply.of, reply)
@@ -187,6 +192,8 @@ class BatchLoader:
         self._thread.shutdown()
 
     def _load(self, plan: BatchPlan) -> Batch:
+        from dart_cli.data.store.reader import Reader
+
         if self._reader is None:
             self._reader = Reader(self._path)
         return load(self._reader, plan)

@@ -31,11 +31,9 @@ from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.findings import error, ok, warning
-from dart_cli.doctor.play import LOAD_S
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.player.model import loaded_model
 from dart_cli.policy.history import History
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.runtime.role import limit_threads
@@ -87,6 +85,10 @@ def parity(config: Config) -> Iterator[Finding]:
 
 async def sample(config: Config) -> Batch:
     """What the configured engine samples in a trial."""
+    # Here, since scripts/gpu-check draws screens where no bus is installed.
+    from dart_cli.doctor.play import LOAD_S
+    from dart_cli.player.model import loaded_model
+
     async with loaded_model(config, None, -1, load_s=LOAD_S) as model:
         assert isinstance(model.responder, PolicyResponder)
         trial = Trial(

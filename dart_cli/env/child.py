@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from pydantic import TypeAdapter
 
 from bus.errors import EnvError
+from bus.messages import Judgement, Outcome
 from dart_cli.env.calls import ANSWERS, Began, Failure, StepResult, perform
 from dart_cli.runtime.liveness import when_orphaned
 from dart_cli.runtime.streams import keep_going, take_streams
@@ -129,7 +130,10 @@ def decoded(call: str, message: PipeMessage) -> Any:
 
 @cache
 def _adapter(call: str) -> TypeAdapter[Any]:
-    return TypeAdapter(ANSWERS.get(call, None))
+    adapter: TypeAdapter[Any] = TypeAdapter(ANSWERS.get(call, None))
+    # envs.base names these as types alone: what only checks a configuration loads no messages.
+    adapter.rebuild(_types_namespace={"Judgement": Judgement, "Outcome": Outcome})
+    return adapter
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:

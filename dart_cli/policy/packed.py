@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +39,14 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bus.errors import ModelError
-from dart_cli.policy.forward import ImageFeatures, image_arguments
-from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
 from dart_cli.policy.pointer.head import head_of
+
+if (
+    TYPE_CHECKING
+):  # attention alone needs no screens: scripts/gpu-check times it with torch and transformers
+    from dart_cli.policy.forward import ImageFeatures
+    from dart_cli.policy.images import PreparedImage
 
 PACKED = "dart_packed"
 """Name of our language attention in transformers; without a plan it is `sdpa`."""
@@ -275,6 +279,8 @@ def packed_hidden(
     `features` are those of `inputs.images`, computed here if absent. Raises ModelError for a model whose
     layers do not take packs (attention.use_packed).
     """
+    from dart_cli.policy.forward import image_arguments
+
     check_packed(model)
     inner: Any = model.model
     device = next(model.parameters()).device

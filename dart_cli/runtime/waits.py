@@ -17,14 +17,17 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING
 
 from bus.endpoints import DATA
 from bus.heartbeat import awaited
 from bus.messages import Message
-from bus.pubsub import Subscriber
 from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
+
+if TYPE_CHECKING:
+    from bus.pubsub import Subscriber
 
 log = logging.getLogger(__name__)
 
