@@ -223,8 +223,8 @@ def _seconds() -> Iterator[str]:
         "",
     )
     histories: dict[str, dict[str, Any]] = {
-        "`slide`, 5 screens (DART's)": {},
-        "`evict`, 7 -> 3": {"history_images": 3, "history_images_most": 7},
+        "the newest 5 screens (DART's)": {},
+        "evictions, 7 to 3 screens": {"history_images": 3, "history_images_most": 7},
     }
     rows = []
     for name, policy in histories.items():
