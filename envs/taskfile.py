@@ -154,6 +154,11 @@ class TaskFile:
         extra = {key: each for key, each in value.items() if key not in known}
         return {key: value[key] for key in known & value.keys()} | {"extra": extra}
 
+    def reads(self, kind: str) -> bool:
+        """Whether its evaluator reads a value of this kind, e.g. `accessibility_tree`."""
+        results = (check.result for check in self.evaluator.checks)
+        return any(result is not None and result.type == kind for result in results)
+
     def task(self, suite: str, **params: Any) -> Task:
         """As a task of `suite`."""
         return Task(

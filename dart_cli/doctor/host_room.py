@@ -1,5 +1,6 @@
 """What a run takes of its host beside GPUs: main memory, shared memory, disk. Pure; bytes.
 
+EpisodeForm sizes of an episode in tokens
 HostPart    one part of main memory, and the role whose processes hold it
 HostPlan    all of it
 host_plan   from the configuration, the model's sizes and its trainer
@@ -22,7 +23,7 @@ One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
@@ -37,9 +38,6 @@ from dart_cli.doctor.trainer_memory import (
     trained_parameters,
 )
 
-if TYPE_CHECKING:
-    from dart_cli.doctor.plan import EpisodeForm
-
 MIB, GIB = 2**20, 2**30
 PROCESS = 1_500_000_000
 """Bytes of main memory of a process with torch: an assumption."""
@@ -52,6 +50,35 @@ PROCESSES = "processes"
 """Name of the parts that do not depend on the model."""
 
 Holder = Literal["train", "rollout", "env", "data"]
+
+
+@dataclass(frozen=True)
+class EpisodeForm:
+    """Sizes in tokens; `most` 0 is `slide`."""
+
+    steps: int
+    screen: int
+    completion: int  # of a typical step, and as its text in later prompts
+    header: int  # system prompt, template, instruction
+    images: int  # policy.history_images
+    most: int  # policy.history_images_most with `evict`
+    turns: int  # policy.history_turns
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can be, without its last completion."""
+        shown = max(self.images, self.most)
+        return (
+            self.header
+            + min(shown, self.steps) * self.screen
+            + self.longest_turns * self.completion
+        )
+
+    @property
+    def longest_turns(self) -> int:
+        """Past turns in it."""
+        turns = self.turns + (self.most - self.images if self.most else 0)
+        return min(turns, self.steps - 1)
 
 
 @dataclass(frozen=True)

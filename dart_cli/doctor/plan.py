@@ -2,7 +2,6 @@
 
 Plan            all of it, for a trainer rank, an engine and the host
 make_plan       from the configuration, the model's config.json and preprocessor, and a kind of GPU
-EpisodeForm     screens, texts and history of an episode
 EpisodeTokens   its chains, and what an engine with a prefix cache reads anew
 episode_tokens  the one from the other
 
@@ -22,7 +21,7 @@ from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.served import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of
-from dart_cli.doctor.host_room import HostPlan, host_plan
+from dart_cli.doctor.host_room import EpisodeForm, HostPlan, host_plan
 from dart_cli.doctor.trainer_memory import (
     WIDTH,
     TrainerMemory,
@@ -206,35 +205,6 @@ def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EngineP
 # `slide` drops a screen at each step once there are `images`, so that each prompt differs from the one before
 # behind that screen; `evict` drops several at once (docs/policy.md). A chain is steps whose prompts extend one
 # another: the trainer computes its tokens once.
-
-
-@dataclass(frozen=True)
-class EpisodeForm:
-    """Sizes in tokens; `most` 0 is `slide`."""
-
-    steps: int
-    screen: int
-    completion: int  # of a typical step, and as its text in later prompts
-    header: int  # system prompt, template, instruction
-    images: int  # policy.history_images
-    most: int  # policy.history_images_most with `evict`
-    turns: int  # policy.history_turns
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that can be, without its last completion."""
-        shown = max(self.images, self.most)
-        return (
-            self.header
-            + min(shown, self.steps) * self.screen
-            + self.longest_turns * self.completion
-        )
-
-    @property
-    def longest_turns(self) -> int:
-        """Past turns in it."""
-        turns = self.turns + (self.most - self.images if self.most else 0)
-        return min(turns, self.steps - 1)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from envs.desktop.getters import judge
 from envs.desktop.host_resources import DesktopNumber, find_programs
 from envs.desktop.screen import encode
 from envs.desktop.session import PROGRAMS, DesktopSession, check_step
-from envs.desktop.suite import needs_widgets
 from envs.elements import Element, ScreenState
 from envs.options import ImageEncoding
 from envs.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile, claimed
@@ -185,7 +184,7 @@ class DesktopEnv:
             task.config,
             self._desktop_number,
             settle_s=self._settle_s,
-            accessible=self._shows_widgets or needs_widgets(task),
+            accessible=self._shows_widgets or task.reads("accessibility_tree"),
         )
         self._session, self._task = session, task
         self._steps, self._script, self._last = 0, 0, None

@@ -117,14 +117,6 @@ APPLICATIONS = ("gimp",)
 """Optional ones: `snapshot` of their tasks, program and apt package alike."""
 
 
-def needs_widgets(task: TaskFile) -> bool:
-    """Whether an evaluator reads the accessibility tree."""
-    return any(
-        check.result is not None and check.result.type == "accessibility_tree"
-        for check in task.evaluator.checks
-    )
-
-
 def missing_packages(task: TaskFile) -> list[str]:
     """The packages to install, [] if none."""
     missing = [
@@ -132,6 +124,6 @@ def missing_packages(task: TaskFile) -> list[str]:
         for name in APPLICATIONS
         if task.snapshot == name and shutil.which(name, path=PATH) is None
     ]
-    if needs_widgets(task) and not has_accessibility():
+    if task.reads("accessibility_tree") and not has_accessibility():
         missing.append(PACKAGES)
     return missing

@@ -12,7 +12,8 @@ from dart_cli.config.load import load_config
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.doctor.fit import Room
-from dart_cli.doctor.plan import H100, EpisodeForm, episode_tokens, make_plan
+from dart_cli.doctor.host_room import EpisodeForm
+from dart_cli.doctor.plan import H100, episode_tokens, make_plan
 from dart_cli.doctor.planned import plan_lines
 from tests.doctor.parts import misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
