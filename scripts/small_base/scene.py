@@ -1,0 +1,78 @@
+"""What a screen shows, however it was drawn: the common form of every source of the small base.
+
+    Glyph    one printed character and where its middle is
+    Thing    one thing that can be named: its role, its label, its box, how it looks
+    Asked    an instruction and its answer
+    Scene    a screenshot with all of these
+
+Sources: `drawn.py` (Pillow), `rendered.py` (Chromium), `played.py` (pages of MiniWoB++ and the embedded
+suites). `questions.py` asks about the things of any of them.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+
+from PIL import Image
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom in pixels of the screenshot."""
+
+
+@dataclass(frozen=True)
+class Glyph:
+    """One printed character, ASCII 33 to 126, and its middle in pixels."""
+
+    character: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One thing on the screen; what can be pressed, and what is only to be seen."""
+
+    role: str
+    """button, link, field, checkbox, radio, tab, row, option, shape, icon, heading, text, slider, ..."""
+
+    label: str  # the text that it bears, or that stands beside it; empty if there is none
+    box: Box
+    colour: str = ""
+    shape: str = ""
+    size: str = ""  # small or large, where both are in sight
+    checked: bool | None = None  # of check boxes and radio buttons
+    value: str = ""  # what a field holds, a number that is shown
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One instruction and its answer.
+
+    `answer` is text of the compact codec in which each `{}` stands for a point in the next of `boxes`:
+    "click({})", "drag({},{})", "scroll({},down)", "type(abc)", "yes".
+    """
+
+    text: str
+    answer: str
+    boxes: tuple[Box, ...] = ()
+    kind: str = ""  # what it is reported under
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One screenshot and what is known of it."""
+
+    key: str  # equal keys are equal pictures
+    png: bytes
+    glyphs: tuple[Glyph, ...] = ()
+    things: tuple[Thing, ...] = ()
+    asked: tuple[Asked, ...] = ()  # the source's own questions, such as a page's instruction
+    unread: tuple[Box, ...] = field(default=())
+    """Regions with text whose characters are not listed; tokens there teach no letters."""
+
+    @property
+    def image(self) -> Image.Image:
+        """The picture, mode RGB."""
+        with Image.open(io.BytesIO(self.png)) as picture:
+            return picture.convert("RGB")
