@@ -132,11 +132,11 @@ def gather(env: MiniwobEnv, page: str, seeds: Sequence[int], rng: Random) -> Ite
 def sheet(preparer: ImagePreparer, screen: PageScreen, rng: Random) -> Sheet:
     """The questions of one screen, those about what is in sight drawn at random."""
     goal = screen.goal or rng.choice(screen.widgets)[2]
-    questions = [Question(screen.instruction, goal, kind=screen.page)]
+    questions = [Question(screen.instruction, "click({})", (goal,), screen.page)]
     count = Counter(label for _, label, _ in screen.widgets)
     named = [(label, box) for _, label, box in screen.widgets if label and count[label] == 1]
     for label, box in rng.sample(named, min(NAMED, len(named))):
-        questions.append(Question(f"click {label}", box, kind="named"))
+        questions.append(Question(f"click {label}", "click({})", (box,), "named"))
     with Image.open(io.BytesIO(screen.png)) as picture:
         image = preparer.of_image(screen.key, picture)
     columns = image.grid[2] // preparer.merge

@@ -36,7 +36,12 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.policy.forward import encoder_outputs, image_features, rope_positions
+from dart_cli.policy.forward import (
+    ImageFeatures,
+    encoder_outputs,
+    image_features,
+    rope_positions,
+)
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from envs.embedded.theme import COLOURS
@@ -64,13 +69,20 @@ OPENING = "<|im_start|>user\n<|vision_start|>"
 """What stands before the image."""
 
 
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom as shares of the screen."""
+
+
 @dataclass(frozen=True)
 class Question:
-    """One instruction about a screen and its answer: a box to click, or a word."""
+    """One instruction about a screen and its answer.
+
+    Each `{}` of `answer` stands for a point in the next of `boxes`: "click({})", "yes".
+    """
 
     text: str
-    box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; 0 to 1
-    word: str = ""
+    answer: str
+    boxes: tuple[Box, ...] = ()
     kind: str = ""  # what its hits are reported under
 
 
@@ -88,6 +100,7 @@ class PackedSheets:
     """Sheets as one batch; `tokens` and `clicks` say which positions predict what."""
 
     input_ids: torch.Tensor  # [B, L]
+    segments: torch.Tensor  # [B, L]: 0 for the image, then the question's number; -1 on padding
     mask: torch.Tensor  # [B, 1, L, L], 0 or -inf
     position_ids: torch.Tensor  # [3, B, L]
     images: list[PreparedImage]  # [B]
@@ -138,6 +151,7 @@ class Packer:
         mask = torch.zeros(batch, 1, length, length).masked_fill(~visible, float("-inf"))
         return PackedSheets(
             input_ids,
+            segments,
             mask,
             position_ids,
             [sheet.image for sheet in sheets],
@@ -170,14 +184,14 @@ class Packer:
         for number, question in enumerate(sheet.questions, start=1):
             asked = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
             answer, spans = self._answer(question, rng)
+            boxes = iter([box for box in question.boxes for _ in "xy"])
             first = len(row.ids) + len(asked) - 1  # this position predicts the answer's first token
             for offset, (token, span) in enumerate(zip(answer, spans, strict=True)):
                 if span is None:
                     row.tokens.append((first + offset, token))
                 else:
                     row.clicks.append((first + offset, *span))
-                    assert question.box is not None
-                    row.cells.append(cover(question.box, rows, columns))
+                    row.cells.append(cover(next(boxes), rows, columns))
             size = len(asked) + len(answer) - 1
             row.ids += [*asked, *answer[:-1]]
             row.segments += [number] * size
@@ -189,25 +203,44 @@ class Packer:
         self, question: Question, rng: Random
     ) -> tuple[list[int], list[tuple[float, float] | None]]:
         """Tokens of the answer, and for each the span of a coordinate or None."""
-        if question.box is None:
-            answer = [*self._encode(question.word), *self._encode(tiny.END)]
-            return answer, [None] * len(answer)
-        left, top, right, bottom = question.box
-        x, y = (
-            (low + high) / 2 + (high - low) / 2 * max(-0.8, min(0.8, rng.gauss(0, SPREAD)))
-            for low, high in ((left, right), (top, bottom))
-        )
-        text = f"click({min(999, int(x * 1000))},{min(999, int(y * 1000))}){tiny.END}"
-        return list(self._encode(text)), [None, (left, right), None, (top, bottom), None, None]
+        tokens: list[int] = []
+        spans: list[tuple[float, float] | None] = []
+        for part, box in zip(question.answer.split("{}"), (*question.boxes, None), strict=True):
+            literal = self._encode(part) if part else ()
+            tokens += literal
+            spans += [None] * len(literal)
+            if box is not None:
+                x, y = (
+                    (low + high) / 2 + (high - low) / 2 * max(-0.8, min(0.8, rng.gauss(0, SPREAD)))
+                    for low, high in (box[::2], box[1::2])
+                )
+                tokens += [self._zero + thousandth(at) for at in (x, y)]
+                tokens.insert(-1, self._encode(",")[0])
+                spans += [box[::2], None, box[1::2]]
+        return [*tokens, *self._encode(tiny.END)], [*spans, None]
 
     def loss(self, model: Any, packed: PackedSheets) -> torch.Tensor:
-        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
+        """The loss of the answers and, to it, that of naming.
 
-        To it come two losses that give what pre-training gives to real models, and without which
-        the first transition takes many times longer. Naming: what the vision tower says of each
-        image token shall point to the word for what is shown there. Pointing: see `pointing_loss`.
+        What the vision tower says of each image token shall point to the word for what is shown there:
+        it gives what pre-training gives to real models, and without it the first transition takes many
+        times longer.
         """
         features = image_features(model, packed.images)
+        shown = F.normalize(torch.cat(features.embeds), dim=-1)
+        vocabulary = F.normalize(model.lm_head.weight, dim=-1)
+        names = F.cross_entropy(NAMING_SCALE * shown @ vocabulary.T, packed.names, reduction="none")
+        blank = packed.names == self._encode(f" {BLANK}")[0]
+        naming = torch.where(blank, 0.1 * names, names).mean()
+        return self.answers_loss(model, packed, features) + NAMING * naming
+
+    def answers_loss(
+        self, model: Any, packed: PackedSheets, features: ImageFeatures
+    ) -> torch.Tensor:
+        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
+
+        To it comes the loss of pointing; see `pointing_loss`.
+        """
         attention = model.model.language_model.layers[-1].self_attn
         seen: dict[str, Any] = {}
         hook = attention.register_forward_pre_hook(
@@ -221,7 +254,7 @@ class Packer:
             use_cache=False,
         ).last_hidden_state.flatten(0, 1)
         hook.remove()
-        pointing = pointing_loss(attention, seen, packed)
+        pointing = pointing_loss(attention, seen, packed) if len(packed.clicks) else 0.0
         weight = model.lm_head.weight
         plain = F.cross_entropy(
             hidden[packed.tokens[:, 0]] @ weight.T, packed.tokens[:, 1], reduction="sum"
@@ -231,13 +264,7 @@ class Packer:
         goal = click_distribution(packed.spans)
         coordinate = (torch.xlogy(goal, goal) - goal * numbers).sum()
         answers = (plain + coordinate) / (len(packed.tokens) + len(packed.clicks))
-        shown = F.normalize(torch.cat(features.embeds), dim=-1)
-        vocabulary = F.normalize(weight, dim=-1)
-        names = F.cross_entropy(NAMING_SCALE * shown @ vocabulary.T, packed.names, reduction="none")
-        blank = packed.names == self._encode(f" {BLANK}")[0]
-        return (
-            answers + POINTING * pointing + NAMING * torch.where(blank, 0.1 * names, names).mean()
-        )
+        return answers + POINTING * pointing
 
 
 def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) -> torch.Tensor:
@@ -266,7 +293,12 @@ def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) ->
     return -(packed.cells[:, None, :] * F.log_softmax(scores, dim=-1)).sum(dim=-1).mean()
 
 
-def cover(box: tuple[float, float, float, float], rows: int, columns: int) -> list[float]:
+def thousandth(share: float) -> int:
+    """A coordinate as it is written."""
+    return min(999, int(share * 1000))
+
+
+def cover(box: Box, rows: int, columns: int) -> list[float]:
     """Which share of `box` lies in each cell of the grid, row by row; sums to 1."""
     left, top, right, bottom = box
     wide = [
@@ -301,17 +333,18 @@ def sheet(
     questions = [
         Question(
             text,
-            (box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height),
-            kind=kind_of(text),
+            "click({})",
+            ((box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height),),
+            kind_of(text),
         )
         for text, box in asked
     ]
     others = []
     for colour in rng.sample(list(COLOURS), min(extras, len(COLOURS))):
         word = "yes" if colour in screen.colours else "no"
-        others.append(Question(f"is {colour} visible", word=word))
+        others.append(Question(f"is {colour} visible", word))
     if extras:
-        others[-1] = Question("what screen", word=screen.kind)
+        others[-1] = Question("what screen", screen.kind)
     image = preparer.of_image(f"grounding-{seed}", screen.image)
     columns = image.grid[2] // preparer.merge
     names = name_cells(screen.questions, width // columns, columns, image.tokens // columns)

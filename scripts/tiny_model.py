@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,25 +124,39 @@ class TinySizes:
     screen: int = SCREEN  # pixels; one learned vision position per patch of this screen
 
 
-def vocabulary() -> list[str]:
+def vocabulary(words: Sequence[str] = WORDS) -> list[str]:
     """Every ordinary token in id order, after the specials: numbers first, then the rest."""
     tokens = [str(number) for number in range(NUMBERS)]
     tokens += [f"{name}(" for name in ACTION_HEADS]
     tokens += list(ROLES)
-    for word in dict.fromkeys(WORDS):
+    for word in dict.fromkeys(words):
         tokens += [word, f" {word}"]
     tokens += ["\n", "\t", *(chr(code) for code in range(32, 127))]
     return list(dict.fromkeys(tokens))
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer: known words stay whole, other ASCII is spelt, decoding inserts no spaces.
+def spelling(words: Sequence[str]) -> str:
+    """The pattern of a tokenizer that spells whatever is not one of `words`, also words within words.
 
-    It is a Unigram model with equal scores, so the split into the fewest tokens wins.
+    Numbers are whole only as coordinates: before or behind a comma within brackets.
     """
-    scored = [(token, -1.0) for token in (*SPECIALS, *vocabulary())]
+    heads, whole = "|".join(ACTION_HEADS), "|".join(sorted(words, key=len, reverse=True))
+    return (
+        rf"(?:system|user|assistant)\n|(?<![A-Za-z_])(?:{heads})\("
+        rf"| ?(?<![A-Za-z])(?:{whole})(?![A-Za-z])"
+        r"|(?<=\()[0-9]{1,3}(?=,)|(?<=,)[0-9]{1,3}(?=[,)])|[\s\S]"
+    )
+
+
+def build_tokenizer(words: Sequence[str] = WORDS, pieces: str = _PIECES) -> PreTrainedTokenizerFast:
+    """The tokenizer: known `words` stay whole, other ASCII is spelt, decoding inserts no spaces.
+
+    It is a Unigram model with equal scores, so the split into the fewest tokens wins, within each of the
+    pieces into which the pattern `pieces` cuts the text.
+    """
+    scored = [(token, -1.0) for token in (*SPECIALS, *vocabulary(words))]
     core = Tokenizer(models.Unigram(scored, unk_id=SPECIALS.index("<unk>")))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pieces), behavior="isolated")
     core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
     tokenizer = PreTrainedTokenizerFast(
@@ -197,7 +212,7 @@ def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> Qwen3VLConf
             "temporal_patch_size": 1,
             "out_hidden_size": sizes.text_hidden,
             "num_position_embeddings": (sizes.screen // sizes.patch) ** 2,
-            "deepstack_visual_indexes": [0],
+            "deepstack_visual_indexes": [sizes.vision_layers // 2 - 1],
             "initializer_range": 0.08,
         },
         image_token_id=special[IMAGE],
@@ -271,10 +286,12 @@ def initialise(model: Qwen3VLForConditionalGeneration, seed: int) -> None:
 
 
 def build_tiny(
-    seed: int, sizes: TinySizes = TinySizes()
+    seed: int,
+    sizes: TinySizes = TinySizes(),
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> tuple[Qwen3VLForConditionalGeneration, PreTrainedTokenizerFast, Qwen2VLImageProcessorPil]:
     """An untrained tiny model with its tokenizer and image processor."""
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     model = Qwen3VLForConditionalGeneration(build_config(len(tokenizer), sizes))
     initialise(model, seed)
     return model.eval(), tokenizer, build_image_processor(sizes)

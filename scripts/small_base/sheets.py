@@ -1,0 +1,186 @@
+"""Scenes as training sheets: questions to answer, and what each image token shows.
+
+    ReadSheet     a sheet of scripts/build_tiny_base.py with dense targets for each image token
+    read_sheet    a Scene and its questions -> ReadSheet
+    DenseHeads    linear heads on image tokens that say characters and looks; thrown away after training
+    dense_loss    their loss
+
+Each image token says which characters have their middle in its left and in its right half (one class
+per printable ASCII character), and of the thing that covers most of it its role, colour, shape and
+whether it is ticked. This is the dense supervision that questions alone lack: with it letters are known
+after minutes, and words follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from dart_cli.policy.forward import ImageFeatures
+from dart_cli.policy.images import ImagePreparer
+from scripts.build_tiny_base import Question, Sheet
+from scripts.small_base.scene import Asked, Box, Scene, Thing
+
+CHARACTERS = 95
+"""Classes of a half token: 0 is none, 1 to 94 are ASCII 33 to 126."""
+
+EMPTY = 0.15
+"""Weight of a half token without a character, and of a token without a thing."""
+
+LOOKS: dict[str, tuple[str, ...]] = {
+    "role": (
+        "",
+        *"button link field checkbox radio tab row option shape icon heading text".split(),
+        *"slider cell menu image digit".split(),
+    ),
+    "colour": (
+        "",
+        *"red green blue yellow orange purple pink cyan magenta brown black white grey teal".split(),
+        *"olive navy lime maroon aqua fuchsia".split(),
+    ),
+    "shape": (
+        "",
+        *"circle square triangle rectangle star diamond heart cross letter digit".split(),
+    ),
+    "checked": ("", "ticked", "clear"),
+}
+"""What the heads say of the thing that a token shows; the first is for no thing, or one without it."""
+
+UNTOLD = -100
+"""A class that teaches nothing."""
+
+
+@dataclass(frozen=True)
+class ReadSheet(Sheet):
+    """A sheet, and what each of its T image tokens shows."""
+
+    letters: torch.Tensor  # [N, 3], int64: token, half, class of CHARACTERS
+    unread: torch.Tensor  # [T], bool: holds text whose characters are not known
+    looks: torch.Tensor  # [T, len(LOOKS)], int64
+
+
+def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) -> ReadSheet:
+    """A scene with these questions."""
+    picture = scene.image
+    width, height = picture.size
+    image = preparer.of_image(scene.key, picture)
+    rows, columns = (side // preparer.merge for side in image.grid[1:])
+
+    def share(box: Box) -> Box:
+        left, top, right, bottom = box
+        return (
+            min(max(left / width, 0.0), 0.998),
+            min(max(top / height, 0.0), 0.998),
+            min(max(right / width, 0.002), 1.0),
+            min(max(bottom / height, 0.002), 1.0),
+        )
+
+    letters = []
+    for glyph in scene.glyphs:
+        column, row = glyph.x / width * columns, glyph.y / height * rows
+        kind = ord(glyph.character) - 32
+        if 0 <= column < columns and 0 <= row < rows and 0 < kind < CHARACTERS:
+            half = int(column % 1 >= 0.5)
+            letters.append((int(row) * columns + int(column), half, kind))
+    unread = torch.zeros(rows * columns, dtype=torch.bool)
+    for box in map(share, scene.unread):
+        for at in _touched(box, rows, columns, 0.1):
+            unread[at] = True
+    return ReadSheet(
+        image,
+        [Question(a.text, a.answer, tuple(map(share, a.boxes)), a.kind) for a in asked],
+        [],
+        torch.tensor(letters, dtype=torch.long).reshape(-1, 3),
+        unread,
+        _looks(((thing, share(thing.box)) for thing in scene.things), rows, columns),
+    )
+
+
+def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
+    """Tokens of which the box covers at least this share of each side, and that of its middle."""
+    left, top, right, bottom = box[0] * columns, box[1] * rows, box[2] * columns, box[3] * rows
+    middle = (
+        min(columns - 1, int((left + right) / 2)),
+        min(rows - 1, int((top + bottom) / 2)),
+    )
+    for row in range(int(top), min(rows, int(bottom) + 1)):
+        for column in range(int(left), min(columns, int(right) + 1)):
+            wide = min(right, column + 1) - max(left, column)
+            high = min(bottom, row + 1) - max(top, row)
+            if min(wide, high) >= least or (column, row) == middle:
+                yield row * columns + column
+
+
+def _looks(things: Iterable[tuple[Thing, Box]], rows: int, columns: int) -> torch.Tensor:
+    """Classes [T, len(LOOKS)] of the smallest thing in each token."""
+    looks = [[0] * len(LOOKS)] * (rows * columns)
+    largest_first = sorted(
+        things, key=lambda each: -(each[1][2] - each[1][0]) * (each[1][3] - each[1][1])
+    )
+    for thing, box in largest_first:
+        ticked = "" if thing.checked is None else "ticked" if thing.checked else "clear"
+        said = (thing.role, thing.colour, thing.shape, ticked)
+        classes = [
+            names.index(word) if word in names else UNTOLD
+            for names, word in zip(LOOKS.values(), said, strict=True)
+        ]
+        for at in _touched(box, rows, columns, 0.35):
+            looks[at] = classes
+    return torch.tensor(looks)
+
+
+class DenseHeads(torch.nn.Module):
+    """What image tokens [T, hidden] are made to say."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.letters = torch.nn.Linear(hidden, 2 * CHARACTERS)
+        self.looks = torch.nn.ModuleList(torch.nn.Linear(hidden, len(n)) for n in LOOKS.values())
+
+
+def letter_targets(sheets: Sequence[ReadSheet]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distribution over characters [T, 2, CHARACTERS] of all tokens, and their weight [T, 2]."""
+    tokens = sum(sheet.image.tokens for sheet in sheets)
+    target = torch.zeros(tokens, 2, CHARACTERS)
+    start = 0
+    for sheet in sheets:
+        at, half, kind = sheet.letters.T
+        target[start + at, half, kind] = 1.0
+        start += sheet.image.tokens
+    some = target.sum(-1) > 0
+    target[..., 0] = (~some).float()
+    known = ~torch.cat([sheet.unread for sheet in sheets])
+    weight = torch.where(some, 1.0, EMPTY) * known[:, None]
+    return target / target.sum(-1, keepdim=True), weight
+
+
+def dense_loss(
+    heads: DenseHeads, features: ImageFeatures, sheets: Sequence[ReadSheet], looks: bool = True
+) -> torch.Tensor:
+    """Cross entropy of characters and, where asked, of looks; each a mean over its tokens."""
+    shown = torch.cat(features.embeds)
+    target, weight = letter_targets(sheets)
+    said = F.log_softmax(heads.letters(shown).unflatten(-1, (2, CHARACTERS)), dim=-1)
+    loss = (-(target * said).sum(-1) * weight).sum() / weight.sum().clamp_min(1)
+    if looks:
+        classes = torch.cat([sheet.looks for sheet in sheets])
+        for head, goal in zip(heads.looks, classes.T, strict=True):
+            each = F.cross_entropy(head(shown), goal, reduction="none", ignore_index=UNTOLD)
+            heavy = torch.where(goal > 0, 1.0, EMPTY) * (goal != UNTOLD)
+            loss = loss + 0.3 * (each * heavy).sum() / heavy.sum().clamp_min(1)
+    return loss
+
+
+def letters_recall(
+    heads: DenseHeads, features: ImageFeatures, sheets: Sequence[ReadSheet]
+) -> tuple[int, int, int]:
+    """How many half tokens with a character: are said right, say any, hold any."""
+    shown = torch.cat(features.embeds)
+    target, weight = letter_targets(sheets)
+    best = heads.letters(shown).unflatten(-1, (2, CHARACTERS)).argmax(-1)
+    held = (target[..., 0] == 0) & (weight > 0)
+    right = (target.gather(-1, best[..., None])[..., 0] > 0) & held
+    return int(right.sum()), int(((best > 0) & (weight > 0)).sum()), int(held.sum())
