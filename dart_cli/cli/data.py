@@ -283,7 +283,7 @@ def judge(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Another key of [env.judge], e.g. images=8, key_env=JUDGE_KEY; may be given again.",
+            help="Another key of env.judge, e.g. images=8, key_env=JUDGE_KEY; may be given again.",
         ),
     ] = None,
     tasks: Tasks = None,
@@ -291,7 +291,7 @@ def judge(
 ) -> None:
     """Ask a second model about the trajectories of a run that is over, and count how far it agrees.
 
-    What is not given is taken from the run's [env.judge]. The evaluators' verdicts stay. Trajectories of
+    What is not given is taken from env.judge of the run. The evaluators' verdicts stay. Trajectories of
     which this judge has an opinion are left alone, so that a second start goes on where the first ended.
     The last line of stdout is JSON.
 

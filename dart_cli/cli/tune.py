@@ -18,7 +18,7 @@ def tune(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="TOML file with a section [tune]; without one the defaults, e.g. for a first try.",
+            help="TOML file with a section tune; without one the defaults, e.g. for a first try.",
             show_default=False,
         ),
     ] = None,
@@ -52,8 +52,8 @@ def tune(
     """Train a model folder on examples: to point, to write coordinates, to verify places.
 
     Needs no other process. A training that was stopped goes on with the same command; the new folder is
-    there when it is over, with its curve in tune.json, and loads wherever a model is named. [tune] has
-    the settings; of [train] the optimizer's, device, threads and recompute hold, too. Rates, batch and epochs that
+    there when it is over, with its curve in tune.json, and loads wherever a model is named. Section tune has
+    the settings; of train the optimizer's, device, threads and recompute hold, too. Rates, batch and epochs that
     are unset follow from the rows and the model's size. At the end stands what was learned, on rows that were
     held out. One process, one device.
 

@@ -82,7 +82,7 @@ class Table(NamedTuple):
 
 
 def found_in(table: Table, config: Config) -> Iterator[Finding]:
-    """Every broken rule of one table, whoever asks."""
+    """Every broken rule of one table."""
     sections = {name: getattr(config, name) for name in Config.model_fields}
     for key, broken, text, ends in table.rows:
         if found := broken(config):

@@ -167,7 +167,7 @@ class ReplayCounts:
 
     updates: int  # batches in the weights
     replays: int  # of these, further uses of earlier ones, without those that were skipped
-    refused: dict[str, int]  # batches by reason (dart_cli/data/replay.py)
+    refused: dict[str, int]  # batches by reason
 
     @property
     def refused_words(self) -> str:

@@ -1,4 +1,4 @@
-"""A worker that one slot has is nobody else's, in whatever process."""
+"""A worker belongs to one slot, in any process."""
 
 import os
 import subprocess
