@@ -57,7 +57,7 @@ _TASKS = """
 """.split()
 
 _OPENING = """
-    Check Choose Click Copy Double Drag Draw Enter Fill Find Focus How In Is Mark Move Press Put Read
+    Step None Check Choose Click Copy Double Drag Draw Enter Fill Find Focus How In Is Mark Move Press Put Read
     Scroll Select Set Switch Tap The Then Tick To Toggle Type Uncheck Untick What Which
 """.split()
 """What opens a sentence, of words that are seldom the label of something."""
