@@ -173,9 +173,10 @@ class Trainer:
         sheets = self._batch(stage, rng)
         features = image_features(model, [sheet.image for sheet in sheets])
         loss = torch.zeros(())
-        if stage.answers:
+        asking = any(sheet.questions for sheet in sheets)
+        if asking:
             loss = self._packer.answers_loss(model, self._packer.pack(sheets, rng), features)
-        if not stage.answers or self.step % stage.dense_every == 0:
+        if not asking or self.step % stage.dense_every == 0:
             loss = loss + dense_loss(self._heads, features, sheets)
         for optimizer, _ in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -189,9 +190,7 @@ class Trainer:
         name = rng.choices(list(stage.draws), list(stage.draws.values()))[0]
         sheets: list[ReadSheet] = []
         while not sheets or len(sheets) * sheets[0].image.tokens < TOKENS:
-            sheet = self._sources[name](rng)
-            if sheet.questions or not stage.answers:
-                sheets.append(sheet)
+            sheets.append(self._sources[name](rng))
         return sheets
 
     def _line(self, stage: Stage, done: float, loss: float) -> str:
