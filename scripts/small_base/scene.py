@@ -57,6 +57,8 @@ class Asked:
     answer: str
     boxes: tuple[Box, ...] = ()
     kind: str = ""  # what it is reported under
+    before: tuple[str, ...] | None = None
+    """Actions that were taken before, as text, which the prompt then tells; None where it does not."""
 
 
 @dataclass(frozen=True)

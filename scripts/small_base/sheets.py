@@ -14,12 +14,14 @@ after minutes, and words follow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 import torch.nn.functional as F
 
 from dart_cli.policy.forward import ImageFeatures
+from dart_cli.policy.history import Previous
 from dart_cli.policy.images import ImagePreparer
 from scripts.build_tiny_base import Question, Sheet
 from scripts.small_base.scene import Asked, Box, Scene, Thing
@@ -91,12 +93,33 @@ def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) ->
             unread[at] = True
     return ReadSheet(
         image,
-        [Question(a.text, a.answer, tuple(map(share, a.boxes)), a.kind) for a in asked],
+        [Question(prompt(a), a.answer, tuple(map(share, a.boxes)), a.kind) for a in asked],
         [],
         torch.tensor(letters, dtype=torch.long).reshape(-1, 3),
         unread,
         _looks(((thing, share(thing.box)) for thing in scene.things), rows, columns),
     )
+
+
+def prompt(asked: Asked) -> str:
+    """What the model is told, as `policy.template = "{instruction}\\n{previous}"` has it."""
+    if asked.before is None:
+        return asked.text
+    return f"{asked.text}\n{Previous().text(asked.before)}"
+
+
+def with_steps(asked: Sequence[Asked], rng: Random, share: float) -> list[Asked]:
+    """The same questions, this share of them with steps at random before, which change no answer."""
+    told = []
+    for each in asked:
+        if each.before is None and rng.random() < share:
+            steps = (
+                f"click({rng.randrange(1000)},{rng.randrange(1000)})"
+                for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))
+            )
+            each = replace(each, before=tuple(steps))  # noqa: PLW2901
+        told.append(each)
+    return told
 
 
 def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
