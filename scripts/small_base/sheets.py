@@ -102,7 +102,7 @@ def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) ->
 
 
 def prompt(asked: Asked) -> str:
-    """What the model is told, as `policy.template = "{instruction}\\n{previous}"` has it."""
+    """What the model is told, as a `policy.template` of two lines, {instruction} and {previous}, has it."""
     if asked.before is None:
         return asked.text
     return f"{asked.text}\n{Previous().text(asked.before)}"
@@ -117,7 +117,7 @@ def with_steps(asked: Sequence[Asked], rng: Random, share: float) -> list[Asked]
                 f"click({rng.randrange(1000)},{rng.randrange(1000)})"
                 for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))
             )
-            each = replace(each, before=tuple(steps))  # noqa: PLW2901
+            each = replace(each, before=tuple(steps))
         told.append(each)
     return told
 
