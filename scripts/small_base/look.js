@@ -227,6 +227,7 @@
       return element.matches(".ui-tabs-anchor") ? "tab" : element.matches(".ui-menu-item") && !element.firstElementChild ? "item" : "-";
     }
     if (element.matches("li.ui-tab, li.ui-tabs-tab, li[role=tab]")) return "-";
+    if (element.matches(".ui-accordion-header") && element.querySelector("button, input")) return "-";
     if (element.matches(".ui-accordion-header, .ui-menu-item-wrapper")) {
       return element.matches("h3, .ui-accordion-header") ? "section" : "item";
     }
@@ -235,6 +236,7 @@
     if (element.tagName === "INPUT") return INPUTS[element.type] ?? "field";
     if (/^H[1-6]$/.test(element.tagName)) return "heading";
     if (element.namespaceURI.endsWith("/svg")) {
+      if (element.closest("button, a, .ql-toolbar")) return "-";
       if (element.localName === "text" || element.localName === "tspan") {
         return /^\w$/.test(words(element.textContent)) ? "shape" : words(ownText(element)) ? "text" : "-";
       }
@@ -245,11 +247,15 @@
     if (element.tagName === "LABEL" && element.control) return "-";
     const said = ownText(element);
     const style = getComputedStyle(element);
-    if (said) return style.cursor === "pointer" && style.textDecorationLine === "underline" ? "link" : style.cursor === "pointer" ? "button" : "text";
-    if (style.cursor === "pointer" && !words(element.textContent)) {
-      return colourOf(style.backgroundColor) && colourOf(style.backgroundColor) !== "white" ? "shape" : "icon";
-    }
-    if (element.children.length === 0 && colourOf(style.backgroundColor) && !/white|gray|silver|black/.test(colourOf(style.backgroundColor))) return "shape";
+    const hand = style.cursor === "pointer";
+    if (said && hand && style.textDecorationLine === "underline") return "link";
+    if (said) return !hand ? "text" : getComputedStyle(element.parentElement).cursor === "pointer" ? "item" : "button";
+    if (element.children.length) return "-";
+    const painted = colourOf(style.backgroundColor);
+    if (hand) return painted && painted !== "white" ? "shape" : "icon";
+    if (pictured(element)) return "icon";
+    if (dart.pressed(element) || element.onclick) return "tile";
+    if (painted && !/white|gray|silver|black/.test(painted)) return "shape";
     return "-";
   };
 
@@ -268,6 +274,7 @@
       for (const step of steps) {
         for (let near = at[step]; near; near = near[step]) {
           if (near.nodeType === 1 && (near.matches("input, select, textarea") || near.querySelector("input, select, textarea"))) break;
+          if (near.nodeType === 1 && (near.matches("button, a") || near.querySelector("button, a"))) break;
           const text = words(near.nodeType === 1 ? near.innerText : near.data);
           if (text) return text;
         }

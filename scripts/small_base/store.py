@@ -81,7 +81,7 @@ def _plain(scene: Scene) -> list[Any]:
             [t.role, t.label, t.box, t.colour, t.shape, t.size, t.checked, t.value]
             for t in scene.things
         ],
-        [[a.text, a.answer, a.boxes, a.kind] for a in scene.asked],
+        [[a.text, a.answer, a.boxes, a.kind, a.before] for a in scene.asked],
         scene.unread,
     ]
 
@@ -96,8 +96,14 @@ def _unpack(plain: list[Any]) -> Scene:
         ),
         things=tuple(Thing(role, label, tuple(box), *rest) for role, label, box, *rest in things),
         asked=tuple(
-            Asked(text, answer, tuple(tuple(box) for box in boxes), kind)
-            for text, answer, boxes, kind in asked
+            Asked(
+                text,
+                answer,
+                tuple(tuple(box) for box in boxes),
+                kind,
+                before if before is None else tuple(before),
+            )
+            for text, answer, boxes, kind, before in asked
         ),
         unread=tuple(tuple(box) for box in unread),
     )

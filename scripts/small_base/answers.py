@@ -1,0 +1,113 @@
+"""Actions as answers: text of the compact codec with a box for each point.
+
+Answer      the text, `{}` for a point, and the boxes
+answer_of   that of an action on the page as it is now
+spoken      an action as earlier steps are told
+expressible an action as the codec can write it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dart_cli.policy.codecs.compact import NOTCHES, WAIT_S, CompactCodec
+from dart_cli.policy.coordinates import make_coordinate_map
+from envs.actions import Action, Click, Drag, Move, Scroll, Wait
+from scripts.small_base.scene import Box
+
+Ask = Callable[[str], Any]
+"""Evaluates an expression in the page."""
+
+PRECISE = 3
+"""CSS pixels to each side of a point whose place matters."""
+
+SCROLLED = 12
+"""The same of a scroll: any place over what scrolls does."""
+
+
+class Answer(NamedTuple):
+    """Text of the compact codec; each `{}` stands for a point in the next of `boxes`."""
+
+    text: str
+    boxes: tuple[Box, ...]
+
+
+def load_safe(ask: Ask) -> None:
+    """Define the functions of safe.js in the page. Raises EnvError."""
+    if not ask("typeof dartSafe === 'function'"):
+        ask(_script())
+
+
+def expressible(action: Action) -> Action:
+    """The nearest action that the codec can write: three notches, a wait of one second."""
+    if isinstance(action, Scroll):
+        return Scroll(x=action.x, y=action.y, dy=NOTCHES if action.dy >= 0 else -NOTCHES)
+    if isinstance(action, Wait):
+        return Wait(seconds=WAIT_S)
+    return action
+
+
+def answer_of(action: Action, ask: Ask, scale: float, precise: int = PRECISE) -> Answer:
+    """The answer that an action is, read before it is performed. Raises EnvError."""
+    load_safe(ask)
+    small = precise * scale
+    boxes: list[Box] = []
+    if isinstance(action, Drag):
+        boxes = [_around(point, small, scale) for point in action.path]
+    elif isinstance(action, Scroll):
+        boxes = [_around((action.x, action.y), SCROLLED * scale, scale)]
+    elif isinstance(action, Click | Move):
+        boxes = [safe_box(action.x, action.y, ask, scale, precise)]
+    elif (x := getattr(action, "x", None)) is not None and (
+        y := getattr(action, "y", None)
+    ) is not None:
+        boxes = [safe_box(x, y, ask, scale, precise)]
+    return Answer(_templated(action, len(boxes)), tuple(boxes))
+
+
+def safe_box(x: float, y: float, ask: Ask, scale: float, precise: int = PRECISE) -> Box:
+    """Where a click does what it does at this point; a small box where nothing else is known."""
+    told = ask(f"dartSafe({x}, {y}, {scale:g})")
+    if told is None:
+        return _around((x, y), precise * scale, scale)
+    left, top, right, bottom = told
+    return left, top, right, bottom
+
+
+def spoken(action: Action, width: int, height: int) -> str:
+    """The action as the codec writes it, numbers from 0 to 999."""
+    return CompactCodec().format(action, make_coordinate_map("thousandths", width, height))
+
+
+def quoted(text: str) -> str:
+    """A text as JavaScript has it."""
+    return json.dumps(text)
+
+
+def _templated(action: Action, points: int) -> str:
+    """The codec's text with `{}` in place of each point."""
+    text = CompactCodec().format(action, make_coordinate_map("thousandths", 1000, 1000))
+    if not points:
+        return text
+    name, _, rest = text.partition("(")
+    numbers = rest.rstrip(")").split(",")
+    return f"{name}({','.join(['{}'] * points + numbers[2 * points :])})"
+
+
+def _around(point: tuple[float, float], half: float, scale: float) -> Box:
+    x, y = point
+    return (
+        max(0.0, x - half),
+        max(0.0, y - half),
+        min(160 * scale, x + half),
+        min(210 * scale, y + half),
+    )
+
+
+@lru_cache(maxsize=1)
+def _script() -> str:
+    return Path(__file__).with_name("safe.js").read_text(encoding="utf-8").strip()
