@@ -32,12 +32,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.small_base.drawn import drawn_scene
-from scripts.small_base.questions import questions
-
 from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import load_policy
 from scripts import tiny_model as tiny
+from scripts.small_base.drawn import drawn_scene
+from scripts.small_base.questions import questions
 from scripts.small_base.sheets import ReadSheet, read_sheet
 from scripts.small_base.training import Source, Stage, Trainer
 from scripts.small_base.vocabulary import SMALL_WORDS

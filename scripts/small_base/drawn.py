@@ -27,7 +27,9 @@ def drawn_scene(
     dense: bool = False,
 ) -> Scene:
     """The screen of this seed; `dense` is text alone, with all printable characters."""
-    key = f"drawn/{seed}/{size[0]}x{size[1]}/{faces}/{held_out_words}/{dense}"
+    words = "unseen" if held_out_words else "seen"
+    kind = "dense" if dense else "mixed"
+    key = f"drawn/{seed}/{size[0]}x{size[1]}/{faces}/{words}/{kind}"
     rng = Random(key)
     pen = Pen(rng, size, faces, held_out_words)
     width, height = size

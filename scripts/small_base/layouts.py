@@ -24,7 +24,7 @@ Layout = Callable[[Pen, Area], None]
 def look_alikes(rng: Random, text: str, held_out: bool) -> list[str]:
     """Words that are easily taken for `text`: a letter changed, two exchanged, a letter less or more."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    found = []
+    found: list[str] = []
     for _ in range(12):
         at = rng.randrange(len(text))
         kind = rng.random()
@@ -69,7 +69,8 @@ def paragraph(pen: Pen, area: Area, *, dense: bool = False) -> None:
             break
         middle = top + number * step + face.height / 2
         x = float(left) if not dense else left + pen.rng.randint(0, 6)
-        started, said = x, []
+        started = x
+        said: list[str] = []
         linked = links > 0 and pen.rng.random() < links / (lines - number)
         place = pen.rng.randrange(3) if linked else -1
         while True:
@@ -350,10 +351,10 @@ def table(pen: Pen, area: Area) -> None:
             pen.box(box, fill, pen.theme.edge if lined else fill)
             make = pen.label if head or column == 0 else pen.value
             text = make(face, wide - 7)
+            pen.add(Thing("cell", text, _of(box)))
             if text:
                 ink = pen.theme.control_ink if head else pen.theme.field_ink
                 pen.text(x + 4, y + step / 2 + 0.5, text, face, ink)
-                pen.add(Thing("cell", text, _of(box)))
 
 
 def shapes(pen: Pen, area: Area) -> None:
