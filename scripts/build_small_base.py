@@ -6,7 +6,7 @@
 Four stages, each of which begins with the weights of the one before:
 
     letters   dense text in one font: each image token says which characters it shows
-    words     the same in many fonts, and "click WORD" about drawn screens in one font
+    words     "click WORD" about drawn screens in one font, dense text in many
     faces     questions of every kind about drawn screens in many fonts, also at 160x210
     all       pages as Chromium draws them, pages of MiniWoB++ and the embedded suites beside them
 
@@ -36,8 +36,10 @@ from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import load_policy
 from scripts import tiny_model as tiny
 from scripts.small_base.drawn import drawn_scene
+from scripts.small_base.faces import Faces
 from scripts.small_base.questions import questions
-from scripts.small_base.sheets import ReadSheet, read_sheet
+from scripts.small_base.scene import Asked, Scene
+from scripts.small_base.sheets import ReadSheet, read_sheet, with_steps
 from scripts.small_base.training import Source, Stage, Trainer
 from scripts.small_base.vocabulary import SMALL_WORDS
 
@@ -60,36 +62,55 @@ letters came to a recall of 0.16 where these had 0.33, after 120 CPU seconds eac
 ASKED = 7
 """Most questions about one screen."""
 
+ONCE = ("count", "right", "double", "key", "scroll", "is")
+"""Kinds of which a screen has one question at most: every screen has plenty."""
+
+STEPS = 0.15
+"""Share of the questions with steps before them."""
+
 SQUARE, PAGE = (126, 126), (160, 210)
 FIRST_TEST = 1_000_000_000
 """Seeds of drawn screens from here on are for tests."""
 
 
+def asked_of(scene: Scene, rng: Random) -> list[Asked]:
+    """Questions about one screen."""
+    asked: list[Asked] = []
+    for each in questions(scene, rng, 2 * ASKED):
+        if each.kind not in ONCE or all(each.kind != other.kind for other in asked):
+            asked.append(each)
+    return with_steps(asked[:ASKED], rng, STEPS)
+
+
 def drawn(
-    preparer: ImagePreparer, size: tuple[int, int], faces: str, dense: bool, rng: Random
+    preparer: ImagePreparer, size: tuple[int, int], faces: Faces, kind: str, rng: Random
 ) -> ReadSheet:
     """A drawn screen of the training split."""
-    scene = drawn_scene(
-        rng.randrange(FIRST_TEST), size=size, faces=faces, held_out_words=False, dense=dense
-    )
-    return read_sheet(preparer, scene, [] if dense else questions(scene, rng, ASKED))
+    dense = kind == "dense"
+    seed = rng.randrange(FIRST_TEST)
+    scene = drawn_scene(seed, size=size, faces=faces, held_out_words=False, dense=dense)
+    asked = [] if dense else asked_of(scene, rng)
+    if kind == "words":
+        asked = [each for each in asked if each.kind == "click"]
+    return read_sheet(preparer, scene, asked)
 
 
-def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: str) -> list[ReadSheet]:
+def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: Faces) -> list[ReadSheet]:
     """Drawn screens with words that were never trained on."""
     sheets = []
     for seed in range(FIRST_TEST, FIRST_TEST + 64):
         scene = drawn_scene(seed, size=size, faces=faces, held_out_words=True)
-        sheets.append(read_sheet(preparer, scene, questions(scene, Random(seed), ASKED)))
+        sheets.append(read_sheet(preparer, scene, asked_of(scene, Random(seed))))
     return sheets
 
 
 def sources_of(preparer: ImagePreparer) -> Mapping[str, Source]:
     """What stages draw from."""
+    faces: tuple[Faces, ...] = ("one", "many")
     return {
-        f"{kind} {faces} {size[0]}": partial(drawn, preparer, size, faces, kind == "dense")
-        for kind in ("dense", "drawn")
-        for faces in ("one", "many")
+        f"{kind} {each} {size[0]}": partial(drawn, preparer, size, each, kind)
+        for kind in ("dense", "words", "drawn")
+        for each in faces
         for size in (SQUARE, PAGE)
     }
 
@@ -111,21 +132,26 @@ def stages_of(hours: float) -> list[Stage]:
     return [
         Stage(
             "letters",
-            8 * second,
+            5 * second,
             {"dense one 126": 1.0},
             answers=False,
             told=["unseen words"],
         ),
         Stage(
             "words",
-            22 * second,
-            {"drawn one 126": 0.7, "dense many 126": 0.3},
+            15 * second,
+            {"words one 126": 0.7, "dense many 126": 0.3},
             told=["unseen words", "unseen words, many fonts"],
         ),
         Stage(
             "faces",
-            25 * second,
-            {"drawn many 126": 0.6, "drawn many 160": 0.3, "drawn one 126": 0.1},
+            30 * second,
+            {
+                "drawn many 126": 0.5,
+                "drawn many 160": 0.2,
+                "drawn one 126": 0.1,
+                "dense many 126": 0.2,
+            },
             told=["unseen words", "unseen words, many fonts", "unseen font", "unseen size"],
         ),
     ]
