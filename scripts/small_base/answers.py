@@ -43,16 +43,27 @@ def load_safe(ask: Ask) -> None:
 
 
 def expressible(action: Action) -> Action:
-    """The nearest action that the codec can write: three notches, a wait of one second."""
+    """The nearest action that the codec can write.
+
+    A scroll is of three notches, a drag with one stop on its way goes straight, a wait is of one second, and
+    a shorter one is a move to the middle of the page, which takes a step's time as well.
+    """
     if isinstance(action, Scroll):
         return Scroll(x=action.x, y=action.y, dy=NOTCHES if action.dy >= 0 else -NOTCHES)
     if isinstance(action, Wait):
-        return Wait(seconds=WAIT_S)
+        return Wait(seconds=WAIT_S) if action.seconds > 0.9 * WAIT_S else Move(x=80, y=130)
+    if isinstance(action, Drag) and len(action.path) == 3:
+        return Drag(path=[action.path[0], action.path[-1]])
     return action
 
 
-def answer_of(action: Action, ask: Ask, scale: float, precise: int = PRECISE) -> Answer:
-    """The answer that an action is, read before it is performed. Raises EnvError."""
+def answer_of(
+    action: Action, ask: Ask, scale: float, precise: int = PRECISE, placed: bool = False
+) -> Answer:
+    """The answer that an action is, read before it is performed. Raises EnvError.
+
+    `placed`: on this page the place matters, but on buttons, fields and links.
+    """
     load_safe(ask)
     small = precise * scale
     boxes: list[Box] = []
@@ -61,17 +72,19 @@ def answer_of(action: Action, ask: Ask, scale: float, precise: int = PRECISE) ->
     elif isinstance(action, Scroll):
         boxes = [_around((action.x, action.y), SCROLLED * scale, scale)]
     elif isinstance(action, Click | Move):
-        boxes = [safe_box(action.x, action.y, ask, scale, precise)]
+        boxes = [safe_box(action.x, action.y, ask, scale, precise, placed)]
     elif (x := getattr(action, "x", None)) is not None and (
         y := getattr(action, "y", None)
     ) is not None:
-        boxes = [safe_box(x, y, ask, scale, precise)]
+        boxes = [safe_box(x, y, ask, scale, precise, placed)]
     return Answer(_templated(action, len(boxes)), tuple(boxes))
 
 
-def safe_box(x: float, y: float, ask: Ask, scale: float, precise: int = PRECISE) -> Box:
+def safe_box(
+    x: float, y: float, ask: Ask, scale: float, precise: int = PRECISE, placed: bool = False
+) -> Box:
     """Where a click does what it does at this point; a small box where nothing else is known."""
-    told = ask(f"dartSafe({x}, {y}, {scale:g})")
+    told = ask(f"dartSafe({x}, {y}, {scale:g}, {json.dumps(placed)})")
     if told is None:
         return _around((x, y), precise * scale, scale)
     left, top, right, bottom = told
@@ -81,11 +94,6 @@ def safe_box(x: float, y: float, ask: Ask, scale: float, precise: int = PRECISE)
 def spoken(action: Action, width: int, height: int) -> str:
     """The action as the codec writes it, numbers from 0 to 999."""
     return CompactCodec().format(action, make_coordinate_map("thousandths", width, height))
-
-
-def quoted(text: str) -> str:
-    """A text as JavaScript has it."""
-    return json.dumps(text)
 
 
 def _templated(action: Action, points: int) -> str:

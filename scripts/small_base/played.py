@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from bus.errors import EnvError
+from bus.errors import ActionError, EnvError
 from envs.actions import Action
 from envs.base import Observation
 from envs.miniwob.env import MiniwobEnv
-from envs.miniwob.tasks import NO_ORACLE, TASKS
+from envs.miniwob.tasks import NO_ORACLE, TASKS, THRESHOLDS
 from scripts.small_base.answers import answer_of, expressible, spoken
 from scripts.small_base.looking import Looked, look
 from scripts.small_base.plausible import plausible, wandered
@@ -45,6 +45,9 @@ SINGLE = frozenset(
 PRECISE = 4
 """CSS pixels to each side of a place that is the answer on a page of one step."""
 
+STEP, PLACE = 3, 2
+"""The same of a step of an episode, and on pages whose reward falls with the distance."""
+
 WANDER = 4
 """Most random actions before a screen is taken."""
 
@@ -65,7 +68,7 @@ def page_scenes(
                 answer = answer_of(env.oracle_action(), env.ask, scale, PRECISE)
             else:
                 answer = plausible(env.ask, instruction, looked.things, rng, scale)
-        except EnvError:
+        except (ActionError, EnvError):
             continue
         asked = Asked(instruction, answer.text, answer.boxes, f"page:{page}", before)
         yield _scene(f"page/{page}/{scale:g}/{seed}/{len(before)}", seen, looked, asked)
@@ -78,7 +81,7 @@ def demonstrations(
     for seed in seeds:
         try:
             yield from _episode(env, page, seed, scale)
-        except EnvError:
+        except (ActionError, EnvError):
             continue
 
 
@@ -88,7 +91,7 @@ def is_single(env: MiniwobEnv, page: str, seeds: Sequence[int]) -> bool:
         try:
             env.reset(seed=seed, options={"task": f"miniwob/{page}"})
             env.step(env.oracle_action())
-        except EnvError:
+        except (ActionError, EnvError):
             return False
         if env.evaluate().outcome != "pass":
             return False
@@ -121,6 +124,7 @@ def _wandered(
 def _episode(env: MiniwobEnv, page: str, seed: int, scale: float) -> list[Scene]:
     """The oracle's steps of one episode; none if it does not pass."""
     rng = Random(f"demonstration/{page}/{seed}")
+    placed = page in THRESHOLDS
     limit = TASKS[f"miniwob/{page}"].max_steps
     wrong = set(rng.sample(range(5), rng.randint(1, 2))) if rng.random() < WRONG else set()
     seen, info = env.reset(seed=seed, options={"task": f"miniwob/{page}"})
@@ -134,7 +138,7 @@ def _episode(env: MiniwobEnv, page: str, seed: int, scale: float) -> list[Scene]
             action = wandered(env.ask, instruction, seen, rng)
         else:
             action = expressible(env.oracle_action())
-            answer = answer_of(action, env.ask, scale)
+            answer = answer_of(action, env.ask, scale, PLACE if placed else STEP, placed)
             looked = look(env.ask, scale)
             asked = Asked(instruction, answer.text, answer.boxes, f"step:{page}", tuple(before))
             key = f"demonstration/{page}/{scale:g}/{seed}/{len(before)}"
