@@ -93,12 +93,12 @@ def safe_box(
 
 def spoken(action: Action, width: int, height: int) -> str:
     """The action as the codec writes it, numbers from 0 to 999."""
-    return CompactCodec().format(action, make_coordinate_map("thousandths", width, height))
+    return _codec().format(action, make_coordinate_map("thousandths", width, height))
 
 
 def _templated(action: Action, points: int) -> str:
     """The codec's text with `{}` in place of each point."""
-    text = CompactCodec().format(action, make_coordinate_map("thousandths", 1000, 1000))
+    text = _codec().format(action, make_coordinate_map("thousandths", 1000, 1000))
     if not points:
         return text
     name, _, rest = text.partition("(")
@@ -114,6 +114,11 @@ def _around(point: tuple[float, float], half: float, scale: float) -> Box:
         min(160 * scale, x + half),
         min(210 * scale, y + half),
     )
+
+
+@lru_cache(maxsize=1)
+def _codec() -> CompactCodec:
+    return CompactCodec()  # its grammar takes 50 ms to read
 
 
 @lru_cache(maxsize=1)
