@@ -51,6 +51,7 @@
   const uncovered = (element, x, y) => {
     const top = document.elementFromPoint(x, y);
     if (!top) return false;
+    if (element.tagName === "OPTION") return element.contains(top); // a list cuts off its options
     if (related(top, element)) return true;
     for (const each of document.elementsFromPoint(x, y)) {
       if (related(each, element)) return true;
