@@ -31,6 +31,9 @@ KEYS = (("ctrl", "a"), ("ctrl", "c"), ("ctrl", "v"))
 QUOTED = re.compile(r'"([^"]+)"')
 MENTIONED = re.compile(r"\b(?:[A-Z][\w.@-]+|\d[\d/.:]*|[\w.-]+@[\w.]+)")
 
+WHOLE = 0.15
+"""How often the page as a whole may be scrolled."""
+
 SMALL = 3  # CSS pixels to each side of where a drag begins and ends
 
 
@@ -78,6 +81,8 @@ def wandered(ask: Ask, instruction: str, seen: Observation, rng: Random) -> Acti
     scale = seen.width / 160
     things = [each for each in look(ask, scale).things if each.role in PRESSED]
     scrolls = ask(f"dartScrolls({scale:g})")
+    if rng.random() > WHOLE:  # many a page as a whole scrolls away to nothing
+        scrolls = [each for each in scrolls if not each[3]]
     if ask("dartFocus()") and rng.random() < 0.6:
         return Type(text=rng.choice([*texts_of(instruction), words.value(rng, held_out=False)]))
     if scrolls and rng.random() < 0.25:

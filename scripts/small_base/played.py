@@ -64,6 +64,8 @@ def page_scenes(
         try:
             seen, instruction, before = _wandered(env, page, seed, rng, 0 if single else WANDER)
             looked = look(env.ask, scale)
+            if before and not looked.things:
+                continue
             if single:
                 answer = answer_of(env.oracle_action(), env.ask, scale, PRECISE)
             else:
