@@ -64,6 +64,7 @@ class GroundingScreen:
         tuple[str, Rect]
     ]  # instructions whose widget is already in the wanted state, and where it is
     sights: list[Rect]  # every widget whose middle can be seen, reachable or dimmed by a dialog
+    app: App  # what is shown
 
     @property
     def image(self) -> Image.Image:
@@ -116,6 +117,7 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
         ],
         done=[(phrase, asked[phrase][0]) for phrase in sorted(_done(scene) & asked.keys())],
         sights=_sights(app),
+        app=app,
     )
 
 

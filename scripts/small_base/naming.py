@@ -33,6 +33,8 @@ NOUNS: dict[str, tuple[str, ...]] = {
     "select": ("dropdown", "list"),
     "cell": ("cell",),
     "section": ("section",),
+    "menu": ("menu",),
+    "toggle": ("switch", "toggle"),
     "word": ("word",),
 }
 """What instructions call a role. Things of other roles are never the answer to a click by label."""
