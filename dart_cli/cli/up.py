@@ -39,6 +39,7 @@ from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
+from dart_cli.runtime.role import end_with_parent
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import RESTARTS, StartProcess, Supervisor, start_here
@@ -81,6 +82,7 @@ def run_up(
     """
     began = time.monotonic()
     keep_going()
+    end_with_parent()  # where a study started it
     if ray:
         from dart_cli.cluster.connection import refuse_unreachable
 
