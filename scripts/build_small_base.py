@@ -1,7 +1,8 @@
 """Build `builtin:small`, a model of 4 M parameters that reads screens, from scratch.
 
-    .venv/bin/python scripts/build_small_base.py --out runs/small-base
-    .venv/bin/python scripts/build_small_base.py --out runs/small-base --only faces   # one stage again
+    .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 12000 --pages 60
+    .venv/bin/python scripts/build_small_base.py --corpus runs/corpus --out runs/small-base
+    ... --only faces                                       # this stage again
 
 Four stages, each of which begins with the weights of the one before:
 
@@ -40,6 +41,7 @@ from scripts.small_base.faces import Faces
 from scripts.small_base.questions import questions
 from scripts.small_base.scene import Asked, Scene
 from scripts.small_base.sheets import ReadSheet, read_sheet, with_steps
+from scripts.small_base.store import load
 from scripts.small_base.training import Source, Stage, Trainer
 from scripts.small_base.vocabulary import SMALL_WORDS
 
@@ -104,10 +106,44 @@ def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: Faces) ->
     return sheets
 
 
-def sources_of(preparer: ImagePreparer) -> Mapping[str, Source]:
+def shown(preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random) -> ReadSheet:
+    """One of the scenes on disk: its own questions, and at most so many about what is in sight."""
+    return told(preparer, rng.choice(scenes), most, rng)
+
+
+def told(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadSheet:
+    """A scene with its own questions, and at most so many about what is in sight."""
+    return read_sheet(preparer, scene, [*scene.asked, *asked_of(scene, rng)[:most]])
+
+
+CORPUS = {
+    "rendered 1": ("rendered", "train-1-*", ASKED),
+    "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
+    "pages 1": ("pages", "*-1-0-0-*", 4),
+    "pages 1.5": ("pages", "*-1.5-0-0-*", 4),
+}
+"""Source -> folder of the corpus, names of shards, most questions about what is in sight."""
+
+CORPUS_TESTS = {
+    "Chromium, unseen words": ("rendered", "words-1-*", ASKED),
+    "Chromium, unseen font": ("rendered", "font-1-*", ASKED),
+    "Chromium, unseen size": ("rendered", "size-1-*", ASKED),
+    "pages, unseen seeds": ("pages", "*-1-0-1000000-*", 4),
+}
+"""The same of tests."""
+
+
+def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
     """What stages draw from."""
     faces: tuple[Faces, ...] = ("one", "many")
+    found = {
+        name: (load(corpus / folder, names), most) for name, (folder, names, most) in CORPUS.items()
+    }
     return {
+        name: partial(shown, preparer, scenes, most)
+        for name, (scenes, most) in found.items()
+        if len(scenes)
+    } | {
         f"{kind} {each} {size[0]}": partial(drawn, preparer, size, each, kind)
         for kind in ("dense", "words", "drawn")
         for each in faces
@@ -115,9 +151,15 @@ def sources_of(preparer: ImagePreparer) -> Mapping[str, Source]:
     }
 
 
-def tests_of(preparer: ImagePreparer) -> Mapping[str, Sequence[ReadSheet]]:
+def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[ReadSheet]]:
     """Held-out screens by name."""
-    return {
+    found = {}
+    for name, (folder, names, most) in CORPUS_TESTS.items():
+        if len(scenes := load(corpus / folder, names)):
+            every = max(1, len(scenes) // 128)
+            rng = Random(name)
+            found[name] = [told(preparer, scene, most, rng) for scene in list(scenes)[::every]]
+    return found | {
         "unseen words": drawn_tests(preparer, SQUARE, "one"),
         "unseen words, many fonts": drawn_tests(preparer, SQUARE, "many"),
         "unseen font": drawn_tests(preparer, SQUARE, "held_out_font"),
@@ -145,7 +187,7 @@ def stages_of(hours: float) -> list[Stage]:
         ),
         Stage(
             "faces",
-            30 * second,
+            10 * second,
             {
                 "drawn many 126": 0.5,
                 "drawn many 160": 0.2,
@@ -153,6 +195,20 @@ def stages_of(hours: float) -> list[Stage]:
                 "dense many 126": 0.2,
             },
             told=["unseen words", "unseen words, many fonts", "unseen font", "unseen size"],
+        ),
+        Stage(
+            "all",
+            70 * second,
+            {
+                "drawn many 126": 0.25,
+                "drawn many 160": 0.1,
+                "dense many 126": 0.1,
+                "rendered 1": 0.3,
+                "pages 1": 0.2,
+                "rendered 1.5": 0.05,
+            },
+            falls=True,
+            told=["unseen words, many fonts", *CORPUS_TESTS],
         ),
     ]
 
@@ -163,6 +219,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")
     parser.add_argument("--only", help="train this stage alone, from the end of the one before")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of Chromium's screens")
     parser.add_argument("--out", type=Path, required=True, help="folder of the build")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -173,11 +230,12 @@ def main() -> None:
         tiny.save(start, *tiny.build_tiny(arguments.seed, SIZES, tokenizer), {})
     policy = load_policy(start)
     print(sum(p.numel() for p in policy.model.parameters()), "parameters", flush=True)
+    tests = tests_of(policy.images, arguments.corpus)
     trainer = Trainer(
         policy,
         arguments.out,
-        sources_of(policy.images),
-        tests_of(policy.images),
+        sources_of(policy.images, arguments.corpus),
+        tests,
         seed=arguments.seed,
     )
     stages = stages_of(arguments.hours)
@@ -191,7 +249,7 @@ def main() -> None:
     for stage in stages:
         for line in trainer.run(stage):
             print(line, flush=True)
-    print(json.dumps({name: trainer.told(name) for name in tests_of(policy.images)}))
+    print(json.dumps({name: trainer.told(name) for name in tests}))
 
 
 if __name__ == "__main__":

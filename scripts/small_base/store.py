@@ -39,12 +39,11 @@ class Packed(Sequence[Scene]):
         return _unpack(msgpack.unpackb(self._packed[at]))
 
 
-def load(*folders: Path) -> Packed:
-    """All scenes of the shards in these folders and below them, by the shards' names."""
+def load(folder: Path, names: str = "*") -> Packed:
+    """All scenes of the shards of a folder whose names match the pattern, in the order of names."""
     packed: list[bytes] = []
-    for folder in folders:
-        for path in sorted(folder.rglob(f"*{SUFFIX}")):
-            packed += msgpack.unpackb(path.read_bytes())
+    for path in sorted(folder.glob(f"{names}{SUFFIX}")):
+        packed += msgpack.unpackb(path.read_bytes())
     return Packed(packed)
 
 

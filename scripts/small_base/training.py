@@ -31,7 +31,7 @@ from scripts.small_base.sheets import DenseHeads, ReadSheet, dense_loss, letters
 TOKENS = 1300
 """Image tokens of one update: 16 screens of 126x126, 8 of 160x210."""
 
-SAVE_S = 120.0
+SAVE_S = 60.0
 """CPU seconds between two states on disk."""
 
 Source = Callable[[Random], ReadSheet]
@@ -204,7 +204,8 @@ class Trainer:
         if done - self._last_test > 240 or done >= stage.seconds or done < self._last_test:
             self._last_test = done
             for name in stage.told:
-                line[name] = self.told(name, stage.answers)
+                if name in self._tests:
+                    line[name] = self.told(name, stage.answers)
         text = json.dumps(line)
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log.jsonl").open("a", encoding="utf-8") as log:
