@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import pairwise
 from random import Random
 
+import numpy as np
+
 from scripts.small_base import words
 from scripts.small_base.scene import Box, Scene, Thing
 
@@ -42,6 +44,9 @@ NOUNS: dict[str, tuple[str, ...]] = {
 BESIDE = ("field", "checkbox", "radio", "slider", "select")
 """Roles whose label is text beside them."""
 
+BLANK = 40
+"""Most difference of brightness in a field that holds nothing, of 255: grounds may be noisy."""
+
 Cell = tuple[str, str, Thing]
 """Name of the row, name of the column, the cell."""
 
@@ -66,7 +71,9 @@ class View:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.things = scene.things
-        width, height = scene.image.size
+        self._text = "".join(glyph.character for glyph in scene.glyphs)
+        self._image = scene.image
+        width, height = self._image.size
         self.screen: Box = (0.0, 0.0, float(width), float(height))
         self.by_role: defaultdict[str, list[Thing]] = defaultdict(list)
         self._by_label: defaultdict[str, list[Thing]] = defaultdict(list)
@@ -74,6 +81,24 @@ class View:
             self.by_role[thing.role].append(thing)
             if thing.label:
                 self._by_label[key_of(thing.label)].append(thing)
+
+    def readable(self, thing: Thing) -> bool:
+        """Whether an instruction can name the thing: its label stands on the screen, or it is an icon's."""
+        return speakable(thing.label) and (
+            thing.role == "icon" or key_of(thing.label) == "close" or self.stands(thing.label)
+        )
+
+    def stands(self, text: str) -> bool:
+        """Whether all of the text can be read; where not all characters are known, it is believed."""
+        return bool(self.scene.unread) or "".join(text.split()) in self._text
+
+    def blank(self, field: Thing) -> bool:
+        """Whether nothing can be seen in a field: no text, no hint, no dots of a password."""
+        left, top, right, bottom = map(round, field.box)
+        if right - left < 10 or bottom - top < 10:
+            return False
+        inside = self._image.crop((left + 4, top + 4, right - 4, bottom - 4)).convert("L")
+        return not field.value and int(np.ptp(np.asarray(inside))) < BLANK
 
     @cached_property
     def labels(self) -> set[str]:
@@ -103,7 +128,7 @@ class View:
 
     def alone(self, thing: Thing) -> bool:
         """Whether no other thing has this label, but text inside it."""
-        return speakable(thing.label) and all(
+        return self.readable(thing) and all(
             other is thing
             or (other.role in ("text", "word", "heading") and _inside(other.box, thing.box))
             or (other.role == "text" and thing.role in BESIDE)
@@ -120,7 +145,7 @@ class View:
         return [
             thing
             for thing in self.by_role[role]
-            if speakable(thing.label) and count[key_of(thing.label)] == 1
+            if self.readable(thing) and count[key_of(thing.label)] == 1
         ]
 
     def in_order(self, role: str) -> list[Thing]:
@@ -135,7 +160,8 @@ class View:
         return [
             (row, column, thing)
             for row, column, thing in found
-            if speakable(row) and speakable(column) and count[key_of(row), key_of(column)] == 1
+            if all(speakable(name) and self.stands(name) for name in (row, column))
+            and count[key_of(row), key_of(column)] == 1
         ]
 
     def shapes(self, rng: Random) -> tuple[str, str, Thing] | None:

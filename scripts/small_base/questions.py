@@ -186,7 +186,11 @@ def _is(view: View, rng: Random) -> Asked | None:
     if fitting:
         word = rng.choice(("ticked", "checked", "selected"))
         ways.append(lambda: f"is {rng.choice(fitting).label} {word}")
-    fields = [thing for thing in view.of_role("field") if (not thing.value) == yes]
+    fields = [
+        thing
+        for thing in view.of_role("field")
+        if (view.blank(thing) if yes else view.stands(thing.value) and thing.value)
+    ]
     if fields:
         ways.append(lambda: f"is the field {rng.choice(fields).label} empty")
     shapes = {(thing.colour, thing.shape) for thing in view.by_role["shape"]}
@@ -194,8 +198,8 @@ def _is(view: View, rng: Random) -> Asked | None:
         seen = {colour for colour, _ in shapes}
         some = sorted(shapes if yes else _absent(shapes))
         near = [each for each in some if each[0] in seen] or some
-        ways.append(lambda: "is there a {} {}".format(*rng.choice(near)))
-    labels = [t.label for t in view.things if speakable(t.label)]
+        ways.append(lambda: "is a {} {} visible".format(*rng.choice(near)))
+    labels = [thing.label for thing in view.things if view.readable(thing)]
     if labels:
         label = rng.choice(labels) if yes else _unseen(view, rng, rng.choice(labels))
         if label:
@@ -227,8 +231,12 @@ def _unseen(view: View, rng: Random, like: str) -> str:
 
 def _held(view: View, rng: Random) -> tuple[dict[str, str], str, bool] | None:
     """Names of a field or a cell, what it holds, and whether it is a cell."""
-    fields = [(t.label, t.value) for t in view.of_role("field") if speakable(t.value)]
-    cells = [each for each in view.cells if speakable(each[2].label)]
+    fields = [
+        (t.label, t.value)
+        for t in view.of_role("field")
+        if speakable(t.value) and view.stands(t.value)
+    ]
+    cells = [each for each in view.cells if view.readable(each[2])]
     if cells and (not fields or rng.random() < 0.5):
         row, column, thing = rng.choice(cells)
         return {"n": row, "c": column}, thing.label, True
