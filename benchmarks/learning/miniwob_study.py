@@ -203,7 +203,8 @@ def curve_of(judged: Sequence[tuple[str, bool]], points: int = POINTS) -> list[d
     """Success while training, from each page's outcomes in the order they ended.
 
     A point is the mean over the pages played so far of each page's newest WINDOW trajectories, so that
-    pages that are played often count no more than others; `n` is how many trajectories that are.
+    pages that are played often count no more than others; `n` is how many trajectories that are. With
+    data.early_stop it is a little low: groups that begin with passes alone are half as long.
     """
     newest: dict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=WINDOW))
     every = max(1, len(judged) // points)
