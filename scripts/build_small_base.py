@@ -8,8 +8,9 @@ Four stages, each of which begins with the weights of the one before:
 
     letters   dense text in one font: each image token says which characters it shows
     words     "click WORD" about drawn screens in one font, dense text in many
-    faces     questions of every kind about drawn screens in many fonts, also at 160x210
-    all       pages as Chromium draws them, pages of MiniWoB++ and the embedded suites beside them
+    fonts     what image tokens show in many fonts, drawn and as Chromium draws them; in every third
+              update questions of every kind
+    all       questions about drawn screens, Chromium's, pages of MiniWoB++ and the embedded suites
 
 The screens that Chromium draws are made before, by `python -m scripts.small_base.corpus` (see there).
 No question is part of a sequence: of a page that takes several steps the base learns what is in sight,
@@ -24,7 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -36,7 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import load_policy
 from scripts import tiny_model as tiny
+from scripts.build_tiny_base import HELDOUT
 from scripts.small_base.drawn import drawn_scene
+from scripts.small_base.embedded import Suite, desk_scene, mini_scene
 from scripts.small_base.faces import Faces
 from scripts.small_base.questions import questions
 from scripts.small_base.scene import Asked, Scene
@@ -116,6 +119,25 @@ def told(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadS
     return read_sheet(preparer, scene, [*scene.asked, *asked_of(scene, rng)[:most]])
 
 
+def _mini(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+    scene = mini_scene(seed)
+    return scene, with_steps(scene.asked, rng, STEPS)
+
+
+def _desk(suite: Suite, seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+    scene = desk_scene(suite, seed)
+    return scene, [*scene.asked[:2], *asked_of(scene, rng)]
+
+
+def _embedded(
+    preparer: ImagePreparer,
+    make: Callable[[int, Random], tuple[Scene, list[Asked]]],
+    rng: Random,
+) -> ReadSheet:
+    """A screen of an embedded suite, of the training split."""
+    return read_sheet(preparer, *make(rng.randrange(HELDOUT), rng))
+
+
 CORPUS = {
     "rendered 1": ("rendered", "train-1-*", ASKED),
     "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
@@ -139,16 +161,21 @@ def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
     found = {
         name: (load(corpus / folder, names), most) for name, (folder, names, most) in CORPUS.items()
     }
-    return {
-        name: partial(shown, preparer, scenes, most)
-        for name, (scenes, most) in found.items()
-        if len(scenes)
-    } | {
-        f"{kind} {each} {size[0]}": partial(drawn, preparer, size, each, kind)
-        for kind in ("dense", "words", "drawn")
-        for each in faces
-        for size in (SQUARE, PAGE)
-    }
+    embedded = {"mini": _mini, "desk": partial(_desk, "desk"), "apps": partial(_desk, "apps")}
+    return (
+        {name: partial(_embedded, preparer, make) for name, make in embedded.items()}
+        | {
+            name: partial(shown, preparer, scenes, most)
+            for name, (scenes, most) in found.items()
+            if len(scenes)
+        }
+        | {
+            f"{kind} {each} {size[0]}": partial(drawn, preparer, size, each, kind)
+            for kind in ("dense", "words", "drawn")
+            for each in faces
+            for size in (SQUARE, PAGE)
+        }
+    )
 
 
 def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[ReadSheet]]:
@@ -159,6 +186,11 @@ def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[Rea
             every = max(1, len(scenes) // 128)
             rng = Random(name)
             found[name] = [told(preparer, scene, most, rng) for scene in list(scenes)[::every]]
+    for name, make in (("mini", _mini), ("desk", partial(_desk, "desk"))):
+        rng = Random(name)
+        found[name] = [
+            read_sheet(preparer, *make(seed, rng)) for seed in range(HELDOUT, HELDOUT + 64)
+        ]
     return found | {
         "unseen words": drawn_tests(preparer, SQUARE, "one"),
         "unseen words, many fonts": drawn_tests(preparer, SQUARE, "many"),
@@ -186,29 +218,36 @@ def stages_of(hours: float) -> list[Stage]:
             told=["unseen words", "unseen words, many fonts"],
         ),
         Stage(
-            "faces",
-            10 * second,
+            "fonts",
+            15 * second,
             {
-                "drawn many 126": 0.5,
-                "drawn many 160": 0.2,
-                "drawn one 126": 0.1,
-                "dense many 126": 0.2,
+                "dense many 126": 0.25,
+                "drawn many 126": 0.15,
+                "rendered 1": 0.4,
+                "pages 1": 0.1,
+                "mini": 0.1,
             },
-            told=["unseen words", "unseen words, many fonts", "unseen font", "unseen size"],
+            answer_every=3,
+            rate=0.7,
+            told=["unseen words, many fonts", "Chromium, unseen words"],
         ),
         Stage(
             "all",
-            70 * second,
+            65 * second,
             {
-                "drawn many 126": 0.25,
-                "drawn many 160": 0.1,
-                "dense many 126": 0.1,
+                "drawn many 126": 0.2,
+                "drawn many 160": 0.05,
+                "dense many 126": 0.05,
                 "rendered 1": 0.3,
                 "pages 1": 0.2,
+                "mini": 0.1,
                 "rendered 1.5": 0.05,
+                "desk": 0.03,
+                "apps": 0.02,
             },
+            rate=0.7,
             falls=True,
-            told=["unseen words, many fonts", *CORPUS_TESTS],
+            told=["unseen words, many fonts", "mini", *CORPUS_TESTS],
         ),
     ]
 

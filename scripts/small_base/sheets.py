@@ -36,7 +36,8 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "role": (
         "",
         *"button link field checkbox radio tab row option shape icon heading text".split(),
-        *"slider cell menu image digit".split(),
+        *"slider cell menu image digit word number item select toggle covered file folder".split(),
+        "scrollbar",
     ),
     "colour": (
         "",
@@ -50,6 +51,8 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "checked": ("", "ticked", "clear"),
 }
 """What the heads say of the thing that a token shows; the first is for no thing, or one without it."""
+
+SAME = {"gray": "grey"}
 
 UNTOLD = -100
 """A class that teaches nothing."""
@@ -147,7 +150,7 @@ def _looks(things: Iterable[tuple[Thing, Box]], rows: int, columns: int) -> torc
         ticked = "" if thing.checked is None else "ticked" if thing.checked else "clear"
         said = (thing.role, thing.colour, thing.shape, ticked)
         classes = [
-            names.index(word) if word in names else UNTOLD
+            names.index(SAME.get(word, word)) if SAME.get(word, word) in names else UNTOLD
             for names, word in zip(LOOKS.values(), said, strict=True)
         ]
         for at in _touched(box, rows, columns, 0.35):

@@ -34,6 +34,9 @@ TOKENS = 1300
 SAVE_S = 60.0
 """CPU seconds between two states on disk."""
 
+DENSE = 2.0
+"""Weight of the dense loss beside that of answers."""
+
 Source = Callable[[Random], ReadSheet]
 """Draws one sheet; all sheets of a source have the same size."""
 
@@ -46,7 +49,7 @@ class Stage:
     seconds: float  # of CPU
     draws: Mapping[str, float]  # source -> weight
     answers: bool = True  # or only what image tokens show
-    dense_every: int = 2  # updates between two that also train the dense heads
+    answer_every: int = 1  # updates between two that train answers; the others are cheap
     falls: bool = False  # whether the rate falls to 0.02 of it, from 50 % of the stage on
     rate: float = 1.0  # factor of both rates
     told: Sequence[str] = field(default=())  # test sets of its log
@@ -173,11 +176,10 @@ class Trainer:
         sheets = self._batch(stage, rng)
         features = image_features(model, [sheet.image for sheet in sheets])
         loss = torch.zeros(())
-        asking = any(sheet.questions for sheet in sheets)
-        if asking:
+        answers = stage.answers and self.step % stage.answer_every == 0
+        if answers and any(sheet.questions for sheet in sheets):
             loss = self._packer.answers_loss(model, self._packer.pack(sheets, rng), features)
-        if not asking or self.step % stage.dense_every == 0:
-            loss = loss + dense_loss(self._heads, features, sheets)
+        loss = loss + DENSE * dense_loss(self._heads, features, sheets)
         for optimizer, _ in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
