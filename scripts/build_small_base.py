@@ -2,7 +2,8 @@
 
     .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 12000 --pages 60
     .venv/bin/python scripts/build_small_base.py --corpus runs/corpus --out runs/small-base
-    ... --only faces                                       # this stage again
+    ... --only fonts                                       # this stage again
+    ... --demonstrations 0.5       # and a second base, which has seen the oracles' whole episodes
 
 Four stages, each of which begins with the weights of the one before:
 
@@ -26,16 +27,18 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dart_cli.policy.images import ImagePreparer
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.model import LoadedPolicy, load_policy
 from scripts import tiny_model as tiny
 from scripts.build_tiny_base import HELDOUT
 from scripts.small_base.drawn import drawn_scene
@@ -142,7 +145,7 @@ CORPUS = {
     "rendered 1": ("rendered", "train-1-*", ASKED),
     "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
     "pages 1": ("pages", "*-1-0-0-*", 4),
-    "pages 1.5": ("pages", "*-1.5-0-0-*", 4),
+    "demonstrations 1": ("demonstrations", "*-1-0-100", 2),
 }
 """Source -> folder of the corpus, names of shards, most questions about what is in sight."""
 
@@ -151,6 +154,7 @@ CORPUS_TESTS = {
     "Chromium, unseen font": ("rendered", "font-1-*", ASKED),
     "Chromium, unseen size": ("rendered", "size-1-*", ASKED),
     "pages, unseen seeds": ("pages", "*-1-0-1000000-*", 4),
+    "demonstrations, unseen seeds": ("demonstrations", "*-1-1000000-*", 0),
 }
 """The same of tests."""
 
@@ -252,43 +256,100 @@ def stages_of(hours: float) -> list[Stage]:
     ]
 
 
+DEMONSTRATIONS = Stage(
+    "demonstrations",
+    0.0,
+    {
+        "demonstrations 1": 0.75,
+        "rendered 1": 0.1,
+        "pages 1": 0.1,
+        "drawn many 126": 0.05,
+    },
+    rate=0.5,
+    falls=True,
+    told=["demonstrations, unseen seeds", "pages, unseen seeds", "Chromium, unseen words"],
+)
+"""The stage behind the others for a base that has seen the oracles' episodes."""
+
+
+def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: Path) -> None:
+    """Write the model in bfloat16, and its figures by test and kind of what was written."""
+    policy.model.to(torch.bfloat16).to(torch.float32)
+    told = {name: trainer.told(name) for name in trainer.tests}
+    policy.model.to(torch.bfloat16)
+    trainer.save(out, build)
+    policy.model.to(torch.float32)
+    weights = out / "model.safetensors"
+    words = "unseen words, many fonts"
+    result = {
+        "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "bytes": weights.stat().st_size,
+        "cpu_seconds": round(trainer.total),
+        "hit_unseen_words": told[words]["hit"],
+        "hit_unseen_font": told["unseen font"]["hit"],
+        "hit_unseen_size": told["unseen size"]["hit"],
+        "letters_recall": told[words]["letters_recall"],
+        "tests": told,
+        **build,
+    }
+    (out.parent / f"{out.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "tests"}), flush=True)
+
+
 def main() -> None:
     """Build one checkpoint and say how good it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")
     parser.add_argument("--only", help="train this stage alone, from the end of the one before")
+    parser.add_argument("--start", help="begin with the weights of this folder instead")
+    parser.add_argument(
+        "--demonstrations",
+        type=float,
+        default=0.0,
+        metavar="HOURS",
+        help="then learn the oracles' episodes for so many hours: the second base",
+    )
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of Chromium's screens")
     parser.add_argument("--out", type=Path, required=True, help="folder of the build")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     start = arguments.out / "start"
-    if not (start / "config.json").is_file():
+    if not arguments.start and not (start / "config.json").is_file():
         tokenizer = tiny.build_tokenizer(SMALL_WORDS, tiny.spelling(SMALL_WORDS))
         tiny.save(start, *tiny.build_tiny(arguments.seed, SIZES, tokenizer), {})
-    policy = load_policy(start)
+    policy = load_policy(arguments.start or start)
     print(sum(p.numel() for p in policy.model.parameters()), "parameters", flush=True)
-    tests = tests_of(policy.images, arguments.corpus)
     trainer = Trainer(
         policy,
         arguments.out,
         sources_of(policy.images, arguments.corpus),
-        tests,
+        tests_of(policy.images, arguments.corpus),
         seed=arguments.seed,
     )
     stages = stages_of(arguments.hours)
     names = [stage.name for stage in stages]
     if arguments.only:
         at = names.index(arguments.only)
-        (arguments.out / f"state-{arguments.only}.pt").unlink(missing_ok=True)
         stages = stages[at : at + 1]
-        if at:
+        if at and not arguments.start:
             trainer.load(names[at - 1])
     for stage in stages:
         for line in trainer.run(stage):
             print(line, flush=True)
-    print(json.dumps({name: trainer.told(name) for name in tests}))
+    build = {
+        "script": "scripts/build_small_base.py",
+        "seed": arguments.seed,
+        "stages": [[stage.name, round(stage.seconds)] for stage in stages],
+    }
+    finish(trainer, policy, build, arguments.out / "model")
+    if arguments.demonstrations:
+        last = replace(DEMONSTRATIONS, seconds=arguments.demonstrations * 3600)
+        for line in trainer.run(last):
+            print(line, flush=True)
+        finish(trainer, policy, build, arguments.out / "model-demonstrations")
 
 
 if __name__ == "__main__":

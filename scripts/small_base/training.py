@@ -34,6 +34,9 @@ TOKENS = 1300
 SAVE_S = 60.0
 """CPU seconds between two states on disk."""
 
+NO_POINT = ("read", "copy", "type", "number", "count", "key", "is", "scroll", "drag", "mini screen")
+"""Kinds of questions that are not answered by pressing a place."""
+
 DENSE = 2.0
 """Weight of the dense loss beside that of answers."""
 
@@ -72,7 +75,7 @@ class Trainer:
         self._policy = policy
         self._folder = folder
         self._sources = sources
-        self._tests = tests
+        self.tests = tests
         self._seed = seed
         self._packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
         model: Any = policy.model
@@ -206,7 +209,7 @@ class Trainer:
         if done - self._last_test > 240 or done >= stage.seconds or done < self._last_test:
             self._last_test = done
             for name in stage.told:
-                if name in self._tests:
+                if name in self.tests:
                     line[name] = self.told(name, stage.answers)
         text = json.dumps(line)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +219,7 @@ class Trainer:
 
     def told(self, name: str, answers: bool = True) -> dict[str, float]:
         """Letters and the probability of right answers, by kind, on a test set."""
-        sheets = self._tests[name]
+        sheets = self.tests[name]
         model: Any = self._policy.model.eval()
         counts = [0, 0, 0]
         with torch.inference_mode():
@@ -236,6 +239,10 @@ class Trainer:
         }
         if answers:
             chances = answered(self._policy, self._packer, sheets)
+            pressed = {k: v for k, v in chances.items() if k not in (*NO_POINT, "all")}
+            hits = sum(value * many for value, many in pressed.values())
+            asked = sum(many for _, many in pressed.values())
+            result["hit"] = round(hits / max(1, asked), 3)
             result |= {kind: round(value, 3) for kind, (value, _) in sorted(chances.items())}
         return result
 
