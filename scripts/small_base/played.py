@@ -19,16 +19,11 @@ from envs.base import Observation
 from envs.miniwob.env import MiniwobEnv
 from envs.miniwob.tasks import NO_ORACLE, TASKS, THRESHOLDS
 from scripts.small_base.answers import answer_of, expressible, spoken
-from scripts.small_base.looking import Looked, look
+from scripts.small_base.looking import Looked, is_drawn, look
 from scripts.small_base.plausible import plausible, wandered
 from scripts.small_base.scene import Asked, Scene
 
-UNSTEADY = frozenset({"daily-calendar"})
-"""Pages whose document is ahead of what is drawn, so that no place in it can be trusted."""
-
-PAGES: tuple[str, ...] = tuple(
-    task.params["page"] for task in TASKS.values() if task.params["page"] not in UNSTEADY
-)
+PAGES: tuple[str, ...] = tuple(task.params["page"] for task in TASKS.values())
 SOLVED: tuple[str, ...] = tuple(page for page in PAGES if page not in NO_ORACLE)
 """Pages with an oracle."""
 
@@ -64,7 +59,7 @@ def page_scenes(
         try:
             seen, instruction, before = _wandered(env, page, seed, rng, 0 if single else WANDER)
             looked = look(env.ask, scale)
-            if before and not looked.things:
+            if (before and not looked.things) or not is_drawn(seen.screenshot, looked.glyphs):
                 continue
             if single:
                 answer = answer_of(env.oracle_action(), env.ask, scale, PRECISE)
@@ -144,7 +139,8 @@ def _episode(env: MiniwobEnv, page: str, seed: int, scale: float) -> list[Scene]
             looked = look(env.ask, scale)
             asked = Asked(instruction, answer.text, answer.boxes, f"step:{page}", tuple(before))
             key = f"demonstration/{page}/{scale:g}/{seed}/{len(before)}"
-            steps.append(_scene(key, seen, looked, asked))
+            if is_drawn(seen.screenshot, looked.glyphs):
+                steps.append(_scene(key, seen, looked, asked))
         before.append(spoken(action, seen.width, seen.height))
         seen, _, over, _, _ = env.step(action)
     return steps if env.evaluate().outcome == "pass" else []
