@@ -44,6 +44,7 @@ from scripts.build_tiny_base import HELDOUT
 from scripts.small_base.drawn import drawn_scene
 from scripts.small_base.embedded import Suite, desk_scene, mini_scene
 from scripts.small_base.faces import Faces
+from scripts.small_base.glances import spelling_scene, typing_scene
 from scripts.small_base.questions import questions
 from scripts.small_base.scene import Asked, Scene
 from scripts.small_base.sheets import ReadSheet, read_sheet, with_steps
@@ -127,6 +128,16 @@ def _mini(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
     return scene, with_steps(scene.asked, rng, STEPS)
 
 
+def _typing(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+    scene = typing_scene(seed, held_out=seed >= HELDOUT)
+    return scene, with_steps(scene.asked, rng, STEPS)
+
+
+def _spelling(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+    scene = spelling_scene(seed, "many", held_out=seed >= HELDOUT)
+    return scene, with_steps(scene.asked, rng, STEPS)
+
+
 def _desk(suite: Suite, seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
     scene = desk_scene(suite, seed)
     return scene, [*scene.asked[:2], *asked_of(scene, rng)]
@@ -165,7 +176,13 @@ def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
     found = {
         name: (load(corpus / folder, names), most) for name, (folder, names, most) in CORPUS.items()
     }
-    embedded = {"mini": _mini, "desk": partial(_desk, "desk"), "apps": partial(_desk, "apps")}
+    embedded = {
+        "mini": _mini,
+        "desk": partial(_desk, "desk"),
+        "apps": partial(_desk, "apps"),
+        "typing": _typing,
+        "spelling": _spelling,
+    }
     return (
         {name: partial(_embedded, preparer, make) for name, make in embedded.items()}
         | {
@@ -190,7 +207,8 @@ def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[Rea
             every = max(1, len(scenes) // 128)
             rng = Random(name)
             found[name] = [told(preparer, scene, most, rng) for scene in list(scenes)[::every]]
-    for name, make in (("mini", _mini), ("desk", partial(_desk, "desk"))):
+    made = {"mini": _mini, "desk": partial(_desk, "desk"), "typing": _typing}
+    for name, make in {**made, "spelling": _spelling}.items():
         rng = Random(name)
         found[name] = [
             read_sheet(preparer, *make(seed, rng)) for seed in range(HELDOUT, HELDOUT + 64)
@@ -239,19 +257,21 @@ def stages_of(hours: float) -> list[Stage]:
             "all",
             65 * second,
             {
-                "drawn many 126": 0.2,
-                "drawn many 160": 0.05,
-                "dense many 126": 0.05,
-                "rendered 1": 0.3,
-                "pages 1": 0.2,
-                "mini": 0.1,
-                "rendered 1.5": 0.05,
-                "desk": 0.03,
-                "apps": 0.02,
+                "drawn many 126": 0.17,
+                "drawn many 160": 0.04,
+                "dense many 126": 0.04,
+                "rendered 1": 0.26,
+                "pages 1": 0.18,
+                "mini": 0.08,
+                "typing": 0.06,
+                "spelling": 0.1,
+                "rendered 1.5": 0.04,
+                "desk": 0.02,
+                "apps": 0.01,
             },
             rate=0.7,
             falls=True,
-            told=["unseen words, many fonts", "mini", *CORPUS_TESTS],
+            told=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
         ),
     ]
 

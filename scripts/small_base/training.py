@@ -31,6 +31,9 @@ from scripts.small_base.sheets import DenseHeads, ReadSheet, dense_loss, letters
 TOKENS = 1300
 """Image tokens of one update: 16 screens of 126x126, 8 of 160x210."""
 
+SHEETS = 17
+"""Most sheets of one update."""
+
 SAVE_S = 60.0
 """CPU seconds between two states on disk."""
 
@@ -39,6 +42,9 @@ NO_POINT = ("read", "copy", "type", "number", "count", "key", "is", "scroll", "d
 
 DENSE = 2.0
 """Weight of the dense loss beside that of answers."""
+
+TEST_S, GLANCED = 480.0, 48
+"""CPU seconds between two lines with tests, and the sheets of each test that such a line is of."""
 
 Source = Callable[[Random], ReadSheet]
 """Draws one sheet; all sheets of a source have the same size."""
@@ -194,7 +200,9 @@ class Trainer:
     def _batch(self, stage: Stage, rng: Random) -> list[ReadSheet]:
         name = rng.choices(list(stage.draws), list(stage.draws.values()))[0]
         sheets: list[ReadSheet] = []
-        while not sheets or len(sheets) * sheets[0].image.tokens < TOKENS:
+        while not sheets or (
+            len(sheets) < SHEETS and len(sheets) * sheets[0].image.tokens < TOKENS
+        ):
             sheets.append(self._sources[name](rng))
         return sheets
 
@@ -206,20 +214,20 @@ class Trainer:
             "step": self.step,
             "loss": round(loss, 3),
         }
-        if done - self._last_test > 240 or done >= stage.seconds or done < self._last_test:
+        if done - self._last_test > TEST_S or done >= stage.seconds or done < self._last_test:
             self._last_test = done
             for name in stage.told:
                 if name in self.tests:
-                    line[name] = self.told(name, stage.answers)
+                    line[name] = self.told(name, stage.answers, GLANCED)
         text = json.dumps(line)
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(text + "\n")
         return text
 
-    def told(self, name: str, answers: bool = True) -> dict[str, float]:
-        """Letters and the probability of right answers, by kind, on a test set."""
-        sheets = self.tests[name]
+    def told(self, name: str, answers: bool = True, most: int | None = None) -> dict[str, float]:
+        """Letters and the probability of right answers, by kind, on a test set or its first part."""
+        sheets = self.tests[name][:most]
         model: Any = self._policy.model.eval()
         counts = [0, 0, 0]
         with torch.inference_mode():
