@@ -1,9 +1,10 @@
 """Build `builtin:small`, a model of 4 M parameters that reads screens, from scratch.
 
     .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 12000 --pages 60
+    .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 400 --pages 5 --held-out
     .venv/bin/python scripts/build_small_base.py --corpus runs/corpus --out runs/small-base
     ... --only fonts                                       # this stage again
-    ... --demonstrations 0.5       # and a second base, which has seen the oracles' whole episodes
+    ... --demonstrations 1       # the second base, which has also seen the oracles' whole episodes
 
 Four stages, each of which begins with the weights of the one before:
 
@@ -155,17 +156,17 @@ def _embedded(
 CORPUS = {
     "rendered 1": ("rendered", "train-1-*", ASKED),
     "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
-    "pages 1": ("pages", "*-1-0-0-*", 4),
-    "demonstrations 1": ("demonstrations", "*-1-0-100", 2),
+    "pages 1": ("pages", "*-1-*", 4),
+    "demonstrations 1": ("demonstrations", "*-1-*", 2),
 }
 """Source -> folder of the corpus, names of shards, most questions about what is in sight."""
 
 CORPUS_TESTS = {
-    "Chromium, unseen words": ("rendered", "words-1-*", ASKED),
-    "Chromium, unseen font": ("rendered", "font-1-*", ASKED),
-    "Chromium, unseen size": ("rendered", "size-1-*", ASKED),
-    "pages, unseen seeds": ("pages", "*-1-0-1000000-*", 4),
-    "demonstrations, unseen seeds": ("demonstrations", "*-1-1000000-*", 0),
+    "Chromium, unseen words": ("rendered-test", "words-1-*", ASKED),
+    "Chromium, unseen font": ("rendered-test", "font-1-*", ASKED),
+    "Chromium, unseen size": ("rendered-test", "size-1-*", ASKED),
+    "pages, unseen seeds": ("pages-test", "*-1-*", 4),
+    "demonstrations, unseen seeds": ("demonstrations-test", "*-1-*", 0),
 }
 """The same of tests."""
 
@@ -222,10 +223,10 @@ def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[Rea
     }
 
 
-def stages_of(hours: float) -> list[Stage]:
-    """The stages of a build of this many CPU hours."""
+def stages_of(hours: float, demonstrations: float) -> list[Stage]:
+    """The stages of a build of this many CPU hours, and hours of demonstrations where there are some."""
     second = hours * 3600 / 100
-    return [
+    stages = [
         Stage(
             "letters",
             5 * second,
@@ -274,22 +275,25 @@ def stages_of(hours: float) -> list[Stage]:
             told=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
         ),
     ]
-
-
-DEMONSTRATIONS = Stage(
-    "demonstrations",
-    0.0,
-    {
-        "demonstrations 1": 0.75,
-        "rendered 1": 0.1,
-        "pages 1": 0.1,
-        "drawn many 126": 0.05,
-    },
-    rate=0.5,
-    falls=True,
-    told=["demonstrations, unseen seeds", "pages, unseen seeds", "Chromium, unseen words"],
-)
-"""The stage behind the others for a base that has seen the oracles' episodes."""
+    if demonstrations:
+        last = Stage(
+            "demonstrations",
+            demonstrations * 3600,
+            {
+                "demonstrations 1": 0.45,
+                "rendered 1": 0.2,
+                "pages 1": 0.05,
+                "drawn many 126": 0.12,
+                "mini": 0.04,
+                "typing": 0.06,
+                "spelling": 0.08,
+            },
+            rate=0.7,
+            falls=True,
+            told=["demonstrations, unseen seeds", "Chromium, unseen words", "typing", "spelling"],
+        )
+        stages.append(last)
+    return stages
 
 
 def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: Path) -> None:
@@ -321,14 +325,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")
-    parser.add_argument("--only", help="train this stage alone, from the end of the one before")
+    parser.add_argument("--only", metavar="STAGE", help="train this stage alone")
+    parser.add_argument("--after", metavar="STAGE", help="with --only: from the end of this one")
     parser.add_argument("--start", help="begin with the weights of this folder instead")
     parser.add_argument(
         "--demonstrations",
         type=float,
         default=0.0,
         metavar="HOURS",
-        help="then learn the oracles' episodes for so many hours: the second base",
+        help="hours of a last stage that learns the oracles' episodes: the second base",
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of Chromium's screens")
@@ -349,13 +354,13 @@ def main() -> None:
         tests_of(policy.images, arguments.corpus),
         seed=arguments.seed,
     )
-    stages = stages_of(arguments.hours)
+    stages = stages_of(arguments.hours, arguments.demonstrations)
     names = [stage.name for stage in stages]
     if arguments.only:
         at = names.index(arguments.only)
         stages = stages[at : at + 1]
         if at and not arguments.start:
-            trainer.load(names[at - 1])
+            trainer.load(arguments.after or names[at - 1])
     for stage in stages:
         for line in trainer.run(stage):
             print(line, flush=True)
@@ -365,11 +370,6 @@ def main() -> None:
         "stages": [[stage.name, round(stage.seconds)] for stage in stages],
     }
     finish(trainer, policy, build, arguments.out / "model")
-    if arguments.demonstrations:
-        last = replace(DEMONSTRATIONS, seconds=arguments.demonstrations * 3600)
-        for line in trainer.run(last):
-            print(line, flush=True)
-        finish(trainer, policy, build, arguments.out / "model-demonstrations")
 
 
 if __name__ == "__main__":

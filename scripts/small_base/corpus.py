@@ -5,7 +5,7 @@
 `--rendered` is the number of pages made for it (rendered.py), `--pages` the number of seeds of each page of
 MiniWoB++, `--demonstrations` the number of the oracle's episodes of each page that has one (played.py).
 With `--held-out`, they are of what training never shows: words, the font, the size; seeds of tests.
-`store.load(folder)` reads all.
+Those are in folders that end in `-test`. `store.load(folder)` reads a folder.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
 
     def write(kind: str, shards: Iterator[Shard]) -> None:
         nonlocal total
-        for name, count in write_shards(given.out / kind, shards):
+        for name, count in write_shards(given.out / f"{kind}{'-test' * given.held_out}", shards):
             total += count
             print(f"{kind}/{name}: {total}, {time.monotonic() - started:.0f} s", flush=True)
 
