@@ -1,0 +1,147 @@
+"""Sheets and training of the small base: targets, prompts, probabilities, a build that goes on."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from dart_cli.config.schema import PolicyConfig
+from dart_cli.policy.forward import image_features, logits
+from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.prompt import make_renderer
+from dart_cli.policy.vocabulary import END
+from scripts import tiny_model as tiny
+from scripts.build_tiny_base import Packer
+from scripts.small_base.drawn import drawn_scene
+from scripts.small_base.scene import Asked, Glyph, Scene, Thing
+from scripts.small_base.sheets import (
+    CHARACTERS,
+    LOOKS,
+    DenseHeads,
+    ReadSheet,
+    dense_loss,
+    letter_targets,
+    read_sheet,
+)
+from scripts.small_base.training import Stage, Trainer, answered
+from scripts.small_base.vocabulary import SMALL_WORDS
+
+SIZES = tiny.TinySizes(
+    text_hidden=48, text_layers=2, text_mlp=64, vision_hidden=32, vision_mlp=64, patch=7
+)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> LoadedPolicy:
+    folder = tmp_path_factory.mktemp("small")
+    tokenizer = tiny.build_tokenizer(SMALL_WORDS, tiny.spelling(SMALL_WORDS))
+    tiny.save(folder, *tiny.build_tiny(0, SIZES, tokenizer), {})
+    return load_policy(folder)
+
+
+def scene_of(asked: tuple[Asked, ...] = ()) -> Scene:
+    drawn = drawn_scene(3, size=(56, 28), faces="one", held_out_words=False, dense=True)
+    glyphs = (Glyph("A", 16.0, 7.0), Glyph("b", 27.0, 7.0), Glyph("~", 55.0, 27.0))
+    things = (Thing("button", "A", (14, 0, 28, 14), colour="gray"),)
+    return Scene("a", drawn.png, glyphs, things, asked, unread=((0, 14, 14, 28),))
+
+
+def test_spelling_keeps_known_words_and_coordinates_whole_and_nothing_within_a_word() -> None:
+    tokenizer = tiny.build_tokenizer(SMALL_WORDS, tiny.spelling(SMALL_WORDS))
+    for text, tokens in (
+        ("Click on the", ["Click", " on", " the"]),
+        ("tonight", list("tonight")),
+        ("click(12,345)", ["click(", "12", ",", "345", ")"]),
+        ("type(42)", ["type(", "4", "2", ")"]),
+    ):
+        ids = tokenizer.encode(text)
+        assert tokenizer.convert_ids_to_tokens(ids) == tokens
+        assert tokenizer.decode(ids) == text
+
+
+def test_characters_and_looks_are_those_of_their_token(policy: LoadedPolicy) -> None:
+    sheet = read_sheet(policy.images, scene_of(), [])  # 4 x 2 tokens of 14 px
+    target, weight = letter_targets([sheet])
+    assert target.shape == (8, 2, CHARACTERS)
+    assert target[1, 0, ord("A") - 32] == 1
+    assert target[1, 1, ord("b") - 32] == 1
+    assert target[7, 1, ord("~") - 32] == 1
+    assert target[..., 0].sum() == 16 - 3  # all other halves hold none
+    assert weight[4].tolist() == [0, 0]  # unread
+    role, colour = LOOKS["role"], LOOKS["colour"]
+    assert sheet.looks[1].tolist() == [role.index("button"), colour.index("grey"), 0, 0]
+    assert sheet.looks[0].tolist() == [0, 0, 0, 0]
+
+
+def test_the_dense_loss_is_that_of_a_plain_computation(policy: LoadedPolicy) -> None:
+    torch.manual_seed(0)
+    heads = DenseHeads(48)
+    sheet = read_sheet(policy.images, scene_of(), [])
+    with torch.no_grad():
+        features = image_features(policy.model, [sheet.image])
+        loss = dense_loss(heads, features, [sheet], looks=False)
+        said = heads.letters(features.embeds[0]).double().reshape(8, 2, CHARACTERS).softmax(-1)
+    total = weights = 0.0
+    held = {(1, 0): "A", (1, 1): "b", (7, 1): "~"}
+    for token in range(8):
+        for half in range(2):
+            character = held.get((token, half))
+            weight = 0.0 if token == 4 else 1.0 if character else 0.15
+            kind = ord(character) - 32 if character else 0
+            total -= weight * said[token, half, kind].log().item()
+            weights += weight
+    assert loss.item() == pytest.approx(total / weights, rel=1e-5)
+
+
+@pytest.mark.parametrize("before", [None, (), ("click(1,2)", "type(x)")])
+def test_questions_are_asked_as_the_engine_renders_them(
+    policy: LoadedPolicy, before: tuple[str, ...] | None
+) -> None:
+    """The probability of an answer is that of the tokens after the renderer's prompt."""
+    asked = Asked("type the word", "type(ab)", (), "type", before)
+    other = Asked("what is here", "answer(no)", (), "read")
+    scene = scene_of((other, asked))
+    sheet = read_sheet(policy.images, scene, scene.asked)
+    packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
+    template = "{instruction}" if before is None else "{instruction}\n{previous}"
+    renderer = make_renderer(policy, PolicyConfig(codec="compact", template=template))
+    steps = "\n".join(f"Step {n}: {each}" for n, each in enumerate(before or (), 1)) or "None"
+    prompt = renderer.render(
+        asked.text, (), scene.png, previous=steps if before is not None else ""
+    )
+    answer = policy.encode("type(ab)" + END)
+    sequence = [*prompt.token_ids, *answer]
+    with torch.no_grad():
+        inputs = policy.inputs([sequence], [[scene.png]])
+        said = logits(policy.model, inputs, last=len(answer) + 1)[0, :-1]
+    logprobs = said.log_softmax(-1)
+    told = logprobs.gather(1, torch.tensor(answer)[:, None]).sum().exp().item()
+    assert answered(policy, packer, [sheet])["type"][0] == pytest.approx(told, rel=1e-4)
+
+
+def draw(policy: LoadedPolicy, rng: Random) -> ReadSheet:
+    scene = drawn_scene(rng.randrange(100), size=(56, 56), faces="one", held_out_words=False)
+    asked = [Asked("click it", "click({})", ((3, 3, 30, 20),), "click")]
+    return read_sheet(policy.images, scene, asked)
+
+
+def test_a_build_that_was_ended_goes_on_where_it_was(policy: LoadedPolicy, tmp_path: Path) -> None:
+    sources = {"drawn": partial(draw, policy)}
+    tests = {"words": [draw(policy, Random(1))]}
+    stage = Stage("words", 0.2, {"drawn": 1.0}, told=["words"])
+    first = Trainer(policy, tmp_path, sources, tests, seed=0)
+    lines = list(first.run(stage))
+    assert '"words"' in lines[-1]
+    kept = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.zero_()
+    again = Trainer(policy, tmp_path, sources, tests, seed=0)
+    assert list(again.run(stage)) == []  # it was over
+    assert again.step == first.step
+    assert all(torch.equal(kept[name], value) for name, value in policy.model.state_dict().items())
+    assert (tmp_path / "words" / "model.safetensors").is_file()
