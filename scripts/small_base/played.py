@@ -40,8 +40,11 @@ SINGLE = frozenset(
 PRECISE = 4
 """CSS pixels to each side of a place that is the answer on a page of one step."""
 
-STEP, PLACE = 3, 2
-"""The same of a step of an episode, and on pages whose reward falls with the distance."""
+STEP, PLACE = 3, 1
+"""The same of a step of an episode, and on pages where few pixels decide."""
+
+PLACED = frozenset({*THRESHOLDS, "click-pie", "click-pie-nodelay"})
+"""Pages where few pixels decide: the reward falls with the distance, or labels cover what is pressed."""
 
 WANDER = 4
 """Most random actions before a screen is taken."""
@@ -121,7 +124,7 @@ def _wandered(
 def _episode(env: MiniwobEnv, page: str, seed: int, scale: float) -> list[Scene]:
     """The oracle's steps of one episode; none if it does not pass."""
     rng = Random(f"demonstration/{page}/{seed}")
-    placed = page in THRESHOLDS
+    placed = page in PLACED
     limit = TASKS[f"miniwob/{page}"].max_steps
     wrong = set(rng.sample(range(5), rng.randint(1, 2))) if rng.random() < WRONG else set()
     seen, info = env.reset(seed=seed, options={"task": f"miniwob/{page}"})

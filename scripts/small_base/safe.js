@@ -7,7 +7,8 @@
 (() => {
   "use strict";
 
-  const PLACES = "html, body, #wrap, #area, #query, svg, canvas, .ui-slider, .ui-slider *, input[type=range]";
+  const PLACES = "html, body, #wrap, #area, #query, svg, canvas, .ui-slider, .ui-slider *, input[type=range], " +
+    "input[type=date], input[type=time]"; // a date's day, month and year are fields of their own
   const WHOLE = "button, a, label, input, select, option, textarea, h3, [role=button], [role=tab], .ui-menu-item-wrapper, .alink";
   const LARGE = 6000; // square CSS pixels: of what is larger and no control, the place may matter
   const cut = (box, frame) => ({
