@@ -74,6 +74,9 @@ ASKED = 7
 ONCE = ("count", "right", "double", "key", "scroll", "is")
 """Kinds of which a screen has one question at most: every screen has plenty."""
 
+NAMED = ("click", "part", "link", "tab", "row", "radio", "tick", "field")
+"""Kinds that name a thing by what is written on it or beside it."""
+
 STEPS = 0.15
 """Share of the questions with steps before them."""
 
@@ -100,7 +103,7 @@ def drawn(
     scene = drawn_scene(seed, size=size, faces=faces, held_out_words=False, dense=dense)
     asked = [] if dense else asked_of(scene, rng)
     if kind == "words":
-        asked = [each for each in asked if each.kind == "click"]
+        asked = [each for each in asked if each.kind in NAMED]
     return read_sheet(preparer, scene, asked)
 
 
@@ -116,6 +119,13 @@ def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: Faces) ->
 def shown(preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random) -> ReadSheet:
     """One of the scenes on disk: its own questions, and at most so many about what is in sight."""
     return told(preparer, rng.choice(scenes), most, rng)
+
+
+def named(preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random) -> ReadSheet:
+    """One of the scenes on disk, and only questions that name a thing by its text."""
+    scene = rng.choice(scenes)
+    asked = [each for each in asked_of(scene, rng) if each.kind in NAMED]
+    return read_sheet(preparer, scene, asked[:most])
 
 
 def told(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadSheet:
@@ -191,6 +201,11 @@ def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
             if len(scenes)
         }
         | {
+            f"named {name}": partial(named, preparer, scenes, most)
+            for name, (scenes, most) in found.items()
+            if len(scenes)
+        }
+        | {
             f"{kind} {each} {size[0]}": partial(drawn, preparer, size, each, kind)
             for kind in ("dense", "words", "drawn")
             for each in faces
@@ -252,6 +267,19 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
             answer_every=3,
             rate=0.7,
             told=["unseen words, many fonts", "Chromium, unseen words"],
+        ),
+        Stage(
+            "reading",
+            20 * second,
+            {
+                "words many 126": 0.3,
+                "named rendered 1": 0.35,
+                "named pages 1": 0.1,
+                "typing": 0.15,
+                "spelling": 0.1,
+            },
+            rate=0.7,
+            told=["unseen words, many fonts", "typing", "spelling", "Chromium, unseen words"],
         ),
         Stage(
             "all",

@@ -207,7 +207,10 @@
       if (!root && !/auto|scroll/.test(`${overflowX} ${overflowY}`)) continue;
       const [left, top] = [box.scrollLeft, box.scrollTop];
       box.scrollBy({ left: dx, top: dy, behavior: "instant" });
-      if (box.scrollLeft !== left || box.scrollTop !== top) return;
+      if (box.scrollLeft === left && box.scrollTop === top) continue;
+      // Without a change of its style, the first scroll of a box is drawn two frames late.
+      box.style.willChange = "scroll-position";
+      return;
     }
   };
 

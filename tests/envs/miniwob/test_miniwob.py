@@ -563,3 +563,15 @@ def test_a_program_that_is_not_a_browser_is_reported(tmp_path: Path) -> None:
         begin(env, "click-test")
     env.close()
     assert profiles() <= before
+
+
+@pytest.mark.parametrize("page", ["social-media-all", "email-inbox", "daily-calendar"])
+def test_the_first_scroll_after_a_page_was_loaded_is_in_the_next_screenshot(page: str) -> None:
+    made = MiniwobSuite().make_env(step_ms=0)
+    with closing(made):
+        for seed in range(3):
+            before = begin(made, page, seed)
+            after = made.step(Scroll(x=80, y=150, dx=0, dy=2))[0]
+            later = [made.step(Wait(seconds=0))[0].screenshot for _ in range(4)]
+            assert after.screenshot != before.screenshot
+            assert set(later) == {after.screenshot}
