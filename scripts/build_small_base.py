@@ -6,12 +6,14 @@
     ... --only fonts                                       # this stage again
     ... --demonstrations 1       # the second base, which has also seen the oracles' whole episodes
 
-Four stages, each of which begins with the weights of the one before:
+Five stages, each of which begins with the weights of the one before:
 
     letters   dense text in one font: each image token says which characters it shows
     words     "click WORD" about drawn screens in one font, dense text in many
     fonts     what image tokens show in many fonts, drawn and as Chromium draws them; in every third
               update questions of every kind
+    reading   "click WORD" and what else names a thing by its text, at a fifth of the rate: at the first
+              stages' rate all kinds together learn nothing more
     all       questions about drawn screens, Chromium's, pages of MiniWoB++ and the embedded suites
 
 The screens that Chromium draws are made before, by `python -m scripts.small_base.corpus` (see there).
@@ -243,20 +245,20 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
     stages = [
         Stage(
             "letters",
-            5 * second,
+            4 * second,
             {"dense one 126": 1.0},
             answers=False,
             told=["unseen words"],
         ),
         Stage(
             "words",
-            15 * second,
+            12 * second,
             {"words one 126": 0.7, "dense many 126": 0.3},
             told=["unseen words", "unseen words, many fonts"],
         ),
         Stage(
             "fonts",
-            15 * second,
+            14 * second,
             {
                 "dense many 126": 0.25,
                 "drawn many 126": 0.15,
@@ -278,12 +280,12 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
                 "typing": 0.15,
                 "spelling": 0.1,
             },
-            rate=0.7,
+            rate=0.15,
             told=["unseen words, many fonts", "typing", "spelling", "Chromium, unseen words"],
         ),
         Stage(
             "all",
-            65 * second,
+            50 * second,
             {
                 "drawn many 126": 0.17,
                 "drawn many 160": 0.04,
@@ -297,7 +299,7 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
                 "desk": 0.02,
                 "apps": 0.01,
             },
-            rate=0.7,
+            rate=0.2,
             falls=True,
             told=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
         ),
@@ -315,7 +317,7 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
                 "typing": 0.06,
                 "spelling": 0.08,
             },
-            rate=0.7,
+            rate=0.2,
             falls=True,
             told=["demonstrations, unseen seeds", "Chromium, unseen words", "typing", "spelling"],
         )

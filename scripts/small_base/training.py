@@ -43,7 +43,7 @@ NO_POINT = ("read", "copy", "type", "number", "count", "key", "is", "scroll", "d
 DENSE = 2.0
 """Weight of the dense loss beside that of answers."""
 
-TEST_S, GLANCED = 480.0, 48
+TEST_S, GLANCED = 420.0, 48
 """CPU seconds between two lines with tests, and the sheets of each test that such a line is of."""
 
 Source = Callable[[Random], ReadSheet]
