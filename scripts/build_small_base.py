@@ -19,7 +19,7 @@ Five stages, each of which begins with the weights of the one before:
 The screens that Chromium draws are made before, by `python -m scripts.small_base.corpus` (see there).
 No question is part of a sequence: of a page that takes several steps the base learns what is in sight,
 not what leads where. A build that was killed goes on where it was; `log.jsonl` in its folder has the
-curve. Every figure is on words, fonts, sizes, seeds and pages that were never trained on.
+curve. Every figure is on words, fonts, sizes or seeds that were never trained on.
 
 One core, one thread; seconds are CPU time of training.
 """
