@@ -7,7 +7,7 @@
     save          a standard Hugging Face folder, so that one loader serves tiny and real models
 
 Two trained checkpoints ship with dart: `dart_cli/policy/tiny/` (build_tiny_base.py) and
-`dart_cli/policy/miniwob/` (build_miniwob_base.py).
+`dart_cli/policy/small/` (build_small_base.py, which spells what it does not know).
 """
 
 from __future__ import annotations

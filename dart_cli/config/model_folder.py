@@ -27,9 +27,9 @@ from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
 
 BUILTIN = {
-    f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "miniwob")
+    f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "small")
 }
-"""Models that ship with dart, and their folders; both are of the same tiny kind."""
+"""Models that ship with dart, and their folders; both are of one class."""
 
 TOKENIZER = "tokenizer.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -47,7 +47,6 @@ ADAPTERS = "adapter_config.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
 _MADE_BY = {
-    "miniwob-base": "scripts/build_miniwob_base.py",
     "recall-base": "scripts/build_recall_base.py",
 }
 """Folders that configurations and pages name, and what makes them."""

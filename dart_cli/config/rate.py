@@ -11,7 +11,7 @@ from math import log
 
 from bus.errors import ModelError
 from dart_cli.config.architecture import shape_of
-from dart_cli.config.model_folder import folder_of, read_json
+from dart_cli.config.model_folder import model_folder, read_json
 from dart_cli.config.schema import LEAST_RATE, Config
 
 SMALL, LARGE = 0.63e6, 7e9
@@ -48,11 +48,8 @@ def rate_origin(config: Config) -> str:
 
 def _parameters(config: Config) -> float | None:
     """By its config.json alone; None where there is none that can be read."""
-    folder = folder_of(config)
-    if folder is None:
-        return SMALL
     try:
-        return shape_of(read_json(folder, "config.json")).parameters
+        return shape_of(read_json(model_folder(config.model.path), "config.json")).parameters
     except (ModelError, KeyError):  # what loads the model refuses it
         return None
 

@@ -158,7 +158,7 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
         assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
         assert (run_dir / "logs" / f"{name}.log").exists()
 
-    other = start(*again, "--set", "model.path=builtin:miniwob")
+    other = start(*again, "--set", "model.path=builtin:small")
     _, err = finish(other)
     assert other.returncode == 2
     assert "set it back, choose another run.dir" in err

@@ -154,7 +154,7 @@ def test_a_run_of_another_suite_goes_on_by_force_alone(
             ["model.lora.alpha=16"],
             "model.lora.alpha = 16.0, but it was 8.0",
         ),
-        ([], ["model.path=builtin:miniwob"], "model"),
+        ([], ["model.path=builtin:small"], "model"),
     ],
     ids=["added", "alpha", "folder"],
 )

@@ -27,7 +27,7 @@ def file_of(folder: Path, model: str, train: str = "") -> Path:
 def test_a_file_without_a_rate_has_that_of_its_model(tmp_path: Path) -> None:
     seven_b = write_seven_b(tmp_path / "7b")
     small = write_model(tmp_path / "small")
-    for model, rate in (("builtin:tiny", 4e-4), ("builtin:miniwob", 4e-4), (seven_b, 1e-6)):
+    for model, rate in (("builtin:tiny", 4e-4), ("builtin:small", 1e-4), (seven_b, 1e-6)):
         assert load_config(file_of(tmp_path, str(model))).train.lr == rate
     assert load_config(file_of(tmp_path, str(small))).train.lr == 4e-4
     assert config_of_model(seven_b).train.lr == 1e-6

@@ -97,7 +97,7 @@ def test_a_changed_configuration_is_reported(
 
 ANOTHER = {
     "env.suite": "desk",
-    "model.path": "builtin:miniwob",
+    "model.path": "builtin:small",
     "policy.codec": "uitars",
     "policy.coordinates": "thousand",
 }

@@ -38,7 +38,7 @@ class ModelConfig(Section):
 
     path: Annotated[str, AfterValidator(without_control)] = "builtin:tiny"
     """A Hugging Face folder (Qwen2-VL, Qwen2.5-VL / UI-TARS, Qwen3-VL), or one that ships with dart:
-    `builtin:tiny` for the embedded suites, `builtin:miniwob`."""
+    `builtin:tiny` for the embedded suites, `builtin:small`, which reads."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Floating point type of weights and activations."""
