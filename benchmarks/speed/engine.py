@@ -243,14 +243,14 @@ class Bench:
     """One model, loaded once for the engine and once the way transformers loads it."""
 
     def __init__(self, folder: Path, screens: Screens) -> None:
-        self._policy = load_policy(folder)
+        self.policy = load_policy(folder)
         # No completion ends by itself, so that both draw the same lengths.
-        self._policy.end_token_ids = (self._policy.forbidden_token_ids[0],)
+        self.policy.end_token_ids = (self.policy.forbidden_token_ids[0],)
         self._plain: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(
             folder, local_files_only=True, use_safetensors=True
         ).eval()
         self._plain.generation_config.eos_token_id = None
-        self._plain.generation_config.pad_token_id = self._policy.pad_token_id
+        self._plain.generation_config.pad_token_id = self.policy.pad_token_id
         self._other = load_policy(folder)  # prepares the plain model's images
         self._screens = screens
         self._seed = 0
@@ -277,7 +277,7 @@ class Bench:
 
     async def serve(self, asks: Asks, max_batch: int, *, waves: bool = True) -> Outcome:
         """Through our engine."""
-        engine = TransformersEngine(self._policy, max_batch=max_batch)
+        engine = TransformersEngine(self.policy, max_batch=max_batch)
         crowd, clock = _Crowd(asks, waves=waves), Clock()
         running: dict[asyncio.Task[object], tuple[int, float]] = {}
         while running or crowd.is_waiting:
@@ -334,7 +334,7 @@ class Bench:
     @torch.inference_mode()
     def prefill(self, asks: Asks) -> float:
         """CPU seconds of the prompts alone, a batch of all clients at a time."""
-        policy: LoadedPolicy = load_policy(self._policy.folder)  # has seen none of the screens
+        policy: LoadedPolicy = load_policy(self.policy.folder)  # has seen none of the screens
         began = time.process_time()
         for wave in zip(*asks, strict=True):
             requests = [ask.request for ask in wave]
