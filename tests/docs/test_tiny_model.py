@@ -15,7 +15,7 @@ def test_the_page_lists_every_instruction_that_the_base_was_trained_on() -> None
     text = (
         PAGE.read_text(encoding="utf-8")
         .partition("### The words it knows")[2]
-        .partition("Two seeds")[0]
+        .partition("## A model that reads")[0]
     )
     words = {
         name.removesuffix("s"): listed.split(", ")
