@@ -102,7 +102,31 @@ def test_the_page_s_environment_gives_nothing_for_clicks_in_another_order() -> N
     assert info["instruction"].startswith("click the ")
 
 
-@pytest.mark.parametrize("name", ["lights.toml", "tiles.toml", "vending.toml", "parcels.toml"])
+GUESTS = f"{EXAMPLE.with_name('guests_env.py')}:GuestsSuite"
+
+
+def test_one_guest_and_one_answer_of_all_pass() -> None:
+    env = make_env(GUESTS)
+    assert isinstance(env, GuiEnv)
+    task = load_suite(GUESTS).tasks["guests/remove"]
+    for seed in range(20):
+        passed = []
+        for row in range(4):
+            for answer in (32, 95):  # pixels
+                _, info = env.reset(seed=seed, options={"task": task})
+                env.step(Click(x=63, y=21 + 28 * row))
+                _, reward, terminated, _, _ = env.step(Click(x=answer, y=84))
+                verdict = env.evaluate()
+                assert terminated
+                assert reward == float(verdict.outcome == "pass")
+                if reward:
+                    passed.append(f'remove "{verdict.reason.split()[1].strip(",")}"')
+        assert passed == [info["instruction"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["lights.toml", "tiles.toml", "vending.toml", "parcels.toml", "guests.toml"]
+)
 def test_an_example_s_configuration_is_valid(name: str) -> None:
     config = load_config(EXAMPLE.with_name(name))
     suite = config.env.suite.replace("docs/examples", str(EXAMPLE.parent))
