@@ -9,12 +9,16 @@ import pytest
 from dart_cli.policy.codecs.compact import CompactCodec
 from dart_cli.policy.coordinates import make_coordinate_map
 from scripts.small_base.drawn import drawn_scene
-from scripts.small_base.faces import HELD_OUT_FONTS, HELD_OUT_SIZE, Faces, draw_face
+from scripts.small_base.faces import DEJAVU, HELD_OUT_FONTS, HELD_OUT_SIZE, Faces, draw_face
 from scripts.small_base.layouts import look_alikes
 from scripts.small_base.questions import questions
 from scripts.small_base.scene import Glyph, Scene, Thing
 from scripts.small_base.vocabulary import SMALL_WORDS
 from scripts.small_base.words import is_held_out
+
+pytestmark = pytest.mark.skipif(
+    not (DEJAVU / "DejaVuSans.ttf").exists(), reason="apt install fonts-dejavu-core"
+)
 
 SIZES = ((126, 126), (160, 210), (240, 315))
 SCREENS = 60

@@ -17,6 +17,7 @@ from dart_cli.policy.vocabulary import END
 from scripts import tiny_model as tiny
 from scripts.build_tiny_base import Packer
 from scripts.small_base.drawn import drawn_scene
+from scripts.small_base.faces import DEJAVU
 from scripts.small_base.scene import Asked, Glyph, Scene, Thing
 from scripts.small_base.sheets import (
     CHARACTERS,
@@ -29,6 +30,10 @@ from scripts.small_base.sheets import (
 )
 from scripts.small_base.training import Stage, Trainer, answered
 from scripts.small_base.vocabulary import SMALL_WORDS
+
+pytestmark = pytest.mark.skipif(
+    not (DEJAVU / "DejaVuSans.ttf").exists(), reason="apt install fonts-dejavu-core"
+)
 
 SIZES = tiny.TinySizes(
     text_hidden=48, text_layers=2, text_mlp=64, vision_hidden=32, vision_mlp=64, patch=7
