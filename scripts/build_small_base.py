@@ -1,10 +1,12 @@
 """Build `builtin:small`, a model of 4 M parameters that reads screens, from scratch.
 
     .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 12000 --pages 60
+    .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 3000 --scale 1.5
     .venv/bin/python -m scripts.small_base.corpus --out runs/corpus --rendered 400 --pages 5 --held-out
     .venv/bin/python scripts/build_small_base.py --corpus runs/corpus --out runs/small-base
     ... --only fonts                                       # this stage again
-    ... --demonstrations 1       # the second base, which has also seen the oracles' whole episodes
+    ... --demonstrations 1       # the second base, which has also seen the oracles' whole episodes;
+                                 # its corpus wants --demonstrations 100, and 4 with --held-out
 
 Five stages, each of which begins with the weights of the one before:
 
@@ -39,6 +41,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bus.errors import UserError
 from dart_cli.policy.images import ImagePreparer
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from scripts import tiny_model as tiny
@@ -364,11 +367,10 @@ def main() -> None:
         metavar="HOURS",
         help="hours of a last stage that learns the oracles' episodes: the second base",
     )
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of Chromium's screens")
     parser.add_argument("--out", type=Path, required=True, help="folder of the build")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     start = arguments.out / "start"
     if not arguments.start and not (start / "config.json").is_file():
@@ -402,4 +404,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from bus.errors import UserError
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.model import LoadedPolicy
 from scripts import tiny_model as tiny
@@ -37,8 +38,8 @@ SHEETS = 17
 SAVE_S = 60.0
 """CPU seconds between two states on disk."""
 
-NO_POINT = ("read", "copy", "type", "number", "count", "key", "is", "scroll", "drag", "mini screen")
-"""Kinds of questions that are not answered by pressing a place."""
+DRAWN_ANSWERS = ("page:", "mini idle")
+"""Beginnings of kinds whose answers are drawn at random, where several would do: they are no hits."""
 
 DENSE = 2.0
 """Weight of the dense loss beside that of answers."""
@@ -109,7 +110,15 @@ class Trainer:
         self._last_test = 0.0
 
     def run(self, stage: Stage) -> Iterator[str]:
-        """Train one stage, from where an earlier run of it stopped; yields lines of progress."""
+        """Train one stage, from where an earlier run of it stopped; yields lines of progress.
+
+        Raises UserError where the corpus lacks what the stage draws.
+        """
+        if missing := [name for name in stage.draws if name not in self._sources]:
+            raise UserError(
+                f"stage {stage.name} draws {', '.join(missing)}, of which the corpus has none; "
+                "make them with python -m scripts.small_base.corpus"
+            )
         done = self._restore(stage)
         rng = Random(f"small/{self._seed}/{stage.name}/{self.step}")
         saved, told, started_at = done, done, self.step
@@ -135,13 +144,14 @@ class Trainer:
         model: Any = policy.model
         tiny.save(folder, model, policy.tokenizer, policy.images.processor, build)  # type: ignore[arg-type]
 
-    def load(self, name: str) -> bool:
-        """Take the state at the end of stage `name`; whether there is one."""
+    def load(self, name: str) -> None:
+        """Take the state of stage `name`. Raises UserError where there is none."""
         path = self._folder / f"state-{name}.pt"
         if not path.is_file():
-            return False
+            raise UserError(
+                f"{path} is not there; train stage {name} first, or give --start FOLDER"
+            )
         self._take(torch.load(path, weights_only=True))
-        return True
 
     def _restore(self, stage: Stage) -> float:
         path = self._folder / f"state-{stage.name}.pt"
@@ -247,10 +257,6 @@ class Trainer:
         }
         if answers:
             chances = answered(self._policy, self._packer, sheets)
-            pressed = {k: v for k, v in chances.items() if k not in (*NO_POINT, "all")}
-            hits = sum(value * many for value, many in pressed.values())
-            asked = sum(many for _, many in pressed.values())
-            result["hit"] = round(hits / max(1, asked), 3)
             result |= {kind: round(value, 3) for kind, (value, _) in sorted(chances.items())}
         return result
 
@@ -261,6 +267,7 @@ def answered(
 ) -> dict[str, tuple[float, int]]:
     """Mean probability of the right answer, and how many questions, by kind and over `all`.
 
+    `hit` is over the questions that one press answers, but those of DRAWN_ANSWERS.
     Of an answer with points it is the probability that each x falls inside its box, times that for y
     given an x within it, times that of the words around them.
     """
@@ -297,5 +304,9 @@ def answered(
         for row, sheet in zip(chances, part, strict=True):
             for chance, question in zip(row[1:], sheet.questions, strict=False):
                 found["all"].append(chance)
+                if question.answer.endswith("click({})") and not question.kind.startswith(
+                    DRAWN_ANSWERS
+                ):
+                    found["hit"].append(chance)
                 found[question.kind].append(chance)
     return {kind: (sum(values) / len(values), len(values)) for kind, values in found.items()}

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 import torch
 
+from bus.errors import UserError
 from dart_cli.config.schema import PolicyConfig
 from dart_cli.policy.forward import image_features, logits
 from dart_cli.policy.model import LoadedPolicy, load_policy
@@ -150,3 +151,25 @@ def test_a_build_that_was_ended_goes_on_where_it_was(policy: LoadedPolicy, tmp_p
     assert again.step == first.step
     assert all(torch.equal(kept[name], value) for name, value in policy.model.state_dict().items())
     assert (tmp_path / "words" / "model.safetensors").is_file()
+
+
+def test_what_a_stage_lacks_is_named_with_its_cure(policy: LoadedPolicy, tmp_path: Path) -> None:
+    trainer = Trainer(policy, tmp_path, {"drawn": partial(draw, policy)}, {}, seed=0)
+    with pytest.raises(UserError, match="is not there; train stage words first"):
+        trainer.load("words")
+    with pytest.raises(UserError, match=r"draws rendered 1, .*small_base\.corpus"):
+        list(trainer.run(Stage("all", 1.0, {"drawn": 0.5, "rendered 1": 0.5})))
+
+
+def test_answers_that_were_drawn_at_random_are_no_hits(policy: LoadedPolicy) -> None:
+    box = (3.0, 3.0, 30.0, 20.0)
+    asked = (
+        Asked("click it", "click({})", (box,), "click"),
+        Asked("do it all", "click({})", (box,), "page:click-test"),
+        Asked("type it", "type(a)", (), "type"),
+    )
+    sheet = read_sheet(policy.images, scene_of(asked), asked)
+    packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
+    told = answered(policy, packer, [sheet])
+    assert told["hit"] == told["click"]
+    assert told["all"][1] == 3
