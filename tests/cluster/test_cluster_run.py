@@ -49,6 +49,12 @@ def updates_done(run_dir: Path) -> int:
         return 0
 
 
+def trainer_of(run_dir: Path) -> psutil.Process:
+    """The trainer that started last."""
+    pids = re.findall(r"train starts, pid (\d+)", (run_dir / "logs" / "train.log").read_text())
+    return psutil.Process(int(pids[-1]))
+
+
 def processes_of(folder: Path) -> list[int]:
     """Processes of `dart`, of a run below `folder`, also those on the nodes."""
     found = []
@@ -81,7 +87,8 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
         assert f"{name} starts, pid" in (run_dir / "logs" / f"{name}.log").read_text()
 
     done = updates_done(run_dir)
-    child = runs.up(path, "--set", f"train.updates={done + 8}")
+    last = done + 40
+    child = runs.up(path, "--set", f"train.updates={last}")
     finished, said = FinishedTrajectories(), []
 
     def listen() -> None:
@@ -91,18 +98,26 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
     listening = threading.Thread(target=listen)
     listening.start()
     wait_until(lambda: updates_done(run_dir) >= done + 2, "more updates", patience_s=PATIENCE_S)
+    train = trainer_of(run_dir)
+    train.suspend()  # or the last updates may be done before the loss is seen
+    assert updates_done(run_dir) < last
     with open_reader(run_dir) as reader:
         finished.update(reader)
     workers = [found for line in said if (found := re.search(r"(\S+) runs on .* node (\w+)", line))]
     assert {found[1] for found in workers} == {"rollout-0", "env-0"}
     runs.cluster.kill(workers[0][2])  # the node of one of them, at least
+    wait_until(
+        lambda: any("; starting it again (1/3)" in line for line in said),
+        "a process that starts again",
+        patience_s=PATIENCE_S,
+    )
+    train.resume()
     child.wait(PATIENCE_S)
     listening.join()
     assert child.returncode == 0, "".join(said)
-    assert updates_done(run_dir) == done + 8
-    assert any("; starting it again (1/3)" in line for line in said)
+    assert updates_done(run_dir) == last
     with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:
         found = audit(reader, finished, log)
     assert (found.finished_lost, found.double_trained, found.never_trained) == (0, 0, 0)
-    assert found.trajectories >= (done + 8) * 8
+    assert found.trajectories >= last * 8
     assert processes_of(tmp_path) == []
