@@ -390,7 +390,8 @@ def main() -> None:
     if arguments.only:
         at = names.index(arguments.only)
         stages = stages[at : at + 1]
-        if at and not arguments.start:
+        begun = (arguments.out / f"state-{arguments.only}.pt").is_file()
+        if at and not begun and not arguments.start:
             trainer.load(arguments.after or names[at - 1])
     for stage in stages:
         for line in trainer.run(stage):
