@@ -70,7 +70,10 @@ class ExploreOptions:
             "tried least on this screen; recency: what was not tried lately."
         ),
     ] = "q"
-    seeds: Annotated[int, typer.Option(min=1, help="Instances of each task: seeds 0, 1, ...")] = 1
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Instances of each task: --first-seed and those after it.")
+    ] = 1
+    first_seed: Annotated[int, typer.Option(min=0, help="Of the instances.")] = 0
     back_every: Annotated[
         int, typer.Option(min=1, help="Steps after which a slot returns to a start.")
     ] = 40

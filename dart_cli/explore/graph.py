@@ -110,6 +110,7 @@ class ExploreSettings(KeptSettings):
     tasks: list[str] = Field(default_factory=list)
     application: str = ""
     seeds: int = 1
+    first_seed: int = 0
     chooser: str = "q"
     seed: int = 0
     steps: int = 0

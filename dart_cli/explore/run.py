@@ -69,7 +69,7 @@ def run_explore(options: ExploreOptions) -> int:
     plan = Plan(
         starts=[
             StartPoint(task, seed, application_of(task, options.app))
-            for seed in range(options.seeds)
+            for seed in _instances(options)
             for task in tasks
         ],
         steps=options.steps,
@@ -158,6 +158,11 @@ def application_of(task: Task, given: str = "") -> str:
     return given or str(task.params.get("application") or task.id)
 
 
+def _instances(options: ExploreOptions) -> range:
+    """Seeds of the instances that are explored."""
+    return range(options.first_seed, options.first_seed + options.seeds)
+
+
 def _settings(
     options: ExploreOptions, env: EnvConfig, tasks: Sequence[Task], deny: DenyList
 ) -> ExploreSettings:
@@ -167,6 +172,7 @@ def _settings(
         tasks=[task.id for task in tasks],
         application=options.app,
         seeds=options.seeds,
+        first_seed=options.first_seed,
         chooser=options.chooser,
         seed=options.seed,
         steps=options.steps,
@@ -205,7 +211,8 @@ def _told(
         words = f"what is named {first} and {len(deny.words) - SHOWN} more; --dry-run shows all"
     if not has_tree and deny.words:
         words = "nothing: a grid has no names that the deny list could see"
-    seeds = f"seeds 0 to {options.seeds - 1}" if options.seeds > 1 else "seed 0"
+    lowest, *higher = _instances(options)
+    seeds = f"seeds {lowest} to {higher[-1]}" if higher else f"seed {lowest}"
     at_once = f"{options.slots} environments at once" if options.slots > 1 else "one environment"
     return {
         "explores": f"{load_suite(env.suite).name}, {some}; {seeds}",

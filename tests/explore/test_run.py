@@ -97,6 +97,19 @@ def test_another_exploration_is_not_mixed_in(
     assert "(chooser was 'q' and is 'random')" in capsys.readouterr().err
 
 
+def test_the_instances_are_those_from_the_first_seed_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    asked = ("--back-every", "2", "--chooser", "count", "--out", str(out))
+    assert dart(SUITE, *asked, "--steps", "8", "--first-seed", "7", "--seeds", "2") == 0
+    assert "seeds 7 to 8" in capsys.readouterr().err
+    with read_graph(out) as graph:
+        assert {start.seed for start in graph.starts()} == {7, 8}
+    assert dart(SUITE, *asked, "--steps", "9", "--first-seed", "6") == 2
+    assert "(first_seed was 7 and is 6)" in capsys.readouterr().err
+
+
 def test_a_tree_that_must_be_asked_for_is_asked_for() -> None:
     assert with_tree(EnvConfig(suite="desktop")).observe == ["screenshot", "accessibility"]
     assert with_tree(EnvConfig(suite="mini")).observe == ["screenshot"]
