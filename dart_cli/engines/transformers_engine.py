@@ -52,6 +52,7 @@ from dart_cli.engines.batch import RunningBatch
 from dart_cli.engines.caches import NO_VISION, FeatureCache, vision_digest
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.requests import ActiveRequest, JoinPolicy, RequestValidator
+from dart_cli.policy import accelerator
 from dart_cli.policy.model import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 
@@ -377,8 +378,8 @@ class TransformersEngine:
         with torch.no_grad():
             for name, tensor in weight_tensors(self.policy.model).items():
                 tensor.copy_(swap.tensors[name])
-        if self.policy.device.type == "cuda":
-            torch.cuda.synchronize(self.policy.device)
+        if accelerator.is_gpu(self.policy.device):
+            accelerator.synchronize(self.policy.device)
         if swap.vision is None or swap.vision != self._vision:
             self._features.clear()
         self._vision = swap.vision

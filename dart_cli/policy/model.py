@@ -33,6 +33,7 @@ from dart_cli.config import model_folder as files
 from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
 from dart_cli.config.schema import LoraConfig, Pointing
+from dart_cli.policy import accelerator
 from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
@@ -135,15 +136,15 @@ class LoadedPolicy:
 def pick_device(asked: str) -> torch.device:
     """The device of a configuration's `device`; `auto` is the first GPU, else the CPU.
 
-    A GPU has its number, without which `torch.cuda.set_device` takes none. Raises MissingPartError for
-    one that torch does not see.
+    A GPU has its number, without which none can be made the current one. Raises MissingPartError for one
+    that torch does not see.
     """
     if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device("cuda:0" if asked == "cuda" else asked)
-    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        asked = accelerator.KIND if accelerator.is_available() else "cpu"
+    device = torch.device(f"{asked}:0" if asked == accelerator.KIND else asked)
+    if accelerator.is_gpu(device) and device.index >= accelerator.device_count():
         raise MissingPartError(
-            f"device {asked}: torch sees {torch.cuda.device_count()} GPUs; "
+            f"device {asked}: torch sees {accelerator.device_count()} GPUs; "
             "install a CUDA build of torch, or set the device to auto or cpu"
         )
     return device

@@ -25,6 +25,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from dart_cli.policy import accelerator
+
 QUERY_BLOCK = 512  # queries; bounds the masks of the bucketed path
 BUCKET_COST = 4096  # query-key pairs whose arithmetic costs as much as one more call
 LARGE = 2**16  # query-key pairs from which on a piece attends alone
@@ -100,7 +102,7 @@ def plan_pack(
     layout: PackLayout, device: torch.device, dtype: torch.dtype, *, window: int = 0
 ) -> PackPlan:
     """The index tables of `layout` for queries and keys of `dtype` on `device`."""
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+    if accelerator.takes_packs(device, dtype):
         return _varlen_plan(layout, device, window)
     return _bucket_plan(layout, device, dtype, window)
 

@@ -11,8 +11,7 @@ Steps of one trajectory extend one another and the trajectories of a group share
 pack holds each shared token once; what a token sees is its path from the root (pack_plan.py), so its
 hidden state is the one of its path alone in `forward.logits` up to rounding.
 
-Kernels: `torch.nn.attention.varlen.varlen_attn`, FlashAttention's packed call (arXiv 2307.08691), on
-CUDA in bfloat16 and float16; elsewhere one `scaled_dot_product_attention` for each bucket of sequences of
+Kernels: that of a GPU (accelerator.py) in bfloat16 and float16; elsewhere one `scaled_dot_product_attention` for each bucket of sequences of
 similar length. The choice is the plan's.
 
 Recomputing is activation checkpointing (arXiv 1604.06174) by transformers' own switch, which does nothing in
@@ -22,12 +21,7 @@ dropped at random, so every dropout must be 0.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +33,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bus.errors import ModelError
+from dart_cli.policy import accelerator
 from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
 from dart_cli.policy.pointer.head import head_of
 
@@ -111,7 +106,11 @@ def packed_attention(
         key, value = _gathered(key, plan.keys), _gathered(value, plan.keys)
     if plan.buckets:
         return _bucketed(query, key, value, plan, scale)
-    return _varlen(query, key, value, plan, scale)
+    assert plan.query_ends is not None
+    assert plan.key_ends is not None
+    return accelerator.packed_attention(
+        query, key, value, plan.query_ends, plan.key_ends, plan.longest, plan.window, scale
+    )
 
 
 def _gathered(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -153,51 +152,6 @@ def _sequences(rows: torch.Tensor, count: int) -> torch.Tensor:
 def _repeated(rows: torch.Tensor, groups: int) -> torch.Tensor:
     """Keys or values [K, kv_heads, D] once per query head: [K, kv_heads * groups, D]."""
     return rows if groups == 1 else rows.repeat_interleave(groups, dim=1)
-
-
-def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
-) -> torch.Tensor:
-    call, known = _varlen_call()
-    groups = query.shape[1] // key.shape[1]
-    extra: dict[str, Any] = {}
-    if groups > 1 and "enable_gqa" in known:
-        extra["enable_gqa"] = True
-    elif groups > 1:
-        key, value = _repeated(key, groups), _repeated(value, groups)
-    if "scale" in known:
-        extra["scale"] = scale
-    elif scale is not None:
-        query = query * (scale * math.sqrt(query.shape[2]))  # it divides by this root
-    result: torch.Tensor = call(
-        query,
-        key,
-        value,
-        plan.query_ends,
-        plan.key_ends,
-        *plan.longest,
-        window_size=(plan.window - 1 if plan.window else -1, 0),
-        **extra,
-    )
-    return result
-
-
-@cache
-def _varlen_call() -> tuple[Callable[..., Any], frozenset[str]]:
-    """The packed attention of torch, and the names of its parameters, which differ by version.
-
-    Raises ModelError where this torch has none that is causal from the bottom right.
-    """
-    call: Any = None
-    with contextlib.suppress(ImportError):
-        from torch.nn.attention.varlen import varlen_attn as call
-    known = frozenset(inspect.signature(call).parameters if call else ())
-    if "window_size" not in known:
-        raise ModelError(
-            f"torch {torch.__version__} has no packed attention on a GPU; install torch 2.11 or later, "
-            'or set model.dtype = "float32"'
-        )
-    return call, known
 
 
 def _attention(

@@ -49,6 +49,7 @@ from transformers import PreTrainedModel
 
 from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
+from dart_cli.policy import accelerator
 from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.lora import first_adapters
 from dart_cli.policy.model import LoadedPolicy, load_policy
@@ -74,8 +75,8 @@ class ShardingPlan:
     def of(cls, mesh: DeviceMesh, compute: torch.dtype, offload: str) -> ShardingPlan:
         """That of this process."""
         device = torch.device(mesh.device_type)
-        if device.type == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
+        if accelerator.is_gpu(device):
+            device = torch.device(device.type, accelerator.current_device_index())
         return cls(mesh, device, compute, offload == "optimizer")
 
     @property
@@ -93,7 +94,7 @@ class ShardingPlan:
     def placement(self) -> OffloadPolicy:
         """Where FSDP2 keeps shards, gradients and so the optimizer's state."""
         return (
-            CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+            CPUOffloadPolicy(pin_memory=accelerator.is_gpu(self.device))
             if self.offload
             else OffloadPolicy()
         )
@@ -186,11 +187,10 @@ def _home(parameter: nn.Parameter, plan: ShardingPlan) -> torch.device:
 def mesh_of_one(device: torch.device) -> DeviceMesh:
     """A mesh of this process alone, for a model whose masters are of another type than its weights."""
     if not torch.distributed.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        if accelerator.is_gpu(device):
+            accelerator.set_device_index(device)
         torch.distributed.init_process_group(
-            backend, store=_distributed.HashStore(), rank=0, world_size=1
+            accelerator.backend(device), store=_distributed.HashStore(), rank=0, world_size=1
         )
         atexit.register(_leave)
     return init_device_mesh(device.type, (1,))

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from dart_cli.config.architecture import PREFIX
+from dart_cli.policy import accelerator
 from dart_cli.policy.lora import is_adapter
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import use_recompute
@@ -180,8 +181,8 @@ class Trainer:
         if self._rows is not None:
             found[_HELD] = self._rows.held
         found[_RNG] = torch.get_rng_state()
-        if self._policy.device.type == "cuda":
-            found[_DEVICE_RNG] = torch.cuda.get_rng_state(self._policy.device)
+        if accelerator.is_gpu(self._policy.device):
+            found[_DEVICE_RNG] = accelerator.rng_state(self._policy.device)
         return found
 
     def restore(self, tensors: Tensors) -> None:
@@ -194,8 +195,8 @@ class Trainer:
             self._rows.hold(others.pop(_HELD, others[_ROWS]))
         restore(_Held(others), self.parameters, self._optimizer)
         torch.set_rng_state(generators[_RNG])
-        if _DEVICE_RNG in generators and self._policy.device.type == "cuda":
-            torch.cuda.set_rng_state(generators[_DEVICE_RNG], self._policy.device)
+        if _DEVICE_RNG in generators and accelerator.is_gpu(self._policy.device):
+            accelerator.set_rng_state(generators[_DEVICE_RNG], self._policy.device)
 
 
 class _Held:

@@ -30,13 +30,13 @@ from safetensors import SafetensorError
 
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
+from dart_cli.policy import accelerator
 from dart_cli.weights.flat_weights import (
     FlatWeights,
     TensorCopy,
     TensorStream,
     check_finite,
     check_fit,
-    is_on_gpu,
     read_whole,
     stream_of,
 )
@@ -270,7 +270,7 @@ class FileChannel:
         """What the next set is copied to; allocating it takes longer than copying."""
         if self._buffer is None or self._buffer.layout != layout_of(specs):
             self._buffer = None  # freed before the next is allocated
-            self._buffer = FlatWeights.in_memory(specs, pinned=is_on_gpu())
+            self._buffer = FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
         return self._buffer
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:

@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
+from dart_cli.policy import accelerator
 from dart_cli.weights.manifest import (
     WEIGHTS,
     Layout,
@@ -62,7 +64,7 @@ class FlatWeights:
     ) -> FlatWeights:
         """A set of these shapes, its values undefined. `pinned`: GPUs copy to it on their own."""
         layout = layout_of(infos)
-        return cls(layout, torch.empty(layout.size_bytes, dtype=torch.uint8, pin_memory=pinned))
+        return cls(layout, accelerator.host_bytes(layout.size_bytes, pinned=pinned))
 
     @classmethod
     def in_file(cls, infos: Mapping[str, TensorSpec | TensorInfo], file: Path) -> FlatWeights:
@@ -224,11 +226,13 @@ class TensorCopy:
     def __init__(self, stream: TensorStream) -> None:
         """The tensors of a stream that is not gathered are taken now, and read by `into`."""
         self._tensors = stream.tensors if stream.is_gathered else list(stream.tensors)
-        self._ready: torch.cuda.Event | None = None
+        self._ready: Any = None  # an event of the GPU's stream
         if not stream.is_gathered:
-            device = next((each.device for _, each in self._tensors if each.is_cuda), None)
+            device = next(
+                (each.device for _, each in self._tensors if accelerator.is_gpu(each.device)), None
+            )
             if device is not None:  # which need not be the current one
-                self._ready = torch.cuda.current_stream(device).record_event()
+                self._ready = accelerator.current_stream(device).record_event()
 
     @torch.no_grad()
     def into(self, flat: FlatWeights) -> FlatWeights:
@@ -236,7 +240,7 @@ class TensorCopy:
         copies: _DeviceCopies | None = None
         for name, tensor in self._tensors:
             target = flat.tensors[name]
-            if tensor.is_cuda:
+            if accelerator.is_gpu(tensor.device):
                 copies = copies or _DeviceCopies(tensor.device)
                 copies.begin(target, tensor, self._ready)
             else:
@@ -250,29 +254,25 @@ class _DeviceCopies:
     """Copies from one GPU to pinned memory, on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._under_way: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
+        self._stream = accelerator.new_stream(device)
+        self._under_way: deque[tuple[Any, torch.Tensor]] = deque()
         self._bytes = 0
 
-    def begin(
-        self, target: torch.Tensor, tensor: torch.Tensor, ready: torch.cuda.Event | None
-    ) -> None:
+    def begin(self, target: torch.Tensor, tensor: torch.Tensor, ready: Any) -> None:
         """Copy `tensor` as it is at `ready`, by default as the current stream leaves it."""
         for to, part in parts_of(target, tensor, IN_FLIGHT_BYTES // 4):
             self.wait(IN_FLIGHT_BYTES - to.nbytes)
             self._begin(to, part, ready)
 
-    def _begin(
-        self, target: torch.Tensor, tensor: torch.Tensor, ready: torch.cuda.Event | None
-    ) -> None:
+    def _begin(self, target: torch.Tensor, tensor: torch.Tensor, ready: Any) -> None:
         if ready is None:
-            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+            self._stream.wait_stream(accelerator.current_stream(tensor.device))
         else:
             self._stream.wait_event(ready)
-        with torch.cuda.stream(self._stream):
+        with accelerator.in_stream(self._stream):
             value = tensor.to(target.dtype)
             target.copy_(value, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done = accelerator.new_event()
             done.record(self._stream)
         # Kept until it is copied: its memory belongs to whichever stream made it.
         self._under_way.append((done, value))
@@ -296,11 +296,6 @@ def parts_of(
     rows = max(1, most_bytes * len(target) // target.nbytes)
     for begin in range(0, len(target), rows):
         yield target[begin : begin + rows], source[begin : begin + rows]
-
-
-def is_on_gpu() -> bool:
-    """Whether this process uses CUDA: then what is copied to is pinned."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def stream_of(tensors: Mapping[str, torch.Tensor]) -> TensorStream:

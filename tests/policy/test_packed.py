@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bus.errors import ModelError
-from dart_cli.policy import pack_plan
-from dart_cli.policy import packed as forward_pass
+from dart_cli.policy import accelerator, pack_plan
 from dart_cli.policy.forward import collate, image_features, logits, rope_positions
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.model import LoadedPolicy, load_policy
@@ -437,9 +436,9 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         "_bucket_plan",
         lambda layout, device, _, w: pack_plan._varlen_plan(layout, device, w),
     )
-    forward_pass._varlen_call.cache_clear()
+    accelerator._varlen_call.cache_clear()
     yield monkeypatch
-    forward_pass._varlen_call.cache_clear()
+    accelerator._varlen_call.cache_clear()
 
 
 @pytest.mark.parametrize("call", [varlen_by_definition, varlen_of_later_torch])

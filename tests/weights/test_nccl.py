@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bus.errors import WeightsError
+from dart_cli.policy import accelerator
 from dart_cli.weights.broadcast import nccl
 from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.nccl import NcclGroup
@@ -31,11 +32,11 @@ class Device:
     def __init__(self) -> None:
         self.arrived, self.waits = threading.Event(), threading.Event()
 
-    # torch.cuda
-    def Event(self) -> SimpleNamespace:  # noqa: N802
+    # dart_cli.policy.accelerator
+    def new_event(self) -> SimpleNamespace:
         return SimpleNamespace(record=lambda _: None, synchronize=self._synchronize)
 
-    def stream(self, _: object) -> contextlib.AbstractContextManager[None]:
+    def in_stream(self, _: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def _synchronize(self) -> None:
@@ -64,9 +65,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(NcclGroup, "_join", join)
     monkeypatch.setattr(nccl, "BUCKET_BYTES", BUCKET)
     monkeypatch.setattr(nccl, "pick_device", lambda _: torch.device("cuda", 0))
-    distributed = SimpleNamespace(is_nccl_available=lambda: True, BroadcastOptions=SimpleNamespace)
-    monkeypatch.setattr(nccl, "_distributed", distributed)
-    monkeypatch.setattr(nccl, "_cuda", device)
+    monkeypatch.setattr(nccl, "_distributed", SimpleNamespace(BroadcastOptions=SimpleNamespace))
+    monkeypatch.setattr(accelerator, "has_nccl", lambda: True)
+    monkeypatch.setattr(accelerator, "new_event", device.new_event)
+    monkeypatch.setattr(accelerator, "in_stream", device.in_stream)
     yield device
     device.arrived.set()
 

@@ -33,6 +33,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from dart_cli.engines.sampling import draw, entropies, uniform_numbers
 from dart_cli.engines.vllm import SECTION
+from dart_cli.policy import accelerator
 
 COLUMNS = 2
 """Numbers returned for each token: its log-probability, and minus the entropy."""
@@ -98,7 +99,9 @@ class Draws(LogitsProcessor):
         """The number [rows] with which each row draws now."""
         numbers = [self._rows[i].next_uniform if i in self._rows else 0.0 for i in range(rows)]
         # Without waiting for the device, which still computes the step before.
-        held = torch.tensor(numbers, dtype=torch.float64, pin_memory=device.type == "cuda")
+        held = torch.tensor(numbers, dtype=torch.float64)
+        if accelerator.is_gpu(device):
+            held = accelerator.in_pinned(held)
         return held.to(device, non_blocking=True)
 
 

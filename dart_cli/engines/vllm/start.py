@@ -196,9 +196,9 @@ def _visible(device: str) -> str:
 
 def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
     """Raises MissingPartError if vLLM's build, the configured device and the GPUs do not match."""
-    import torch
+    from dart_cli.policy import accelerator
 
-    if on_cpu and device.startswith("cuda"):
+    if on_cpu and device.startswith(accelerator.KIND):
         raise MissingPartError(
             f"rollout.device = {device!r}, but this vLLM is built for CPUs; "
             f"pip install 'vllm{VLLM_VERSIONS}', or set the device to auto or cpu"
@@ -208,10 +208,10 @@ def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
             'rollout.device = "cpu", but this vLLM is built for GPUs; scripts/setup-vllm installs '
             "the CPU build into an environment of its own"
         )
-    if not on_cpu and torch.cuda.device_count() < config.tensor_parallel:
+    if not on_cpu and accelerator.device_count() < config.tensor_parallel:
         raise MissingPartError(
             f"vllm.tensor_parallel = {config.tensor_parallel}, torch sees "
-            f"{torch.cuda.device_count()} GPUs; see `dart doctor`, and CUDA_VISIBLE_DEVICES"
+            f"{accelerator.device_count()} GPUs; see `dart doctor`, and CUDA_VISIBLE_DEVICES"
         )
 
 

@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bus.errors import CheckpointError, WeightsError
+from dart_cli.policy import accelerator
 from dart_cli.weights.flat_weights import specs_of
 from dart_cli.weights.manifest import layout_of, on_cores, read_layout
 
@@ -68,17 +69,21 @@ class Staging:
 
     def buffers(self, held: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Main memory for tensors like those of `held`: that of the save before, if these are alike."""
-        kinds = {name: (each.shape, each.dtype, each.is_cuda) for name, each in held.items()}
+        kinds = {
+            name: (each.shape, each.dtype, accelerator.is_gpu(each.device))
+            for name, each in held.items()
+        }
         if kinds != self._kinds:
             self._kinds, self._buffers = {}, {}  # freed before the next are allocated
             for pinned in (False, True):
-                sizes = {name: each.nbytes for name, each in held.items() if each.is_cuda == pinned}
+                sizes = {
+                    name: each.nbytes
+                    for name, each in held.items()
+                    if accelerator.is_gpu(each.device) == pinned
+                }
                 for size, places in blocks(sizes):
-                    block = torch.empty(
-                        size if pinned else max(end for _, end in places.values()),
-                        dtype=torch.uint8,
-                        pin_memory=pinned,
-                    )
+                    used = max(end for _, end in places.values())
+                    block = accelerator.host_bytes(size if pinned else used, pinned=pinned)
                     for name, (begin, end) in places.items():
                         flat = block[begin:end].view(held[name].dtype)
                         self._buffers[name] = flat.view(held[name].shape)
@@ -124,8 +129,8 @@ def stage(tensors: State, staging: Staging, *, rank: int = 0) -> list[Part]:
         Part(name, offsets, buffers[name].copy_(tensor, non_blocking=True))
         for name, offsets, tensor in held
     ]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+    if accelerator.is_in_use():
+        accelerator.synchronize()
     return parts
 
 

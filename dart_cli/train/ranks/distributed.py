@@ -31,6 +31,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bus.errors import ConfigError, MissingPartError, RankError
+from dart_cli.policy import accelerator
 from dart_cli.train.ranks.watch import POLL_S, Membership, RankWatch, new_folder
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
@@ -196,16 +197,19 @@ def join(
     which is longer than the watch's deadlines.
     """
     limit = timedelta(seconds=_BACKSTOP * max(deadline_s, DISK_S) + 60)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if accelerator.is_gpu(device):
+        accelerator.set_device_index(device)
     if member.is_ours:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     if store is None:
         store = _distributed.FileStore(str(member.folder / "store"), member.size)
     store.set_timeout(limit)
     _distributed.init_process_group(
-        backend, store=store, rank=member.rank, world_size=member.size, timeout=limit
+        accelerator.backend(device),
+        store=store,
+        rank=member.rank,
+        world_size=member.size,
+        timeout=limit,
     )
     try:
         yield
@@ -219,25 +223,25 @@ def device_of(member: Membership, asked: str) -> torch.device:
 
     Raises ConfigError, MissingPartError for devices that cannot be shared out.
     """
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    if asked == "cpu" or (asked == "auto" and not accelerator.is_available()):
         return torch.device("cpu")
     if ":" in asked:
         raise ConfigError(
             f'train.device = "{asked}" names one GPU, and train.ranks takes one for each rank: set '
             '"cuda", and the GPUs with up.train_gpus'
         )
-    if member.local_rank >= torch.cuda.device_count():
+    if member.local_rank >= accelerator.device_count():
         raise MissingPartError(
             f"rank {member.rank} needs GPU {member.local_rank}, torch sees "
-            f"{torch.cuda.device_count()}: set train.ranks to the GPUs there are, or up.train_gpus"
+            f"{accelerator.device_count()}: set train.ranks to the GPUs there are, or up.train_gpus"
         )
-    return torch.device("cuda", member.local_rank)
+    return torch.device(accelerator.KIND, member.local_rank)
 
 
 def memory_mb(device: torch.device) -> float:
     """The most memory that this process has held: of its GPU, or else of the host."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
+    if accelerator.is_gpu(device):
+        return accelerator.max_memory_allocated(device) / 1e6
     unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes, or kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

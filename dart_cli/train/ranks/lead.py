@@ -27,6 +27,7 @@ from bus.codec import joined
 from bus.messages import Batch
 from bus.ranks import Share
 from dart_cli.config.schema import Config
+from dart_cli.policy import accelerator
 from dart_cli.train.base import SavedState, Tensors, Update
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
@@ -37,7 +38,6 @@ from dart_cli.weights.flat_weights import TensorStream
 
 log = logging.getLogger(__name__)
 
-_cuda: Any = torch.cuda  # whose events have no types
 Moment = Any  # seconds of the monotonic clock, or an event of a stream
 
 
@@ -181,7 +181,8 @@ class OwnForward:
     """
 
     def __init__(self, root: nn.Module, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._device = device
+        self._is_gpu = accelerator.is_gpu(device)
         self._spans: list[tuple[Moment, Moment]] = []
         self._began: dict[nn.Module, Moment] = {}
         for module in root.modules():
@@ -194,10 +195,10 @@ class OwnForward:
     def taken(self) -> float:
         """Seconds since the last call; waits for the GPU to be done with them."""
         spans, self._spans = self._spans, []
-        if self._is_cuda and spans:
-            torch.cuda.current_stream().synchronize()
+        if self._is_gpu and spans:
+            accelerator.current_stream(self._device).synchronize()
         taken: float = sum(
-            begin.elapsed_time(end) / 1000 if self._is_cuda else end - begin for begin, end in spans
+            begin.elapsed_time(end) / 1000 if self._is_gpu else end - begin for begin, end in spans
         )
         return taken
 
@@ -208,8 +209,8 @@ class OwnForward:
         self._spans.append((self._began.pop(module), self._now()))
 
     def _now(self) -> Moment:
-        if not self._is_cuda:
+        if not self._is_gpu:
             return time.monotonic()
-        event = _cuda.Event(enable_timing=True)
+        event = accelerator.new_event(timed=True)
         event.record()
         return event

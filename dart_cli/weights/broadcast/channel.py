@@ -25,11 +25,12 @@ from bus.weights import (
 )
 from dart_cli.config.schema import LoraConfig
 from dart_cli.config.schema.served import WHOLE_EVERY
+from dart_cli.policy import accelerator
 from dart_cli.weights.broadcast.group import Transport
 from dart_cli.weights.broadcast.rendezvous import Rendezvous
 from dart_cli.weights.broadcast.rounds import RoundsThread, Version, refer_to
 from dart_cli.weights.file import FileChannel
-from dart_cli.weights.flat_weights import FlatWeights, is_on_gpu
+from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import (
     WEIGHTS,
     Published,
@@ -112,7 +113,7 @@ class BroadcastChannel(FileChannel):
         """The memory of the version before the last, unless it is still read, or does not fit."""
         replaced, self._replaced = self._replaced, None
         taken = None if replaced is None else replaced.take(layout_of(specs))
-        return taken or FlatWeights.in_memory(specs, pinned=is_on_gpu())
+        return taken or FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
         if target.exists():  # the last whole version is unknown: the next is whole

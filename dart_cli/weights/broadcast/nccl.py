@@ -8,14 +8,12 @@ broadcast, the other one is copied. Memory on each device: two buckets, and NCCL
 
 NCCL's calls may block without a deadline where a process hangs. So all of them run in a daemon thread,
 and the caller watches its progress: after `STALL_S` without any it aborts the group and lets the thread
-go. torch's own watchdog would end the whole process instead, so it is switched off for this group. An
-abort ends what the thread waits for; whatever that was, nothing of it is written to main memory.
+go. An abort ends what the thread waits for; whatever that was, nothing of it is written to main memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -24,10 +22,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.cuda
 import torch.distributed
 
 from bus.errors import MissingPartError, WeightsError, first_line
+from dart_cli.policy import accelerator
 from dart_cli.policy.model import pick_device
 from dart_cli.weights.broadcast.group import (
     BUCKET_BYTES,
@@ -42,10 +40,7 @@ from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import ranges
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
-_cuda: Any = torch.cuda
 
-_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-_NEVER = timedelta(days=365)
 _CURE = 'each process needs a GPU of its own; else set weights.channel = "gloo" or "file"'
 
 
@@ -67,7 +62,7 @@ class NcclGroup:
             self._device = pick_device(transport.device)
         except MissingPartError as error:
             raise WeightsError(str(error)) from None
-        if self._device.type != "cuda" or not _distributed.is_nccl_available():
+        if not (accelerator.is_gpu(self._device) and accelerator.has_nccl()):
             raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_CURE}')
         threading.Thread(target=self._run, name="nccl", daemon=True).start()
         self._call(self._join, JOIN_S)
@@ -98,19 +93,16 @@ class NcclGroup:
 
     def _join(self) -> None:
         member = self._member
-        torch.cuda.set_device(self._device)
-        options = _distributed.ProcessGroupNCCL.Options()
-        options._timeout = _NEVER  # noqa: SLF001 - its only name
-        with _environment(_NO_WATCHDOG):
-            group = _distributed.ProcessGroupNCCL(self._store, member.rank, member.size, options)
+        accelerator.set_device_index(self._device)
+        group = accelerator.nccl_group(self._store, member.rank, member.size)
         # NCCL waits for the others without a deadline: begin only where all are there.
         self._store.set(f"here/{member.rank}", b"1")
         self._store.wait([f"here/{rank}" for rank in range(member.size)], timedelta(seconds=JOIN_S))
         self._progress = time.monotonic()
         with self._open():
             self._group = group
-        self._stream = _cuda.Stream(self._device)
-        self._on_host = torch.empty((IN_FLIGHT, BUCKET_BYTES), dtype=torch.uint8, pin_memory=True)
+        self._stream = accelerator.new_stream(self._device)
+        self._on_host = accelerator.host_bytes(IN_FLIGHT, BUCKET_BYTES, pinned=True)
         self._on_device = torch.empty_like(self._on_host, device=self._device)
         self._broadcast(torch.zeros(1, dtype=torch.uint8), [(0, 1)], lambda: False)  # connects
         self._store.seal()
@@ -135,7 +127,7 @@ class NcclGroup:
                     data[begin:end].copy_(self._on_host[slot, : end - begin])
             self._progress = time.monotonic()
 
-        with _cuda.stream(self._stream):
+        with accelerator.in_stream(self._stream):
             for index, (begin, end) in enumerate(buckets):
                 if stops():
                     raise WeightsError("this process is closing")
@@ -148,7 +140,7 @@ class NcclGroup:
                 group.broadcast([device], options).wait()  # for the stream, not for us
                 if not sends:
                     host.copy_(device, non_blocking=True)
-                event = _cuda.Event()
+                event = accelerator.new_event()
                 event.record(self._stream)
                 under_way[slot] = event, begin, end
             for slot in sorted(under_way, key=lambda slot: under_way[slot][1]):
@@ -195,18 +187,3 @@ def _do(work: Callable[[], None], outcome: _Outcome) -> None:
     except Exception as error:  # noqa: BLE001 - torch raises more than RuntimeError
         outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
     outcome.done.set()
-
-
-@contextlib.contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    """Set variables while a group is made, which reads them then; other groups keep the user's."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
