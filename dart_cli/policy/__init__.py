@@ -10,6 +10,7 @@ model          the loader of a policy folder, and the device it runs on
 model_files    a model folder read in parts, and written
 vocabulary     which tokens may be sampled; text that is only text
 forward        the forward pass and the log-probabilities that are sampled from
+accelerator    all that needs a GPU; no other module names a vendor
 packed         the trainer's forward pass: over a pack of trees, with layers that may be recomputed
 pack_plan      which tokens of a pack attend to which, as index tables
 lora           adapters of low rank, in place of the weights

@@ -171,17 +171,10 @@ def _filled(
         part = (
             initial[name][begin:end] if name in initial else files.rows(_of_base(name), begin, end)
         )
-        local = torch.empty(sharded.to_local().shape, dtype=parameter.dtype, device=device).copy_(
-            part
-        )
-        value: torch.Tensor = DTensor.from_local(
-            local,
-            sharded.device_mesh,
-            sharded.placements,
-            run_check=False,
-            shape=sharded.shape,
-            stride=sharded.stride(),
-        )
+        # Not DTensor.from_local, which moves an offloaded shard to the mesh's device.
+        value = torch.empty_like(sharded, device=device)
+        assert isinstance(value, DTensor)
+        value.to_local().copy_(part)
     else:
         source = initial[name] if name in initial else files.whole(_of_base(name))
         value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).copy_(source)

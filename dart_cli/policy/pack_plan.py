@@ -9,7 +9,7 @@ A node's queries attend to the keys of its ancestors and, causally, to its own. 
 side by side makes each node an ordinary sequence with at most as many queries as keys, causal from the
 bottom right. Two forms of plan hold them (attention.py):
 
-    varlen     cumulative lengths, for CUDA in bfloat16 and float16
+    varlen     cumulative lengths, for a GPU in bfloat16 and float16
     buckets    sequences of similar length, padded
 
 A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries, and all
