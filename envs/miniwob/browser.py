@@ -59,14 +59,16 @@ class BrowserHost:
         scale: float,
         encoding: ImageEncoding,
         deadline_s: float,
+        size: tuple[int, int] = (WIDTH, HEIGHT),
     ) -> None:
-        """Browser and pages are looked for when the first page is taken."""
+        """Browser and pages are looked for when the first page is taken; `size` is a page's, CSS pixels."""
         self.starts = 0
         self._find_binary = find_binary
         self._find_pages = find_pages
         self._scale = scale
         self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
+        self._size = size
         self._lock = threading.Lock()
         self._users = 0
         self._browser: Chromium | None = None
@@ -106,7 +108,8 @@ class BrowserHost:
                 self._spare.remove(page)
         for each in broken:
             each.close()
-        return page or TaskPage(browser, folder, self._scale, self._encoding, self._deadline_s)
+        how = self._scale, self._encoding, self._deadline_s, self._size
+        return page or TaskPage(browser, folder, *how)
 
     def give_back(self, page: TaskPage) -> None:
         """Keep an intact page for the next episode of its task."""
@@ -152,6 +155,7 @@ class TaskPage:
         scale: float,
         encoding: ImageEncoding,
         deadline_s: float,
+        size: tuple[int, int],
     ) -> None:
         self.browser = browser
         self.loaded = ""  # the task whose page it is
@@ -165,7 +169,7 @@ class TaskPage:
         self._deadline_s = deadline_s
         self._context = browser.call("Target.createBrowserContext")["browserContextId"]
         try:
-            self._session = browser.open(self._context, WIDTH, HEIGHT)
+            self._session = browser.open(self._context, *size)
             self._set_up()
         except EnvError:
             self.close()
