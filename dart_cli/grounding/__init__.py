@@ -69,10 +69,6 @@ class GroundingOptions:
             help="A verifier that judges the candidates, of `dart tune`.",
         ),
     ] = ""
-    verifier_threshold: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="The first candidate that it is so sure of is taken."),
-    ] = 0.8
     max_pixels: Annotated[
         int | None,
         typer.Option(

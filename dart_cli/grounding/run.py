@@ -213,7 +213,6 @@ class Settings(KeptSettings):
     pointing: str = "text"
     verifier: str = ""  # as it was named; empty for none
     verifier_digest: str = ""
-    verifier_threshold: float = 0.0
 
 
 class KeptAnswers(KeptFolder):
@@ -309,7 +308,6 @@ def _settings(
         pointing=policy.pointing,
         verifier=options.verifier,
         verifier_digest=folder_digest(folder_of(options.verifier)) if options.verifier else "",
-        verifier_threshold=options.verifier_threshold if options.verifier else 0.0,
     )
 
 
@@ -319,11 +317,7 @@ def _told_with(settings: Settings) -> dict[str, str]:
     given = f"greedy{sampled}; {settings.max_tokens} tokens at most"
     if settings.pointing == "pointer":
         given = f"{settings.candidates} candidates from one forward pass"
-    verifier = (
-        {"verifier": f"{settings.verifier}, until {settings.verifier_threshold:g}"}
-        if settings.verifier
-        else {}
-    )
+    verifier = {"verifier": settings.verifier} if settings.verifier else {}
     return {
         "set": settings.set,
         "model": f"{settings.model}{' ' + settings.weights if settings.weights else ''}",
@@ -371,8 +365,10 @@ def _answer(
                     _bound_pixels(model, options.max_pixels)
                 scorer = make_scorer(model, config, answers, options.candidates)
                 if options.verifier:
+                    from dart_cli.policy.verifier import THRESHOLD
+
                     verifier = await asyncio.to_thread(_verifier, options.verifier, config)
-                    scorer = VerifiedScorer(scorer, judge_of(verifier), options.verifier_threshold)
+                    scorer = VerifiedScorer(scorer, judge_of(verifier), THRESHOLD)
 
                 def keep(answer: Answer) -> None:
                     kept.add(answer)
