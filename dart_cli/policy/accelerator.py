@@ -11,8 +11,7 @@
     backend, nccl_group      collectives between GPUs
     takes_packs, packed_attention   its kernel for packs
 
-Everything else runs on tensors without data that say they are on a GPU (benchmarks/exactness/fake_gpu.py),
-so the functions of this module are the lines that need one: docs/hardware.md lists them.
+The functions of this module are the lines of dart that need a GPU: docs/hardware.md lists them.
 `torch.accelerator` would also take GPUs that dart has never met (Apple's).
 """
 
