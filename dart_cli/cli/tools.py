@@ -248,8 +248,8 @@ def init(
     template: Annotated[
         Literal["tiny", "own-env", "7b"],
         typer.Option(
-            help="`tiny`: the tiny model on multi-step tasks, learns in minutes on a CPU. `own-env`: the "
-            "same model on an environment of your own, my_env.py. `7b`: UI-TARS-1.5-7B on GPUs."
+            help="`tiny`: the tiny model on multi-step tasks, learns in minutes on a CPU. `own-env`: a "
+            "small model that reads, on an environment of your own, my_env.py. `7b`: UI-TARS-1.5-7B on GPUs."
         ),
     ] = "tiny",
     full: Annotated[

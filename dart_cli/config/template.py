@@ -28,14 +28,14 @@ CONFIG_NAME = "dart.toml"
 
 TEMPLATES = {
     "tiny": "the tiny model on a CPU, seven kinds of multi-step task; learns in minutes",
-    "own-env": "the tiny model on an environment of your own, my_env.py, to change; learns in a minute",
+    "own-env": "a small model that reads, on an environment of your own, my_env.py, to change; learns in minutes",
     "7b": "UI-TARS-1.5-7B on GPUs; name the model's folder and your suite",
 }
 ENV_NAME = "my_env.py"
 _FILES = Path(__file__).parent / "templates"
 _CALLED = {
     "tiny": "my-run/dart.toml",
-    "own-env": "docs/examples/lights.toml",
+    "own-env": "docs/examples/guests.toml",
     "7b": "configs/ui-tars-7b.toml",
 }
 """What a template's comments call it."""
@@ -70,7 +70,7 @@ def write_starter(folder: Path, template: str = "tiny", *, full: bool = False) -
         attribute = values["env"]["suite"].rpartition(":")[2]
         values["env"]["suite"] = f"{env_path}:{attribute}"
         source = (_FILES / "own-env.py.template").read_text(encoding="utf-8")
-        texts[env_path] = source.replace("docs/examples/lights.toml", str(path))
+        texts[env_path] = source.replace("docs/examples/guests.toml", str(path))
     texts[path] = (starter_toml if full else short_toml)(path, template, values)
     for each, text in texts.items():
         try:

@@ -110,9 +110,9 @@ async def test_a_process_sends_the_texts_that_were_asked_for() -> None:
 
 
 async def test_where_there_is_no_oracle_the_error_says_so() -> None:
-    suite = f"{Path(__file__).parents[2] / 'docs/examples/lights_env.py'}:LightsSuite"
+    suite = "tests.env.telling_suite:TellingSuite"
     env = make_async_env(EnvConfig(suite=suite, isolation="process"), "env-0/0")
-    await env.reset(find_task(suite, "lights/on"), 0)
+    await env.reset(find_task(suite, "telling/one"), 0)
     with pytest.raises(NoOracleError):
         await env.solve()
     await env.close()
