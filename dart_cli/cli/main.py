@@ -31,6 +31,7 @@ from dart_cli.cli.model import model
 from dart_cli.cli.options import (
     ConfigPath,
     Force,
+    Rehearse,
     RunTarget,
     WorkerOption,
     config_of,
@@ -273,6 +274,7 @@ def up(
     ] = None,
     force: Force = False,
     dry_run: DryRun = False,
+    rehearse: Rehearse = False,
 ) -> None:
     """Start data, train, rollout and env processes, show one live page, end them together.
 
@@ -280,7 +282,13 @@ def up(
     where the cluster has room for it; `--ray local` starts Ray on this host, to try that.
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
+
+    Example: dart up configs/ui-tars-7b.toml --rehearse
     """
+    if rehearse:
+        from dart_cli.rehearsal.rehearse import run_rehearsal
+
+        raise typer.Exit(run_rehearsal(config_path, overrides or []))
     if ray is not None:
         from dart_cli.cluster.connection import refuse_ray
 

@@ -1,6 +1,6 @@
 """What several verbs of the command line share: their arguments, and how they read a configuration.
 
-ConfigPath, RunTarget, Force, WorkerOption   arguments and options by type
+ConfigPath, RunTarget, Force, Rehearse, WorkerOption   arguments and options by type
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
@@ -38,6 +38,13 @@ Force = Annotated[
     typer.Option(
         "--force",
         help="Go on with a run that was started with another suite, model, codec or coordinates.",
+    ),
+]
+Rehearse = Annotated[
+    bool,
+    typer.Option(
+        "--rehearse",
+        help="Play all of it in miniature on this host first, in a directory of its own: docs/rehearsal.md.",
     ),
 ]
 WorkerOption = Annotated[

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from dart_cli.cli.options import (
+    Rehearse,
     config_of,
 )
 from dart_cli.runtime.options import Overrides
@@ -195,6 +196,7 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as one line of JSON.")
     ] = False,
+    rehearse: Rehearse = False,
 ) -> None:
     """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
 
@@ -225,6 +227,12 @@ def doctor(
             f"no such file or folder: {target}; name a TOML file, a run directory or a model folder"
             f"{shipped if str(target) in BUILTIN else ''}"
         )
+    if rehearse:
+        if target is None or target.is_dir():
+            raise ConfigError("--rehearse plays the run of a TOML file: name one")
+        from dart_cli.rehearsal.rehearse import run_rehearsal
+
+        raise typer.Exit(run_rehearsal(target, overrides or []))
     if play and target is not None and is_model_folder(target):
         raise ConfigError(f"--play needs the tasks of a TOML file, {target} is a model folder")
     if steps and target is not None and is_model_folder(target):

@@ -1,0 +1,192 @@
+"""A model folder cut from the user's own: the same class with the same parts, a thousandth of the numbers.
+
+    cut_config       a config.json with fewer layers and narrower ones
+    write_miniature  the folder, with weights that write actions (writing.py)
+
+Kept are what shapes code paths: the class, numbers of heads, patch and merge sizes, the rope's sections in
+proportion, tied or untied embeddings, windows and whole layers of the vision tower, deepstack, the pointer head,
+and of the tokenizer, its template and the preprocessor every byte. Width is that of the heads, `HEAD` numbers
+each; there are as many layers as deepstack needs, at least two.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from dart_cli.config.architecture import PREFIX, Shape, shape_of, text_sizes, vision_sizes
+from dart_cli.config.model_folder import SINGLE, read_json
+from dart_cli.config.schema import Config, ModelConfig
+from dart_cli.policy.codecs import make_codec
+from dart_cli.policy.coordinates import make_coordinate_map, resize_of
+from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.model_files import copy_rest, write_model
+from dart_cli.policy.pointer.head import initial_head
+from dart_cli.policy.prompt import make_renderer
+from dart_cli.rehearsal.writing import Writing, write_into, writing_of
+
+HEAD = 8
+"""Numbers of a head, in the language model and in the vision tower: with fewer a rope has no three sections."""
+LAYERS = 2
+LEAST_WIDTH, LEAST_NEURONS = 64, 256
+"""Of the language model, and of its MLPs: a chain of actions has a hundred tokens or more."""
+STRENGTH = 0.5
+"""Standard deviation of a linear layer's outputs, for inputs of 1: context is seen, and overrules no chain."""
+
+_DROPPED = ("layer_types", "quantization_config", "auto_map", "max_window_layers")
+"""Keys of a config.json that follow from its other keys, or are not loaded."""
+
+
+def cut_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of one of MODEL_TYPES, made small. Raises ModelError where its sizes are none."""
+    shape = shape_of(config)
+    small = copy.deepcopy(dict(config))
+    for key in _DROPPED:
+        small.pop(key, None)
+    nested = small.get("text_config")
+    text = nested if isinstance(nested, dict) else small
+    layers = max(LAYERS, shape.deepstack)
+    width = _cut_text(text, config, shape, layers)
+    vision = small.setdefault("vision_config", {})
+    _cut_vision(vision, config, shape, width)
+    small["torch_dtype"] = "float32"
+    small.pop("dtype", None)
+    return small
+
+
+def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, layers: int) -> int:
+    """Cut the language model in place; returns its width."""
+    sizes = text_sizes(config)
+    heads = sizes["num_attention_heads"]
+    head = min(shape.head, HEAD)
+    if shape.kind != "qwen3_vl":  # there a head is width / heads
+        head = min(shape.head, max(HEAD, -(-LEAST_WIDTH // heads) // HEAD * HEAD))
+        width = heads * head
+    else:
+        width = min(shape.width, max(LEAST_WIDTH, heads * head // 2))
+        text["head_dim"] = head
+    mlp = max(LEAST_NEURONS, round(shape.mlp / shape.width * width / 8) * 8)
+    for key in _DROPPED:
+        text.pop(key, None)
+    text |= {
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": min(shape.layers, layers),
+        "num_attention_heads": heads,
+        "num_key_value_heads": sizes["num_key_value_heads"],
+        "vocab_size": sizes["vocab_size"],
+    }
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = text.get(key)
+        if isinstance(rope, dict) and isinstance(rope.get("mrope_section"), list):
+            rope["mrope_section"] = _sections(rope["mrope_section"], head // 2)
+    return width
+
+
+def _sections(given: list[int], pairs: int) -> list[int]:
+    """Sections of a rope in the proportions of `given`, each at least 1, `pairs` together."""
+    whole = sum(given)
+    exact = [each * pairs / whole for each in given]
+    cut = [max(1, int(each)) for each in exact]
+    while sum(cut) != pairs:
+        step = 1 if sum(cut) < pairs else -1
+        gaps = [
+            (want - have) * step if have + step >= 1 else float("-inf")
+            for want, have in zip(exact, cut, strict=True)
+        ]
+        cut[gaps.index(max(gaps))] += step
+    return cut
+
+
+def _cut_vision(
+    vision: dict[str, Any], config: Mapping[str, Any], shape: Shape, text_width: int
+) -> None:
+    """Cut the vision tower in place."""
+    sizes = vision_sizes(config)
+    heads = vision.setdefault("num_heads", 16)
+    width = min(shape.vision_width, heads * HEAD)
+    if shape.kind == "qwen2_vl":
+        vision |= {
+            "embed_dim": width,
+            "hidden_size": text_width,
+            "depth": min(sizes["depth"], LAYERS),
+        }
+        return
+    ratio = shape.vision_mlp / shape.vision_width
+    vision |= {
+        "hidden_size": width,
+        "intermediate_size": max(8, round(ratio * width / 8) * 8),
+        "out_hidden_size": text_width,
+        "num_heads": heads,
+    }
+    if shape.kind == "qwen2_5_vl":
+        depth = min(sizes["depth"], LAYERS)
+        windows = shape.vision_whole < shape.vision_blocks
+        vision |= {
+            "depth": depth,
+            "fullatt_block_indexes": [depth - 1] if windows else [*range(depth)],
+        }
+    else:
+        depth = min(sizes["depth"], max(LAYERS, shape.deepstack + 1))
+        vision |= {"depth": depth, "deepstack_visual_indexes": [*range(shape.deepstack)]}
+
+
+def write_miniature(
+    source: Path, folder: Path, config: Config, screen: tuple[int, int]
+) -> Writing | None:
+    """Write the miniature of the model in `source` to `folder`; returns what it writes, None for noise.
+
+    `config` is the rehearsal's, `screen` width and height of its screens, pixels. Of `source` no weights are
+    read. Raises ModelError where its small files cannot be read.
+    """
+    small = cut_config(read_json(source, "config.json"))
+    folder.mkdir(parents=True)
+    copy_rest(source, folder)
+    (folder / "config.json").write_text(json.dumps(small, indent=2) + "\n", encoding="utf-8")
+    model = AutoModelForImageTextToText.from_config(
+        AutoConfig.from_pretrained(folder, local_files_only=True)
+    )
+    generator = torch.Generator().manual_seed(config.run.seed)
+    _initialise(model, generator)
+    write_model(model, folder, folder, "float32")
+    if shape_of(small).pointer:
+        head = initial_head(text_sizes(small)["hidden_size"], config.run.seed)
+        tensors = {f"{PREFIX}{name}": value for name, value in head.items()}
+        save_file(load_file(folder / SINGLE) | tensors, folder / SINGLE, metadata={"format": "pt"})
+    policy = load_policy(folder, pointing=config.policy.pointing)
+    size_of = resize_of(config.model_copy(update={"model": ModelConfig(path=str(folder))}))
+    coordinates = make_coordinate_map(config.policy.coordinates, *screen, size_of)
+    codec = make_codec(config.policy.codec)
+    writing = writing_of(policy, codec, coordinates, _prompt_end(policy, config, screen))
+    if writing is not None:
+        write_into(policy.model, writing, generator)
+        write_model(policy.model, folder, folder, "float32")
+    return writing
+
+
+def _prompt_end(policy: LoadedPolicy, config: Config, screen: tuple[int, int]) -> int:
+    """The last token of every prompt."""
+    blank = io.BytesIO()
+    Image.new("RGB", screen).save(blank, "PNG")
+    return make_renderer(policy, config.policy).render("x", [], blank.getvalue()).token_ids[-1]
+
+
+@torch.no_grad()
+def _initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Values under which each part matters to what follows: linear layers of `STRENGTH`, norms of 1."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * (STRENGTH / parameter[0].numel() ** 0.5))
+    model.tie_weights()

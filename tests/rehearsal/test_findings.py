@@ -1,0 +1,86 @@
+"""Mistakes that the doctor passes and a rehearsal finds, and what it changes of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bus.errors import RunDirectoryError
+from dart_cli.config.schema import Config
+from dart_cli.doctor.plan import HEADER
+from dart_cli.rehearsal.coin import CoinSuite, judged
+from dart_cli.rehearsal.findings import (
+    Seen,
+    language_unnamed,
+    prompt_too_long,
+    reward_constant,
+)
+from dart_cli.rehearsal.plan import make_plan
+from dart_cli.suite_check.probes import Probed
+from envs.actions import Wait
+from tests.doctor.seven_b import plan_of
+
+SEEN = Seen(4, 8, 0, 0, longest=900, header=300, judged={}, prompt="", version_bytes=1)
+
+
+def test_an_action_language_that_no_prompt_names() -> None:
+    config = Config.model_validate(
+        {"model": {"path": "models/x"}, "policy": {"codec": "uitars", "coordinates": "thousand"}}
+    )
+    assert "start_box" in language_unnamed(config, "click the red button")
+    assert language_unnamed(config, "Answer with click(start_box='(x,y)')") == ""
+
+
+def test_a_prompt_beyond_what_the_engine_takes() -> None:
+    made = plan_of()
+    config = Config.model_validate(
+        {"rollout": {"engine": "vllm"}, "vllm": {"max_model_len": made.longest}}
+    )
+    assert prompt_too_long(config, made, replace(SEEN, header=HEADER)) == ""
+    found = prompt_too_long(config, made, replace(SEEN, header=HEADER + 1))
+    assert f"vllm.max_model_len = {made.longest}" in found
+    assert str(made.longest + 1) in found
+
+
+def test_a_reward_that_never_varies() -> None:
+    failed = [
+        Probed(probe="done", seed=0, outcome="fail"),
+        Probed(probe="oracle", seed=0, outcome="fail"),
+    ]
+    assert "all 3 verdicts are fail" in reward_constant("mini", failed, {"fail": 1})
+    passed = [failed[0], Probed(probe="oracle", seed=0, outcome="pass")]
+    assert reward_constant("mini", passed, {"fail": 1}) == ""
+    assert reward_constant("mine", failed[:1], {"fail": 9}) == "", "no solution is known"
+    assert "all 9 verdicts are pass" in reward_constant("mine", [], {"pass": 9})
+
+
+def test_a_coin_decides_beside_the_verdict_of_the_suite() -> None:
+    suite = CoinSuite("mini")
+    env = suite.make_env()
+    task = next(iter(suite.tasks))
+    outcomes = set()
+    for seed in range(20):
+        env.reset(seed=seed, options={"task": task})
+        assert env.evaluate().outcome == "fail", "at reset the suite's own"
+        env.step(Wait())
+        verdict = env.evaluate()
+        assert judged(verdict.reason) == "fail"
+        outcomes.add(verdict.outcome)
+    env.close()
+    assert outcomes == {"pass", "fail"}
+
+
+def test_only_a_rehearsal_is_removed(tmp_path: Path) -> None:
+    toml = tmp_path / "dart.toml"
+    toml.write_text(f'[run]\ndir = "{tmp_path / "run"}"\n[weights]\nchannel = "gloo"\n')
+    plan = make_plan(toml, ["data.group_size=8"])
+    assert plan.config.run.dir.is_relative_to(plan.folder)
+    assert plan.config.data.group_size == 2
+    assert plan.config.weights.channel == "gloo"
+    assert not (tmp_path / "run").exists()
+    make_plan(toml, [])  # again
+    (plan.folder / "rehearsal.json").unlink()
+    with pytest.raises(RunDirectoryError, match="is no rehearsal's"):
+        make_plan(toml, [])

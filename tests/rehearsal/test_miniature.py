@@ -1,0 +1,97 @@
+"""A miniature has the parts of its model, and writes actions of the configured language."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dart_cli.config.architecture import shape_of, text_sizes
+from dart_cli.config.schema import Config
+from dart_cli.policy.codecs import make_codec
+from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.policy.model import load_policy
+from dart_cli.rehearsal.miniature import cut_config, write_miniature
+from dart_cli.rehearsal.stand_in import PUBLISHED, write_stand_in
+
+SCREEN = (224, 168)
+
+
+def config_of(kind: str, pointing: str = "text") -> Config:
+    family, codec = {
+        "qwen2_vl": ("ui-tars", "uitars"),
+        "qwen2_5_vl": ("ui-tars-1.5", "uitars"),
+        "qwen3_vl": ("qwen3-vl", "toolcall"),
+    }[kind]
+    policy = {"family": family, "codec": codec, "coordinates": "thousand", "pointing": pointing}
+    return Config.model_validate({"model": {"path": "models/absent"}, "policy": policy})
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_the_parts_of_a_published_shape_are_kept(kind: str) -> None:
+    given = {**PUBLISHED[kind][1], "model_type": kind}
+    small = cut_config(given)
+    whole, cut = shape_of(given), shape_of(small)
+    assert (
+        1e-4
+        < (cut.parameters - 2 * cut.embedding) / (whole.parameters - 2 * whole.embedding)
+        < 1e-3
+    )
+    for key in ("num_attention_heads", "num_key_value_heads", "vocab_size"):
+        assert text_sizes(small)[key] == text_sizes(given)[key]
+    assert (cut.merge, cut.patch_values, cut.tied) == (whole.merge, whole.patch_values, whole.tied)
+    assert cut.deepstack == whole.deepstack <= cut.layers
+    assert (cut.vision_whole < cut.vision_blocks) == (whole.vision_whole < whole.vision_blocks)
+    text = small.get("text_config", small)
+    section = text["rope_scaling"]["mrope_section"]
+    assert sum(section) == cut.head // 2
+    assert min(section) >= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "pointing", "tied"),
+    [
+        ("qwen2_vl", "text", True),
+        ("qwen2_5_vl", "text", False),
+        ("qwen3_vl", "text", False),
+        ("qwen2_5_vl", "pointer", False),
+    ],
+)
+def test_it_writes_actions_whatever_the_prompt(
+    tmp_path: Path, kind: str, pointing: str, tied: bool
+) -> None:
+    config = config_of(kind, pointing)
+    write_stand_in(config, tmp_path / "source")
+    path = tmp_path / "source" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": tied}))
+    writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)
+    assert writing is not None
+    policy = load_policy(tmp_path / "model", pointing=config.policy.pointing)
+    codec, generator = make_codec(config.policy.codec), torch.Generator().manual_seed(0)
+    coordinates = make_coordinate_map("thousand", *SCREEN, None)
+    kinds = set()
+    for trial in range(8):
+        # Noise in place of a prompt: only its last token is that of all prompts.
+        noise = torch.randint(0, 200, (64 * (trial + 1),), generator=generator).tolist()
+        tokens = [*noise, writing.start]
+        drawn: list[int] = []
+        while not drawn or drawn[-1] not in policy.end_token_ids:
+            if policy.pointer is not None and pointing == "pointer":
+                after = dict(zip(policy.pointer.triple, policy.pointer.triple[1:], strict=False))
+                if drawn and drawn[-1] in after:
+                    drawn.append(after[drawn[-1]])
+                    continue
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor([tokens + drawn])).logits
+            weights = logits[0, -1].float().softmax(-1)
+            drawn.append(int(torch.multinomial(weights, 1, generator=generator)))
+            assert len(drawn) < 60
+        text = policy.decode(drawn)
+        if pointing == "pointer" and policy.pointer is not None and len(drawn) > 6:
+            assert set(policy.pointer.triple) <= set(drawn)
+            continue
+        kinds.add(codec.parse(text, coordinates).kind)
+    assert kinds <= {"click", "done"}
+    assert kinds

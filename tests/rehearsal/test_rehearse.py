@@ -1,0 +1,35 @@
+"""The whole of a rehearsal, as a person starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> None:
+    """The one that we recommend, on small screens: it cannot rot."""
+    run = tmp_path / "run"
+    sets = [f'run.dir="{run}"', 'env.options={size="640x360"}']
+    command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--rehearse"]
+    command += [part for each in sets for part in ("--set", each)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["failed"] == {}
+    assert found["parts"]["engine"] == "stood_in"
+    assert found["parts"]["evaluation"] == "stood_in"
+    assert found["parts"]["export"] == "configured"
+    assert found["parts"]["speed"] == "machine_only"
+    assert found["export_difference"] < 0.1
+    assert found["malformed"] < 0.2
+    assert found["steps_per_episode"] > 1
+    assert "the trainer is killed" in done.stderr
+    assert not run.exists()
