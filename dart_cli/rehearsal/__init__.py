@@ -1,6 +1,8 @@
 """`dart up CONFIG --rehearse`: a configuration played in miniature on the machine at hand, to its export.
 
     rehearse    all of it: plan, miniature, play, findings, report
+    coin        verdicts that give groups a gradient, beside the suite's own
+    exported    an export's log-probabilities against those of the published weights
     plan        what is changed of a configuration, and by which factor
     miniature   the user's model, cut to about a thousandth of its numbers
     writing     what that model writes: actions, in the user's action language and tokens

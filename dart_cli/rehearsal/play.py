@@ -130,10 +130,13 @@ class Player:
                     serving = self._serving(reader)
             except (RunDirectoryError, StoreError):
                 continue  # it starts
-            if trained and not killed:
+            if trained and not killed and self._has_checkpoint():
                 killed = self._kill_trainer()
             if trained >= UPDATES and serving == self.config.up.rollouts and killed:
                 return
+
+    def _has_checkpoint(self) -> bool:
+        return any((self.config.run.dir / "checkpoints").glob("c[0-9]*"))
 
     def _kill_trainer(self) -> int:
         for worker in workers_of(self.config.run.dir):

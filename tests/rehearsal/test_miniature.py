@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dart_cli.config.architecture import shape_of, text_sizes
+from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import Config
 from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
@@ -70,7 +71,7 @@ def test_it_writes_actions_whatever_the_prompt(
     assert writing is not None
     policy = load_policy(tmp_path / "model", pointing=config.policy.pointing)
     codec, generator = make_codec(config.policy.codec), torch.Generator().manual_seed(0)
-    coordinates = make_coordinate_map("thousand", *SCREEN, None)
+    coordinates = make_coordinate_map("thousand", *SCREEN, Screens(28, 3136, 2116800))
     kinds = set()
     for trial in range(8):
         # Noise in place of a prompt: only its last token is that of all prompts.
