@@ -94,7 +94,7 @@ class Report:
 
     plan: Rehearsal
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # of all its processes
+    cpu_seconds: float = 0.0  # at least: of the processes whose end was seen
     failed: dict[str, str] | None = None  # part -> what is wrong, and the cure
     seen: Seen | None = None
     doctor: tuple[str, ...] = ()  # its lines for the real sizes
@@ -134,7 +134,7 @@ class Report:
         for line in self.doctor:
             yield f"dart doctor, for the real sizes: {line}"
         yield (
-            f"{self.seconds:.0f} s, {self.cpu_seconds:.0f} CPU seconds; all of it is in {self.plan.folder}, again by: "
+            f"{self.seconds:.0f} s, at least {self.cpu_seconds:.0f} CPU seconds; all of it is in {self.plan.folder}, again by: "
             "dart up CONFIG --rehearse"
         )
 

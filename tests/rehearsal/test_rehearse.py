@@ -17,7 +17,14 @@ SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
 def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> None:
     """The one that we recommend, on small screens: it cannot rot."""
     run = tmp_path / "run"
-    sets = [f'run.dir="{run}"', 'env.options={size="640x360"}']
+    sets = [f'run.dir="{run}"', 'env.options={size="320x240"}', 'rollout.engine="transformers"']
+    sets += [
+        "up.envs=1",
+        "up.rollouts=1",
+        "train.ranks=1",
+        "up.train_gpus=[]",
+        "up.rollout_gpus=[]",
+    ]
     command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--rehearse"]
     command += [part for each in sets for part in ("--set", each)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
