@@ -160,15 +160,23 @@ def _keep(
     shown = found.get("rl") or next(iter(found.values()))
     title = f"MiniWoB++ from pixels, a base {NAMES[base]}: {shown['pages_trained']} pages"
     draw_pages(folder / f"miniwob-pages{suffix}.png", shown, title)
-    draw_curve(folder / f"miniwob-curve{suffix}.png", runs)
+    if part == "all":  # of a few pages the mean of the newest episodes is mostly noise
+        draw_curve(folder / f"miniwob-curve{suffix}.png", runs)
     if "rl" in runs:
         draw_films(folder / f"miniwob-films{suffix}.png", runs["rl"][0], gained_most(shown))
     page = DOCS / "miniwob.md"
     if is_shipped and page.exists():
-        names = ("pages", "curve", "films")
-        pictures = {name: f"images/miniwob-{name}.png" for name in names}
-        there = {name: each for name, each in pictures.items() if (DOCS / each).exists()}
-        write_block(page, figures_of(everything, there))
+        write_block(page, figures_of(everything, _pictures(suffix)))
+
+
+def _pictures(suffix: str) -> dict[str, str]:
+    """The pictures of the docs' page: those of all pages, else those that were just drawn."""
+    found = {}
+    for name in ("pages", "curve", "films"):
+        drawn = (f"images/miniwob-{name}.png", f"images/miniwob-{name}{suffix}.png")
+        if there := next((each for each in drawn if (DOCS / each).exists()), None):
+            found[name] = there
+    return found
 
 
 def gather(results: Path, keys: Sequence[str], value: Mapping[str, Any]) -> dict[str, Any]:

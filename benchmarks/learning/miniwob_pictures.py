@@ -240,7 +240,7 @@ def _twelve(found: Mapping[str, Any]) -> list[str]:
         rows.append(["**mean**", "", _number(arms[named[0]]["mean_before"]), *means])
         seeds = len(arms[named[0]]["seeds"])
         lines += [
-            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seeds (`flat`: at rate 0):",
+            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)} (`flat`: at rate 0):",
             "",
             *_table(rows),
         ]
