@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `ray`"),
 ]
 PATIENCE_S = 240
