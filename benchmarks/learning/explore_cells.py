@@ -1,7 +1,7 @@
 """One cell of explore_effect.py: an instance explored by one chooser, tuned on, tested.
 
 Application   what is explored; APPLICATIONS, MEASURED
-Protocol      steps, updates and rate; PROTOCOL, as fixed on `centre`
+Protocol      steps, updates and rate; PROTOCOL, to be fixed on `centre`
 Effect        the study in one application; `play` measures a cell
 questions_of     questions from the rows of several explorations
 asked_apart   a question in other words than a row's
@@ -55,7 +55,7 @@ APPLICATIONS: Mapping[str, Application] = {
     "wiki": Application("benchmarks.learning.wiki:WikiSuite", "wiki/look", pages=True),
 }
 MEASURED = ("mail", "shop", "wiki")
-"""All but `centre`, on which the protocol is fixed."""
+"""All but `centre`, on which the protocol is to be fixed."""
 
 
 @dataclass(frozen=True)
