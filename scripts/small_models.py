@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dart_cli.rehearsal.stand_in import SPECIALS
 from scripts.tiny_model import CHAT_MESSAGE
 
 HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
@@ -196,14 +197,6 @@ FAMILIES: Mapping[str, Family] = {
         template_file="chat_template.json",
     ),
 }
-
-SPECIALS = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
-    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
-    *("<|image_pad|>", "<|video_pad|>"),
-)
-"""In Qwen's order, after the ordinary tokens."""
 
 WORDS = ("Thought", "Action", "click", "start", "box", "Ġthe", "Ġbutton", "assistant", "system")
 """Each is one token, and so are the pieces it is merged from; all other text is spelt in bytes."""

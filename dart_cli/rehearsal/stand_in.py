@@ -32,12 +32,13 @@ _PIECES = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """As Qwen2's tokenizer cuts a text."""
-_SPECIALS = (
+SPECIALS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
     *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
+"""In Qwen's order, after the ordinary tokens."""
 _TEMPLATE = """\
 {%- for message in messages -%}
 {%- if loop.first and message.role != 'system' and DEFAULT -%}
@@ -247,7 +248,7 @@ def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=[
-            each for each in (*_SPECIALS, *pointer) if each not in ("<|im_end|>", "<|endoftext|>")
+            each for each in (*SPECIALS, *pointer) if each not in ("<|im_end|>", "<|endoftext|>")
         ],
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
