@@ -14,6 +14,7 @@ import json
 import re
 import resource
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,10 +23,10 @@ from typing import Any
 
 from benchmarks.learning.study import Cell, Result, call, dart, overrides
 from bus.errors import UserError
-from dart_cli.config.model_folder import BUILTIN
 from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import read_graph
 from dart_cli.explore.rows import make_rows
+from dart_cli.policy.pointer.folder import add_pointer
 from envs.base import Task
 from envs.registry import select_tasks
 
@@ -53,9 +54,13 @@ APPLICATIONS: Mapping[str, Application] = {
     "mail": Application("apps", "apps/mail-*"),
     "shop": Application("apps", "apps/shop-*"),
     "wiki": Application("benchmarks.learning.wiki:WikiSuite", "wiki/look", pages=True),
+    "settings": Application("desk", "desk/settings-*"),
+    "files": Application("desk", "desk/files-*"),
 }
 MEASURED = ("mail", "shop", "wiki")
-"""All but `centre`, on which the protocol is to be fixed."""
+"""The protocol was fixed on `centre`."""
+WARMING = ("settings", "files")
+"""What the model that all arms begin with has learned to point at."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,18 @@ class Protocol:
     steps: int = 150  # of an arm's exploration
     updates: int = 280
     batch: int = 8
-    lr: float = 5e-4
-    model: str = "builtin:small"
-    most_pixels: int = 84_672  # of a screenshot as the model sees it: 336x252
+    lr: float = 1.5e-3
+    base_seconds: float = 40.0  # CPU, of the base that knows words and no places
+    warm_updates: int = 380  # on the rows of WARMING, a fifth of them of the head alone
+    most_pixels: int = 37_632  # of a screenshot as the model sees it: 224x168
 
 
 LONG = 2
 """Steps of each exploration that the questions come from, times those of an arm."""
+
+WARM_INSTANCES = 2
+"""Of each application of WARMING."""
+POINTING = 'policy.pointing="pointer"'
 
 PROTOCOL = Protocol()
 """Not yet fixed: the curve of hit@1 by updates on `centre` has to be flat at `updates`."""
@@ -170,11 +180,34 @@ class Effect:
     # --- tuning and hits -------------------------------------------------------------------------
 
     def _ground(self) -> Path:
-        """The model that all arms begin with: the one that ships, shown smaller screenshots."""
-        out = self._work / f"ground-{self.protocol.most_pixels}"
+        """The model that all arms begin with: it points, and has seen none of the applications."""
+        out = self._work / "ground"
+        if not out.exists():
+            cell, rows = Cell("ground", 0), []
+            for name in WARMING:
+                warming = Effect(self._root, self._work, name, self.protocol)
+                for instance in range(WARM_INSTANCES):
+                    arm = Cell("count", instance)
+                    rows.append(
+                        warming._rows(warming._explored(arm, self.protocol.steps, instance))
+                    )
+            head = self._headed()
+            self._tune(cell, rows, head, out, self.protocol.warm_updates, head_share=0.2)
+        return out
+
+    def _headed(self) -> Path:
+        """A base that knows words and no places, shown small screenshots, with a pointer head."""
+        out, base = self._work / "headed", self._work / "base"
+        if not base.exists():
+            script = [
+                sys.executable,
+                str(self._root / "benchmarks" / "learning" / "pointer_base.py"),
+            ]
+            sizes = ["--seed", "0", "--seconds", str(self.protocol.base_seconds)]
+            call([*script, *sizes, "--out", str(base)], self._log(Cell("base", 0)), self._root)
         if not out.exists():
             draft = _draft(out)
-            shutil.copytree(BUILTIN[self.protocol.model], draft)
+            add_pointer(base, draft, 0)
             file = draft / "preprocessor_config.json"
             told = json.loads(file.read_text(encoding="utf-8"))
             told["size"]["longest_edge"] = self.protocol.most_pixels
@@ -185,20 +218,35 @@ class Effect:
     def _tuned(self, cell: Cell, rows: Path, count: int) -> tuple[str, Result]:
         if not count:
             raise UserError(f"{cell.name} of {self.name} has no rows; explore further")
-        out, protocol = self.folder("models", cell.name), self.protocol
+        out = self.folder("models", cell.name)
         if not out.exists():
-            sets = [f"tune.batch={protocol.batch}", f"tune.lr={protocol.lr}", "tune.held_out=0"]
-            sets += [f"tune.epochs={protocol.updates * protocol.batch / count}"]
-            sets += [f"run.seed={cell.seed}"]
-            places = ["--data", str(rows), "--model", str(self._ground()), "--out", str(out)]
-            command = [*dart("tune"), *places, "--json", *overrides(sets)]
-            call(command, self._log(cell), self._root)
+            self._tune(cell, [rows], self._ground(), out, self.protocol.updates)
         record = json.loads((out / "tune.json").read_text(encoding="utf-8"))
         return str(out), {name: record[name] for name in ("updates", "seconds", "examples")}
+
+    def _tune(
+        self,
+        cell: Cell,
+        rows: Sequence[Path],
+        model: Path,
+        out: Path,
+        updates: int,
+        *,
+        head_share: float = 0.0,
+    ) -> None:
+        """`dart tune` for so many updates."""
+        batch, count = self.protocol.batch, sum(len(read_rows(each)) for each in rows)
+        sets = [f"tune.batch={batch}", f"tune.lr={self.protocol.lr}", "tune.held_out=0"]
+        sets += [f"tune.epochs={updates * batch / count}", f"run.seed={cell.seed}"]
+        sets += [f"tune.head_share={head_share}", POINTING]
+        places = [word for each in rows for word in ("--data", str(each))]
+        places += ["--model", str(model), "--out", str(out)]
+        call([*dart("tune"), *places, "--json", *overrides(sets)], self._log(cell), self._root)
 
     def _hits(self, cell: Cell, model: str, test: Path, rows: Sequence[Row]) -> Result:
         out = self.folder("evaluations", cell.name)
         asked = ["--model", model, "--out", str(out), "--misses", "0", "--json"]
+        asked += overrides([POINTING])
         command = [*dart("eval", "grounding", str(test)), *asked]
         told = call(command, self._log(cell), self._root)
         hits = {key: each["hit_1"] for key, each in told["by"]["application"].items()}

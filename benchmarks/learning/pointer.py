@@ -11,7 +11,10 @@ Of each seed, by `dart tune` and `dart eval grounding` on a set drawn from suite
     pointer-half, pointer-fifth   the same in a part of the time: is it as good as text in all of it?
     lite           the head alone, on the frozen base, in the same time (LiteTrain). The base knows no actions, so its
                    pointers are forced, as published: one pass over the right answer, not `dart eval grounding`
-    verifier       a verifier of the same base and time judges the candidates of `pointer`
+    pointer-more   as `pointer`, with a verifier's CPU seconds added to its own: the control of the next three
+    verifier       a verifier of the same base and time, which sees a crop around the place, judges the candidates
+                   of `pointer`
+    verifier-both, verifier-screen   the same with the whole screenshot beside the crop, and with that alone
 
 hit@1 on the size that was trained (`test`), and on sizes that never were, larger and of another aspect
 (`test_layout`). The limit of a hit rate is 1; a click anywhere hits `chance`.
@@ -64,8 +67,15 @@ from dart_cli.policy.model import load_policy  # noqa: E402
 from dart_cli.tune.examples import Examples, PointerAnswers  # noqa: E402
 from dart_cli.tune.loss import LossSettings, collate_batch  # noqa: E402
 
-GROUNDING = ("base", "text", "pointer", "pointer-half", "pointer-fifth", "lite", "verifier")
-SHARES = {"pointer-half": 0.5, "pointer-fifth": 0.2}
+VERIFIERS = {
+    "verifier": ("--reach", "28"),
+    "verifier-both": ("--reach", "28", "--whole"),
+    "verifier-screen": ("--reach", "500"),
+}
+"""What each sees; a crop of 28 pixels to each side is a sixth of a screenshot that was trained on."""
+POINTERS = ("pointer", "pointer-more", "pointer-half", "pointer-fifth")
+GROUNDING = ("base", "text", *POINTERS, "lite", *VERIFIERS)
+SHARES = {"pointer-more": 2.0, "pointer-half": 0.5, "pointer-fifth": 0.2}
 """Of --seconds; of all others 1."""
 ACTING = {"acts-text": 1.0, "acts-pointer-quarter": 0.25, "acts-pointer": 1.0}
 """Share of --act-seconds of each."""
@@ -196,7 +206,7 @@ def play(plan: Plan, cell: Cell) -> Result:
         return json.loads((model / "build.json").read_text())
     record = json.loads((model / "tune.json").read_text())
     told = {name: record[name] for name in ("updates", "seconds", "examples")}
-    if cell.arm == "verifier":
+    if cell.arm in VERIFIERS:
         pointing = train(plan, Cell("pointer", cell.seed))
         options = [*POINTING, "--candidates", "20", "--verifier", str(model)]
         return {**told, **hits(plan, cell, pointing, options)}
@@ -231,12 +241,13 @@ def train(plan: Plan, cell: Cell) -> Path:
     if folder.exists():
         return folder
     begin, data, options = base(plan, cell), plan.set / "train", []
-    if cell.arm == "verifier":
-        data = plan.work.absolute() / "rows"
+    if cell.arm in VERIFIERS:
+        data = plan.work.absolute() / f"rows-{cell.arm}"
         if not data.exists():
-            draft = data.with_name("rows.draft")
+            draft = data.with_name(f"{data.name}.draft")
             shutil.rmtree(draft, ignore_errors=True)
             asked = ["--radius", "5", "--width", "2", "--prompt", "red circle on {instruction}"]
+            asked += VERIFIERS[cell.arm]
             make = [*dart("model", "verifier-rows", str(plan.set / "train"), str(draft)), *asked]
             told = call_text(make, plan.log(cell))
             print(told, flush=True)

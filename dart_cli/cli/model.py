@@ -82,6 +82,9 @@ def verifier_rows(
     reach: Annotated[
         int, typer.Option(min=8, max=10000, help="Pixels of the crop to each side of the place.")
     ] = 500,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Show the whole screenshot as well, beside the crop.")
+    ] = False,
     prompt: Annotated[
         str, typer.Option(help="What is asked, with {instruction} in it.", show_default=False)
     ] = "",
@@ -104,6 +107,6 @@ def verifier_rows(
     if prompt and "{instruction}" not in prompt:
         raise UserError("--prompt must have {instruction} in it")
     asked = {"prompt": prompt} if prompt else {}
-    spec = VerifierSpec(radius=radius, width=width, reach=reach, **asked)
+    spec = VerifierSpec(radius=radius, width=width, reach=reach, whole=whole, **asked)
     counts = make_rows(data, out, spec, layout=layout, seed=seed, limit=limit or 0)
     typer.echo(f"{out}: {json.dumps(counts)}")
