@@ -158,12 +158,20 @@ class Loop:
             )
             for member in range(size)
         ]
-        played = await self._player.play(planned)
+        played = await self._played(planned)
         self.trajectories += len(played)
         groups = [played[index : index + size] for index in range(0, len(played), size)]
         for each in played:
             task_id = each.planned.task.id
             self._success[task_id] = self._success[task_id].add(each.end.outcome == "pass")
+        return self._filed(groups)
+
+    async def _played(self, planned: Sequence[GroupMember]) -> list[Played]:
+        """Episodes for a batch."""
+        return await self._player.play(planned)
+
+    def _filed(self, groups: Sequence[Sequence[Played]]) -> Batch:
+        """The batch of what was played, in groups."""
         return batch_of(groups, self._batches, self.config, self._baselines)
 
     def _drawn(self, first: int) -> Iterator[Task]:
