@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from dart_cli.policy.vocabulary import END
+from dart_cli.rehearsal.stand_in import CHAT_MESSAGE
 
 SCREEN = 168
 """Side in pixels of the screen the model is trained on; other multiples of 28 work, untrained."""
@@ -83,16 +84,6 @@ WORDS = tuple(
     """.split()
 )
 """Words of instructions; each is a token with and without a leading space. Other words are spelt."""
-
-CHAT_MESSAGE = """\
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}<|im_end|>"""
-"""One message in the chat templates that we write ourselves."""
 
 ROLES = ("system\n", "user\n", "assistant\n")
 

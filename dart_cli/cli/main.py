@@ -37,6 +37,7 @@ from dart_cli.cli.options import (
     config_of,
     load_checked,
     print_dry_run,
+    refuse_beside,
     refuse_other,
 )
 from dart_cli.cli.serve import serving
@@ -286,6 +287,8 @@ def up(
     Example: dart up configs/ui-tars-7b.toml --rehearse
     """
     if rehearse:
+        others = {"--fresh": fresh, "--ray": ray is not None, "--force": force}
+        refuse_beside("--rehearse", others | {"--dry-run": dry_run})
         from dart_cli.rehearsal.rehearse import run_rehearsal
 
         raise typer.Exit(run_rehearsal(config_path, overrides or []))

@@ -5,6 +5,7 @@ ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
 refuse_other   the error where a run cannot go on with this configuration
+refuse_beside  the error for options that mean nothing beside another
 print_dry_run  prints what `--dry-run` shows
 """
 
@@ -73,6 +74,14 @@ class ProcessOrTool(typer.core.TyperGroup):
             ctx.fail(
                 f"no command and no file {first!r}; did you mean `dart {self.verb} {close[0]}`?"
             )
+
+
+def refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    """Raise ConfigError where one of these options is given, which mean nothing beside `option`."""
+    if given := [name for name, value in others.items() if value]:
+        from bus.errors import ConfigError
+
+        raise ConfigError(f"{given[0]} means nothing beside {option}; leave one of the two out")
 
 
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:

@@ -16,6 +16,7 @@ import typer
 from dart_cli.cli.options import (
     Rehearse,
     config_of,
+    refuse_beside,
 )
 from dart_cli.runtime.options import Overrides
 
@@ -230,6 +231,8 @@ def doctor(
     if rehearse:
         if target is None or target.is_dir():
             raise ConfigError("--rehearse plays the run of a TOML file: name one")
+        others = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
+        refuse_beside("--rehearse", others | {"--json": as_json})
         from dart_cli.rehearsal.rehearse import run_rehearsal
 
         raise typer.Exit(run_rehearsal(target, overrides or []))

@@ -39,23 +39,26 @@ SPECIALS = (
     *("<|image_pad|>", "<|video_pad|>"),
 )
 """In Qwen's order, after the ordinary tokens."""
-_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if loop.first and message.role != 'system' and DEFAULT -%}
-<|im_start|>system
-{{ DEFAULT }}<|im_end|>
-{% endif -%}
+CHAT_MESSAGE = """\
 <|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else -%}
 {%- for part in message.content -%}
 {%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
 {%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
-{%- endif -%}<|im_end|>
+{%- endif -%}<|im_end|>"""
+"""One message in the chat templates that we write ourselves."""
+_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if loop.first and message.role != 'system' and DEFAULT -%}
+<|im_start|>system
+{{ DEFAULT }}<|im_end|>
+{% endif -%}
+CHAT_MESSAGE
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
-"""
+""".replace("CHAT_MESSAGE", CHAT_MESSAGE)
 _CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],

@@ -8,30 +8,12 @@ from typing import Any
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import H100, Plan, make_plan
+from dart_cli.rehearsal.stand_in import PUBLISHED
 from tests.config.model_parts import write_json
 
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_5_vl",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-    "vision_config": {
-        "depth": 32,
-        "hidden_size": 1280,
-        "intermediate_size": 3420,
-        "out_hidden_size": 3584,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "in_channels": 3,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-    },
-}
-PREPROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 2116800}
+_SHAPE, _SCREENS = PUBLISHED["qwen2_5_vl"][1:3]
+CONFIG: dict[str, Any] = {"model_type": "qwen2_5_vl", **_SHAPE}
+PREPROCESSOR: dict[str, Any] = {"patch_size": 14, "merge_size": 2, **_SCREENS}
 CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dart_cli.cli.main import main
+
 SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
 
 
@@ -40,3 +42,24 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
     assert found["steps_per_episode"] > 1
     assert "the trainer is killed" in done.stderr
     assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "named"),
+    [
+        ("up", ["--ray", "local"], "--ray"),
+        ("up", ["--dry-run"], "--dry-run"),
+        ("up", ["--fresh"], "--fresh"),
+        ("doctor", ["--steps", "3"], "--steps"),
+        ("doctor", ["--json"], "--json"),
+    ],
+)
+def test_an_option_that_means_nothing_beside_it_is_refused_before_anything_is_played(
+    verb: str, options: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [verb, str(SEVEN_B), "--rehearse", *options, "--set", f"run.dir={tmp_path / 'run'}"]
+    with pytest.raises(SystemExit) as ended:
+        main(asked)
+    assert ended.value.code == 2
+    assert f"{named} means nothing beside --rehearse" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
