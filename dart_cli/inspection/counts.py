@@ -4,13 +4,14 @@ Counts      of the trajectories of the run, or of one of its tasks
 RunCounts   both, with groups, pool and batches
 count       these, by one pass over the ledger without steps and images; counts_json, with sizes and judges
 counts_of   of some rows of counters
+unaccounted sentences on what does not add up
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any, get_args
 
@@ -20,7 +21,7 @@ from bus.messages import Outcome
 from dart_cli.algo.trackers import Tracker
 from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import CountersRow, ReplayCounts
+from dart_cli.data.store.rows import CountersRow, Remainder, ReplayCounts
 from dart_cli.inspection.trajectories import STATES
 from dart_cli.status.page import judge_json
 
@@ -35,6 +36,7 @@ class StateCount:
     state: str
     reason: str  # why dropped; else empty
     number: int
+    steps: int = 0  # of trajectories that are over
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,12 @@ class RunCounts:
     """Task -> the reward that its trackers expect of it, then at each step; nothing without trackers."""
     batches: int
     replays: ReplayCounts
+    left_out: dict[str, int]  # reason -> steps of batches that are not trained on
+    remainder: Remainder
 
 
 def count(reader: Reader) -> RunCounts:
-    """How much there is of everything but steps and images."""
+    """How much there is of everything but tokens and images, and whether it adds up."""
     rows = reader.counters()
     by_task: dict[str, list[CountersRow]] = defaultdict(list)
     for row in rows:
@@ -99,6 +103,8 @@ def count(reader: Reader) -> RunCounts:
         expected=dict(expected),
         batches=reader.total("batches"),
         replays=reader.replay_counts(),
+        left_out=reader.left_out(),
+        remainder=reader.remainder(),
     )
 
 
@@ -116,9 +122,11 @@ def counts_json(reader: Reader) -> dict[str, Any]:
 def counts_of(rows: Sequence[CountersRow]) -> Counts:
     """Of the trajectories of these rows."""
     states: dict[tuple[str, str], int] = defaultdict(int)
+    played: dict[tuple[str, str], int] = defaultdict(int)
     verdicts = dict.fromkeys(OUTCOMES, 0)
     for row in rows:
         states[row.state, row.reason] += row.trajectories
+        played[row.state, row.reason] += row.steps
         if row.verdict is not None:
             verdicts[row.verdict] += row.trajectories
     counted = sum(row.counted for row in rows)
@@ -126,7 +134,7 @@ def counts_of(rows: Sequence[CountersRow]) -> Counts:
     judged = verdicts["pass"] + verdicts["fail"]
     steps = sum(row.steps for row in rows if row.outcome in ("pass", "fail"))
     return Counts(
-        states=_ordered(StateCount(*key, number) for key, number in states.items()),
+        states=_ordered(StateCount(*key, number, played[key]) for key, number in states.items()),
         trajectories=sum(row.trajectories for row in rows),
         steps=sum(row.steps for row in rows),
         verdicts=verdicts,
@@ -135,6 +143,17 @@ def counts_of(rows: Sequence[CountersRow]) -> Counts:
         mean_reward=fsum(row.rewards for row in rows if row.counted) / counted if counted else None,
         mean_steps=steps / judged if judged else None,
     )
+
+
+def unaccounted(remainder: Remainder) -> list[str]:
+    """What does not add up, a sentence each; [] where all that was played is in an account."""
+    said = {
+        "steps": "episodes have not as many steps stored as they told",
+        "samples": "trajectories of a batch have not each of their steps in it once",
+        "batches": "batches were trained with other numbers of steps than were planned",
+        "reasons": "trajectories were dropped for no reason",
+    }
+    return [f"{number} {said[name]}" for name, number in asdict(remainder).items() if number]
 
 
 def _ordered(counts: Iterable[StateCount]) -> list[StateCount]:

@@ -34,7 +34,7 @@ from dart_cli.evaluation.films import Film, FilmFrame, films_dir, read_films
 from dart_cli.evaluation.filmstrip import film_strip
 from dart_cli.evaluation.results import Evaluation, Mode, ModeScore, TaskScore, read_evaluation
 from dart_cli.inspection import curves
-from dart_cli.inspection.counts import RunCounts, count
+from dart_cli.inspection.counts import RunCounts, count, unaccounted
 from dart_cli.inspection.pictures import draw_curve
 from dart_cli.inspection.trajectories import Shown
 from dart_cli.runtime.tables import fraction, minutes, page_table
@@ -70,6 +70,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "minutes": round(run.active_s / 60, 2),
         "minutes_total": round(max(minutes_total, parts_s / 60), 2),
         "trajectories": counts.all.verdicts["pass"] + counts.all.verdicts["fail"],
+        "unaccounted": counts.remainder.total,  # of what was played, in no account: 0
         "policy_version": -1 if version is None else version.policy_version,
         "updates": counts.replays.updates,
         "updates_planned": config.train.updates,
@@ -86,7 +87,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
     if pairs:
         result["films"] = str(draw_films(folder / "films.png", run_dir, pairs))
     (folder / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print_summary(result, run, folder / "report.json")
+    _print_summary(result, run, folder / "report.json", unaccounted(counts.remainder))
     if not sys.stdout.isatty():
         sys.stdout.write(json.dumps(result) + "\n")
     return result
@@ -161,7 +162,9 @@ def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]
     return result
 
 
-def _print_summary(result: Mapping[str, Any], run: RunRow, report: Path) -> None:
+def _print_summary(
+    result: Mapping[str, Any], run: RunRow, report: Path, lost: Sequence[str]
+) -> None:
     console = Console(markup=False, highlight=False)
     composed = result["compositions"]
     if result["per_task"] or composed["per_task"]:
@@ -181,6 +184,7 @@ def _print_summary(result: Mapping[str, Any], run: RunRow, report: Path) -> None
     lines = [
         f"{played}, {minutes(run.active_s)} of training; everything is in {result['run_dir']}",
         *([f"note: {result['note']}"] if result["note"] else []),
+        *(f"error: {each}: see `dart data stats {result['run_dir']}`" for each in lost),
         *(f"{name}: {result[name]}" for name in ("curve", "films") if name in result),
         *([result["why"]] if result["why"] else []),
         *([f"report: {report}"] if console.is_terminal else []),

@@ -17,7 +17,7 @@ from bus.snapshot import JudgeView
 from dart_cli.data.stalls import INVALID_SHARE, TELLING_INVALID
 from dart_cli.data.store.rows import SizesRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
+from dart_cli.inspection.counts import RunCounts, StateCount, counts_of, unaccounted
 from dart_cli.inspection.explain import Event
 from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject, patch_words
 from dart_cli.runtime.tables import (
@@ -169,11 +169,13 @@ def print_counts(
     console: Console, place: str, counts: RunCounts, sizes: SizesRow, judges: Sequence[JudgeView]
 ) -> None:
     """The counts as tables."""
-    console.print(_states("trajectories", counts.all.states))
+    console.print(_states("trajectories", counts.all.states, steps=True))
     console.print(_states("groups", counts.groups))
     console.print(_tasks(place, counts))
     for line in _invalid_hints(place, counts):
         console.print(line, style="yellow", soft_wrap=True)
+    for line in _accounts(counts):
+        console.print(line, style="red" if line.startswith("error") else "", soft_wrap=True)
     for judge in judges:
         for line in judge_lines(judge):
             console.print(line, soft_wrap=True, markup=False)
@@ -190,16 +192,23 @@ def print_counts(
     )
 
 
-def _states(title: str, rows: Sequence[StateCount]) -> Table:
-    return table_of(
-        title,
-        rows,
-        {
-            "state": lambda row: row.state,
-            "reason": lambda row: row.reason or "-",
-            ">number": lambda row: str(row.number),
-        },
-    )
+def _states(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> Table:
+    columns: dict[str, Callable[[StateCount], str]] = {
+        "state": lambda row: row.state,
+        "reason": lambda row: row.reason or "-",
+        ">number": lambda row: str(row.number),
+    }
+    if steps:
+        columns[">steps"] = lambda row: str(row.steps)
+    return table_of(title, rows, columns)
+
+
+def _accounts(counts: RunCounts) -> Iterator[str]:
+    """What of the trained trajectories was left out, and whether everything adds up."""
+    if counts.left_out:
+        yield f"of the steps in batches not trained on: {_listed(counts.left_out)}"
+    for line in unaccounted(counts.remainder):
+        yield f"error: {line}: the run lost something, and did not say so; keep its folder, and report it"
 
 
 def _tasks(place: str, counts: RunCounts) -> Table:

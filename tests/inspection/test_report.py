@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from dart_cli.config.schema import Config
-from dart_cli.data.store.rows import CurvePoint, ReplayCounts, RunRow
+from dart_cli.data.store.rows import CurvePoint, Remainder, ReplayCounts, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir
 from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
 from dart_cli.inspection.pictures import draw_curve
@@ -182,6 +182,8 @@ def counts(updates: int, played: int, groups: dict[tuple[str, str], int]) -> Run
         expected={},
         batches=updates,
         replays=ReplayCounts(updates, 0, {}),
+        left_out={},
+        remainder=Remainder(0, 0, 0, 0),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dart_cli.data.store.open import open_store
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.counts import counts_json
-from tests.data.parts import pool_member
+from dart_cli.inspection.counts import count, counts_json, unaccounted
+from tests.data.parts import pool_member, small_config
 from tests.inspection.parts import Played, run
 
 
@@ -47,3 +49,33 @@ def test_a_run_that_holds_a_pool_alone_is_counted(
     assert "1 oracle" in capsys.readouterr().out
     assert run("why", "xab", "--run", tmp_path / "run") == 0
     assert "came into the pool" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("DELETE FROM steps WHERE step = 1 AND trajectory_id = :id", "as many steps stored"),
+        ("DELETE FROM batch_samples WHERE step = 1 AND trajectory_id = :id", "each of their steps"),
+        ("UPDATE trajectories SET state = 'dropped' WHERE id = :id", "for no reason"),
+        (
+            "INSERT INTO metrics SELECT 'samples', batch_id, 0, 1 FROM trajectories WHERE id = :id",
+            "other numbers of steps than were planned",
+        ),
+    ],
+)
+def test_what_a_run_lost_without_a_reason_is_told(
+    fault: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path / "run", high_entropy=0.8, pool_ratio=0.25, max_staleness=4)
+    with open_store(config.run.dir) as store:
+        Played(config, store)
+        trained = store.trajectories(state="trained")[0].id
+        assert not unaccounted(count(store).remainder)
+    with closing(sqlite3.connect(config.run.dir / "run.db")) as database:
+        assert database.execute(fault, {"id": trained}).rowcount == 1
+        database.commit()
+    with open_reader(config.run.dir) as reader:
+        [line] = unaccounted(count(reader).remainder)
+    assert told in line
+    assert run("stats", config.run.dir) == 0
+    assert f"error: {line}" in " ".join(capsys.readouterr().out.split())

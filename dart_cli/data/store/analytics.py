@@ -15,6 +15,7 @@ from dart_cli.data.store.rows import (
     MetricPoint,
     OwnCounts,
     PlayedStep,
+    Remainder,
     ReplayCounts,
     SizesRow,
     UsageRow,
@@ -35,6 +36,28 @@ class Analytics(Connection):
             "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
         )
         return [CountersRow(**row) for row in rows]
+
+    def left_out(self) -> dict[str, int]:
+        """Steps of fresh batches that are not trained on, by reason."""
+        rows = self._rows(
+            "SELECT reason, COUNT(*) AS steps FROM batch_samples WHERE weight = 0 GROUP BY 1 ORDER BY 2 DESC"
+        )
+        return {row["reason"]: row["steps"] for row in rows}
+
+    def remainder(self) -> Remainder:
+        """What of all that was played is in no account."""
+        [row] = self._rows(
+            "SELECT (SELECT COUNT(*) FROM trajectories t WHERE t.reason <> 'incomplete' AND t.steps <> "
+            "(SELECT COUNT(*) FROM steps s WHERE s.trajectory_id = t.id)) AS steps, "
+            "(SELECT COUNT(*) FROM trajectories t WHERE t.state IN ('batched', 'trained') AND t.steps <> "
+            "(SELECT COUNT(DISTINCT b.step) FROM batch_samples b "
+            "WHERE b.trajectory_id = t.id AND b.batch_id = t.batch_id)) AS samples, "
+            "(SELECT COUNT(*) FROM metrics m WHERE m.name = 'samples' AND m.value <> "
+            "(SELECT COALESCE(SUM(b.weight <> 0), 0) FROM batch_samples b WHERE b.batch_id = m.step)) "
+            "AS batches, "
+            "(SELECT COUNT(*) FROM trajectories WHERE state = 'dropped' AND reason = '') AS reasons"
+        )
+        return Remainder(**row)
 
     def sizes(self) -> SizesRow:
         """How much the run holds; the blobs and images themselves are not read."""

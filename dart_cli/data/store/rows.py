@@ -162,6 +162,21 @@ class CountersRow:
 
 
 @dataclass(frozen=True)
+class Remainder:
+    """What does not add up in a run: all are 0 where nothing was lost."""
+
+    steps: int  # episodes that are over, and have not as many steps stored as they told
+    samples: int  # trajectories of a batch that have not each of their steps in it once
+    batches: int  # fresh batches of which the trainer told other numbers of steps than were planned
+    reasons: int  # trajectories that were dropped for no reason
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.steps + self.samples + self.batches + self.reasons
+
+
+@dataclass(frozen=True)
 class ReplayCounts:
     """Batches that were trained on again, and those that were not although it was their turn."""
 
