@@ -60,6 +60,7 @@ from benchmarks.learning.curation_study import Study, play_run  # noqa: E402
 from benchmarks.learning.curves import isotonic, reach  # noqa: E402
 from benchmarks.learning.study import Cell, Result, ResultCache, call, dart, play_missing  # noqa: E402
 from dart_cli.algo.regions import regions  # noqa: E402 - after the path
+from dart_cli.algo.statistics import interval_of_mean  # noqa: E402
 from dart_cli.grounding.formats import grounding_config  # noqa: E402
 from dart_cli.grounding.reader import read_set  # noqa: E402
 from dart_cli.policy.forward import image_features, last_hidden  # noqa: E402
@@ -463,8 +464,42 @@ def summarise(plan: Plan, found: Mapping[Cell, Result]) -> dict[str, Any]:
         "rl_success_text_grounded": success("rl-text-grounded"),
         "rl_success_pointer_grounded": success("rl-pointer-grounded"),
         "parity_max": max(parities) if parities else None,
+        "verifier_effect": verifier_effect(found),
         "runs": runs,
     }
+
+
+def verifier_effect(found: Mapping[Cell, Result]) -> dict[str, Any] | None:
+    """Each verifier against the pointer that had its CPU seconds too; None before a seed has both.
+
+    `interval`: 95 % of the mean difference, by drawing seeds with replacement.
+    """
+    seeds = sorted({cell.seed for cell in found if cell.arm == "pointer-more"})
+    seeds = [seed for seed in seeds if Cell("verifier", seed) in found]
+    if not seeds:
+        return None
+    told: dict[str, Any] = {"seeds": seeds}
+    for name, split in (("trained_sizes", "test"), ("other_sizes", "test_layout")):
+
+        def hits_of(arm: str, split: str = split) -> list[float]:
+            cells = [Cell(arm, seed) for seed in seeds]
+            return [found[cell][split]["hit_1"] for cell in cells if cell in found]
+
+        control = hits_of("pointer-more")
+        rows: dict[str, Any] = {"hit_pointer_more_seconds": round(mean(control), 4)}
+        if alone := hits_of("pointer"):
+            rows["hit_pointer"] = round(mean(alone), 4)
+        for arm in VERIFIERS:
+            if len(verified := hits_of(arm)) == len(seeds):
+                apart = [one - other for one, other in zip(verified, control, strict=True)]
+                rows[f"hit_{arm}"] = round(mean(verified), 4)
+                rows[f"{arm}_difference"] = {
+                    "value": round(mean(apart), 4),
+                    "interval": interval_of_mean(apart, seed=0),
+                    "by_seed": [round(each, 4) for each in apart],
+                }
+        told[name] = rows
+    return told
 
 
 if __name__ == "__main__":
