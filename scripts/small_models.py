@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.rehearsal.stand_in import CHAT_MESSAGE, SPECIALS
+from dart_cli.rehearsal.stand_in import CHAT_TEMPLATE, SPECIALS
 
 HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
 VISION, VISION_HEADS = 32, 2
@@ -200,18 +200,6 @@ FAMILIES: Mapping[str, Family] = {
 WORDS = ("Thought", "Action", "click", "start", "box", "Ġthe", "Ġbutton", "assistant", "system")
 """Each is one token, and so are the pieces it is merged from; all other text is spelt in bytes."""
 
-_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if loop.first and message.role != 'system' and DEFAULT -%}
-<|im_start|>system
-{{ DEFAULT }}<|im_end|>
-{% endif -%}
-CHAT_MESSAGE
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}
-"""
-
 
 def build(
     model_type: str,
@@ -309,7 +297,7 @@ def _initialise(model: torch.nn.Module, seed: int) -> None:
 
 def _write_template(folder: Path, family: Family) -> None:
     """Write the chat template into the file where the class's checkpoints have it."""
-    template = _TEMPLATE.replace("CHAT_MESSAGE", CHAT_MESSAGE)
+    template = CHAT_TEMPLATE
     template = template.replace("DEFAULT", json.dumps(family.system))
     path = folder / family.template_file
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

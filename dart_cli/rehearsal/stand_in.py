@@ -48,7 +48,7 @@ CHAT_MESSAGE = """\
 {%- endfor -%}
 {%- endif -%}<|im_end|>"""
 """One message in the chat templates that we write ourselves."""
-_TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if loop.first and message.role != 'system' and DEFAULT -%}
 <|im_start|>system
@@ -59,6 +59,7 @@ CHAT_MESSAGE
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """.replace("CHAT_MESSAGE", CHAT_MESSAGE)
+"""As the families' own; DEFAULT is their system message, in quotes."""
 _CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -200,7 +201,7 @@ def write_stand_in(config: Config, folder: Path) -> str:
     else:
         whole["vocab_size"] = rows
     folder.mkdir(parents=True)
-    tokenizer.chat_template = _TEMPLATE.replace("DEFAULT", json.dumps(system))
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("DEFAULT", json.dumps(system))
     tokenizer.save_pretrained(folder)
     cut = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, **preprocessor}
     cut["image_processor_type"] = "Qwen2VLImageProcessor"
