@@ -297,8 +297,7 @@ def _initialise(model: torch.nn.Module, seed: int) -> None:
 
 def _write_template(folder: Path, family: Family) -> None:
     """Write the chat template into the file where the class's checkpoints have it."""
-    template = CHAT_TEMPLATE
-    template = template.replace("DEFAULT", json.dumps(family.system))
+    template = CHAT_TEMPLATE.replace("DEFAULT", json.dumps(family.system))
     path = folder / family.template_file
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     _write(path, {**held, "chat_template": template})
