@@ -11,10 +11,10 @@ Of each seed, by `dart tune` and `dart eval grounding` on a set drawn from suite
     pointer-half, pointer-fifth   the same in a part of the time: is it as good as text in all of it?
     lite           the head alone, on the frozen base, in the same time (LiteTrain). The base knows no actions, so its
                    pointers are forced, as published: one pass over the right answer, not `dart eval grounding`
-    pointer-more   as `pointer`, with a verifier's CPU seconds added to its own: the control of the next three
+    pointer-more   as `pointer`, with a verifier's CPU seconds added to its own: the control of the next two
     verifier       a verifier of the same base and time, which sees a crop around the place, judges the candidates
                    of `pointer`
-    verifier-both, verifier-screen   the same with the whole screenshot beside the crop, and with that alone
+    verifier-screen   the same with the whole screenshot in place of the crop
 
 hit@1 on the size that was trained (`test`), and on sizes that never were, larger and of another aspect
 (`test_layout`). The limit of a hit rate is 1; a click anywhere hits `chance`.
@@ -69,11 +69,10 @@ from dart_cli.tune.examples import Examples, PointerAnswers  # noqa: E402
 from dart_cli.tune.loss import LossSettings, collate_batch  # noqa: E402
 
 VERIFIERS = {
-    "verifier": ("--reach", "28"),
-    "verifier-both": ("--reach", "28", "--whole"),
+    "verifier": (),  # a crop of a third of the screen, the default
     "verifier-screen": ("--reach", "500"),
 }
-"""What each sees; a crop of 28 pixels to each side is a sixth of a screenshot that was trained on."""
+"""What each sees."""
 POINTERS = ("pointer", "pointer-more", "pointer-half", "pointer-fifth")
 GROUNDING = ("base", "text", *POINTERS, "lite", *VERIFIERS)
 SHARES = {"pointer-more": 2.0, "pointer-half": 0.5, "pointer-fifth": 0.2}

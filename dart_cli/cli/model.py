@@ -80,11 +80,14 @@ def verifier_rows(
     radius: Annotated[int, typer.Option(min=1, max=500, help="Of the circle, pixels.")] = 7,
     width: Annotated[int, typer.Option(min=1, max=100, help="Of its line, pixels.")] = 3,
     reach: Annotated[
-        int, typer.Option(min=8, max=10000, help="Pixels of the crop to each side of the place.")
-    ] = 500,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Show the whole screenshot as well, beside the crop.")
-    ] = False,
+        int | None,
+        typer.Option(
+            min=8,
+            max=10000,
+            help="Pixels of the crop to each side of the place; default a sixth of the shorter side of a screenshot.",
+            show_default=False,
+        ),
+    ] = None,
     prompt: Annotated[
         str, typer.Option(help="What is asked, with {instruction} in it.", show_default=False)
     ] = "",
@@ -102,11 +105,11 @@ def verifier_rows(
     """
     from bus.errors import UserError
     from dart_cli.policy.verifier import VerifierSpec
-    from dart_cli.tune.verifier_rows import make_rows
+    from dart_cli.tune.verifier_rows import make_rows, reach_of
 
     if prompt and "{instruction}" not in prompt:
         raise UserError("--prompt must have {instruction} in it")
     asked = {"prompt": prompt} if prompt else {}
-    spec = VerifierSpec(radius=radius, width=width, reach=reach, whole=whole, **asked)
-    counts = make_rows(data, out, spec, layout=layout, seed=seed, limit=limit or 0)
+    shown = VerifierSpec(radius=radius, width=width, reach=reach or reach_of(data, layout), **asked)
+    counts = make_rows(data, out, shown, layout=layout, seed=seed, limit=limit or 0)
     typer.echo(f"{out}: {json.dumps(counts)}")

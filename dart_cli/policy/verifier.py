@@ -1,7 +1,7 @@
 """The verifier: a model that says whether a place on a screen is the one that an instruction names.
 
     VerifierSpec   how a place is shown to it and how it is asked; `verifier.json` of its folder
-    marked         what it sees: a part of a screenshot with a hollow red circle on the place, or that and the whole
+    marked         a part of a screenshot with a hollow red circle on the place
     Verifier       P(True) / (P(True) + P(False)) of a place
     load_verifier  that of a folder
     first_good     candidates in order, until one is good enough; else the best of them
@@ -46,8 +46,7 @@ class VerifierSpec(BaseModel):
 
     radius: int = Field(default=7, ge=1, le=500)  # of the circle, pixels of the screenshot
     width: int = Field(default=3, ge=1, le=100)  # of its line, inwards
-    reach: int = Field(default=500, ge=8, le=10_000)  # of the crop, to each side of the place
-    whole: bool = False  # the whole screenshot, with the circle, stands to the left of the crop
+    reach: int = Field(ge=8, le=10_000)  # of the crop, to each side of the place
     prompt: str = PROMPT  # around {instruction}
 
     @classmethod
@@ -75,8 +74,7 @@ class VerifierSpec(BaseModel):
 def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
     """The part of a screenshot around the place (x, y), pixels, with the circle on it.
 
-    The part ends `reach` pixels from the place, or where the screenshot does. Where the spec says so, the whole
-    screenshot is shown as well, in the same picture.
+    The part ends `reach` pixels from the place, or where the screenshot does.
     """
     picture = screenshot.convert("RGB")  # a copy
     at, radius = (round(x), round(y)), spec.radius
@@ -84,7 +82,7 @@ def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> I
     ImageDraw.Draw(picture).ellipse(ring, outline="red", width=spec.width)
     wide, high = picture.size
     middle = min(max(at[0], 0), wide - 1), min(max(at[1], 0), high - 1)
-    crop = picture.crop(
+    return picture.crop(
         (
             max(0, middle[0] - spec.reach),
             max(0, middle[1] - spec.reach),
@@ -92,12 +90,6 @@ def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> I
             min(high, middle[1] + spec.reach),
         )
     )
-    if not spec.whole:
-        return crop
-    both = Image.new("RGB", (wide + crop.width, max(high, crop.height)))
-    both.paste(picture, (0, 0))
-    both.paste(crop, (wide, 0))
-    return both
 
 
 def open_screenshot(encoded: bytes) -> Image.Image:

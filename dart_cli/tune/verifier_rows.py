@@ -1,6 +1,7 @@
 """Rows for a verifier, from any grounding set: pictures with a mark, and whether it is in the right place.
 
 make_rows        writes the rows of a set: the `dart model verifier-rows` verb
+reach_of         how far the crop around a mark reaches, by the screenshots of a set
 read_rows        reads them as items; the region of one whose mark is wrong is None
 
 FOLDER/rows.json [{"img_filename", "instruction", "correct", "kind", "source", "point"}], FOLDER/images,
@@ -59,6 +60,16 @@ class VerifierRows:
 
     items: list[Item]
     digest: str
+
+
+def reach_of(data: Path, layout: str = "") -> int:
+    """A sixth of the shorter side of the set's middle screenshot, pixels. Raises UserError.
+
+    A crop of a third of the screen, in which the mark is large; shown whole screens, a verifier learned
+    nothing in the same time (docs/pointing.md).
+    """
+    sides = sorted(min(item.size) for item in read_set(data, layout).items)
+    return max(8, round(sides[len(sides) // 2] / 6)) if sides else 8
 
 
 def make_rows(

@@ -54,16 +54,6 @@ def test_a_crop_ends_where_the_screenshot_does(
         assert picture.getpixel(ring) == (255, 0, 0)
 
 
-def test_the_whole_screenshot_stands_beside_the_crop_with_the_mark_on_both() -> None:
-    screen = Image.effect_noise((200, 100), 90).convert("RGB")
-    both = marked(screen, 90, 50, SPEC.model_copy(update={"whole": True}))
-    assert both.size == (240, 100)
-    crop = marked(screen, 90, 50, SPEC)
-    assert np.array_equal(np.asarray(both.crop((200, 0, 240, 40))), np.asarray(crop))
-    assert both.getpixel((85, 50)) == both.getpixel((215, 20)) == (255, 0, 0)
-    assert both.getpixel((3, 3)) == screen.getpixel((3, 3))
-
-
 def test_the_first_candidate_that_is_good_enough_ends_the_search() -> None:
     asked: list[float] = []
 

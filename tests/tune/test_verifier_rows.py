@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 from bus.errors import UserError
+from dart_cli.cli.main import main
 from dart_cli.grounding.items import Box, Item, Picture
 from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec, as_png, load_verifier, marked
-from dart_cli.tune.verifier_rows import ROWS, make_rows, marks, read_rows
+from dart_cli.tune.verifier_rows import ROWS, make_rows, marks, reach_of, read_rows
 
 SPEC = VerifierSpec(radius=4, width=2, reach=60, prompt="{instruction} ?")
 
@@ -74,6 +75,20 @@ def test_rows_are_the_pictures_that_a_verifier_sees_in_use(made: Path, tmp_path:
     again = tmp_path / "again"
     make_rows(made / "train", again, SPEC, limit=3)
     assert read_rows(again).digest == read.digest
+
+
+def test_a_crop_is_a_third_of_the_middle_screenshot(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = sorted(min(each.size) for each in read_set(made / "train").items)
+    expected = round(sides[len(sides) // 2] / 6)
+    assert reach_of(made / "train") == expected
+    with pytest.raises(SystemExit):
+        main(
+            ["model", "verifier-rows", str(made / "train"), str(tmp_path / "rows"), "--limit", "1"]
+        )
+    assert "centre" in capsys.readouterr().out
+    assert VerifierSpec.of(tmp_path / "rows").reach == expected
 
 
 @pytest.mark.parametrize(
