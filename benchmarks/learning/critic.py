@@ -281,8 +281,8 @@ def generalized(values: Sequence[float], reward: float, share: float) -> list[fl
 
 
 def explained(rewards: Sequence[float], values: Sequence[float]) -> float | None:
-    """1 - Var(R - V) / Var(R); None where all rewards are alike."""
-    spread = float(np.var(rewards))
+    """1 - Var(R - V) / Var(R); None where all rewards are alike, or there is none."""
+    spread = float(np.var(rewards)) if rewards else 0.0
     return (
         None if spread == 0 else round(1 - float(np.var(np.subtract(rewards, values))) / spread, 4)
     )
