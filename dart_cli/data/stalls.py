@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 KINDS = (
     *("gone", "stopped", "silent", "environment", "engine", "permit"),
-    *("update", "model", "data", "tasks", "success", "actions", "invalid", "sight", "waits"),
+    *("update", "model", "data", "tasks", "success", "actions", "invalid", "waits"),
 )
 MODEL_S = 300.0
 """A model may load for so long without being a stall."""
@@ -70,8 +70,6 @@ MALFORMED_RISE = 0.1
 """Above the share of the run's first completions: then it has grown."""
 MOSTLY_MALFORMED = 0.5
 """Share that is reported although it has not grown, unless it has clearly fallen."""
-BLIND = 1e-6
-"""Nats that grey screens change at most where a model does not see; rounding makes less in float32."""
 _CLEARLY_FELL = 0.8  # of the first share
 _MALFORMED_WINDOWS = 4  # of completions, before the level alone is reported
 SUCCESSES_FIRST = (
@@ -93,7 +91,7 @@ def diagnose(seen: Snapshot) -> list[StallView]:
     effects = _effects(seen, living, causes)
     tasks = [*_tasks(seen), *_tracked(seen)]
     learning = [*(tasks or _unsuccessful(seen)), *_malformed(seen)]
-    return [*causes, *effects, *learning, *_invalid(seen), *_blind(seen)]
+    return [*causes, *effects, *learning, *_invalid(seen)]
 
 
 _SILENCES = {
@@ -310,20 +308,6 @@ def _invalid(seen: Snapshot) -> Iterator[StallView]:
         f"--task {worst.task_id}` names them; fix the environment, or raise ActionCausedError where the "
         "policy's action breaks it (docs/environments/index.md)",
     )
-
-
-def _blind(seen: Snapshot) -> Iterator[StallView]:
-    """The pictures make no difference to what the model says."""
-    sight = seen.metrics.get("sight")
-    if sight is not None and sight <= BLIND:
-        yield StallView(
-            kind="sight",
-            who="train",
-            since_s=0.0,
-            text=f"grey screens change no log-probability by more than {sight:.1g} nats: the model does not "
-            "see. Look at the preprocessor_config.json of its folder (size, mean and deviation) and at "
-            "`dart data show`, then `dart doctor CONFIG --parity`",
-        )
 
 
 def _is_at_work(seen: Snapshot, process: ProcessView) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from math import isfinite, nan
+from math import isfinite
 
 import torch
 
@@ -38,7 +38,6 @@ from dart_cli.train.packs.share import batch_shares, check, pad_of, shares_of
 from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare, step_mismatches
 from dart_cli.train.ranks.group import Found, RankGroup, SingleRank, gathered
 from dart_cli.train.sharded import Gradients, whole
-from dart_cli.train.sight import EVERY, sight_of
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 
@@ -63,7 +62,6 @@ class PolicyLearner:
         self._schedule = Schedule(**schedule | {"lr": config.rate})
         self._parameters = model.trainable()
         self._gate = ParityGate(config, model)
-        self._passes = 0  # over batches
         self._gradients = Gradients(model.scorer, self._parameters.values())
         matrices = [value for value in self._parameters.values() if value.ndim >= 2]
         vectors = [value for value in self._parameters.values() if value.ndim < 2]
@@ -130,8 +128,6 @@ class PolicyLearner:
             norm = self._clipped()
             parity, alarm = self._gate.report(found.tokens, found.looked_back, share.policy_version)
             metrics, mismatches = found.stats.metrics() | parity, found.mismatches
-            if isfinite(found.sight):
-                metrics["sight"] = found.sight
             has_low_ess = share.work.batch.reuse > 0 and metrics["ess"] < REPLAY_ESS
             if has_low_ess:
                 note = f"an effective sample size of {metrics['ess']:.3g}, below {REPLAY_ESS:g} (update skipped)"
@@ -159,7 +155,6 @@ class PolicyLearner:
         """Pass over this rank's packs: gradients of their part of the loss, and what they show."""
         total: TokenStats | None = None
         scored: list[tuple[torch.Tensor, Pack]] = []
-        looked_at: Pack | None = None
         temperature, count = share.work.batch.temperature, len(share.work.packs)
         self._optimizer.zero_grad(set_to_none=True)
         with PackFeed(share.work, share.token_weights, self.model.policy) as packs:
@@ -169,8 +164,6 @@ class PolicyLearner:
                 reference = self.model.reference_logprobs(pack, temperature)
                 scores = self.model.score(pack, temperature)
                 scored.append((scores.logprobs.detach(), _without_screens(pack)))
-                if index == 0 and self._passes % EVERY == 0:
-                    looked_at = pack
                 output = self._loss(pack, scores, reference, share.divisor)
                 clock.lap("forward_s")
                 self._gradients.before(is_last=index + 1 == count)
@@ -178,17 +171,12 @@ class PolicyLearner:
                 clock.lap("backward_s")
                 total = output.stats if total is None else total + output.stats
         assert total is not None  # every rank has as many packs, and there is one
-        self._passes += 1
-        sight = nan
-        if looked_at is not None:
-            sight = sight_of(self.model, looked_at, scored[0][0], temperature)
         # After the pass: the device is not waited for between packs.
         found = Found(
             total,
             all_of([compare(*each) for each in scored]),
             looked_back,
             [gap for each in scored for gap in step_mismatches(*each)],
-            sight,
         )
         clock.lap("forward_s")
         return found

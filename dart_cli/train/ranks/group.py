@@ -74,7 +74,6 @@ class Found:
     tokens: ComparedTokens
     looked_back: ComparedTokens  # scored by weights that were kept for them (parity.py)
     mismatches: list[StepMismatch]
-    sight: float  # what screens matter to this rank's first pack, nats (sight.py); NaN where nobody looked
 
 
 def gathered(rank_group: RankGroup, mine: Found) -> Found:
@@ -92,7 +91,6 @@ def gathered(rank_group: RankGroup, mine: Found) -> Found:
         tokens=all_of([_received(each.tokens) for each in ranks]),
         looked_back=all_of([_received(each.looked_back) for each in ranks]),
         mismatches=[gap for each in ranks for gap in each.mismatches],
-        sight=mine.sight,
     )
 
 
