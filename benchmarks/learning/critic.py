@@ -372,6 +372,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    for arm in asked.arms:
+        try:
+            Advantages.of(arm)
+        except ValueError:
+            parser.error(f"--arms: there is no {arm!r}; tracker, value, gae-L, placebo, instance")
     plan = Plan(asked.config, asked.trajectories, asked.points, asked.episodes)
     cells = [Cell(arm, seed) for seed in asked.seeds for arm in asked.arms]
     cache = ResultCache(asked.work / f"cells-{plan.config.stem}-{plan.trajectories}", plan.settings)

@@ -58,7 +58,7 @@ APPLICATIONS: Mapping[str, Application] = {
     "files": Application("desk", "desk/files-*"),
 }
 MEASURED = ("mail", "shop", "wiki")
-"""The protocol was fixed on `centre`."""
+"""Without `centre`, on which the protocol is to be fixed, and those of WARMING."""
 WARMING = ("settings", "files")
 """What the model that all arms begin with has learned to point at."""
 
