@@ -46,6 +46,17 @@ def pytest_configure() -> None:
     Finalize(None, shutil.rmtree, [folder], {"ignore_errors": True}, exitpriority=-200)
 
 
+@pytest.fixture
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One of tests/devices.py; the pretended one stands for the GPU while the test runs."""
+    if request.param == "apart":
+        from tests.apart import pretend  # it takes torch's place for a backend of others
+
+        pretend(monkeypatch)
+    found: str = request.param
+    return found
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:

@@ -7,5 +7,9 @@ import torch
 
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
-"""The same test on both."""
+_CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])
+DEVICES = ["cpu", "apart", _CUDA]
+"""The same test on each; `apart` is a device that is not there (apart.py). For the fixture `device`."""
+
+AUTOCASTING = ["cpu", _CUDA]
+"""Of them, those for which torch has autocast."""

@@ -2,6 +2,7 @@
 
     ModelInputs          a left-padded batch with its distinct images
     collate              token ids and screenshots -> ModelInputs
+    device_of            where a model computes
     image_features       distinct images through the vision tower, once each
     last_hidden          the last positions' hidden states, over a KV cache if given
     logits               their logits
@@ -131,9 +132,15 @@ def collate(
     )
 
 
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model computes: its buffers are there, also where its weights wait in main memory."""
+    device: torch.device = next(model.buffers()).device
+    return device
+
+
 def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> ImageFeatures:
     """Features of each image [I]; differentiable with respect to the vision tower."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     patches = patches_of(images, device)
     grids = torch.tensor([image.grid for image in images], dtype=torch.long, device=device)
     inner: Any = model.model
@@ -181,7 +188,7 @@ def last_hidden(
 
     `features` are those of `inputs.images`, computed here if absent.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     inner: Any = model.model
     output = inner(
         input_ids=inputs.input_ids.to(device),

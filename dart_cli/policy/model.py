@@ -34,7 +34,7 @@ from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy import accelerator
-from dart_cli.policy.forward import ModelInputs, collate, use_batched_vision
+from dart_cli.policy.forward import ModelInputs, collate, device_of, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
 from dart_cli.policy.model_files import PolicyFiles
@@ -71,9 +71,8 @@ class LoadedPolicy:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        """Where the model computes."""
+        return device_of(self.model)
 
     @property
     def pointer_head(self) -> PointerHead | None:

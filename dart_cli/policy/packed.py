@@ -233,11 +233,11 @@ def packed_hidden(
     `features` are those of `inputs.images`, computed here if absent. Raises ModelError for a model whose
     layers do not take packs (attention.use_packed).
     """
-    from dart_cli.policy.forward import image_arguments
+    from dart_cli.policy.forward import device_of, image_arguments
 
     check_packed(model)
     inner: Any = model.model
-    device = next(model.parameters()).device
+    device = device_of(model)
     output = inner(
         input_ids=inputs.input_ids.to(device)[None],
         # transformers takes a mask of four axes as finished and builds none; our layers ignore it.

@@ -159,7 +159,7 @@ async def test_numbers_are_exact_in_mixed_batches_and_after_a_live_update(
     assert (3, True) in shown  # and into the last of several
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 async def test_a_device_points_where_a_cpu_does(
     policy: LoadedPolicy, ask: Asker, device: str, pointer_folder: Path
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -16,17 +18,19 @@ from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
 from dart_cli.policy.vocabulary import END
 from scripts import tiny_model as tiny
-from scripts.build_tiny_base import Packer
+from scripts.build_tiny_base import SPREAD, Packer
 from scripts.small_base.drawn import drawn_scene
 from scripts.small_base.faces import DEJAVU
+from scripts.small_base.muon import Muon
 from scripts.small_base.scene import Asked, Glyph, Scene, Thing
 from scripts.small_base.sheets import (
     CHARACTERS,
     LOOKS,
     DenseHeads,
     ReadSheet,
-    dense_loss,
+    letter_loss,
     letter_targets,
+    place_loss,
     read_sheet,
 )
 from scripts.small_base.training import Stage, Trainer, answered
@@ -81,16 +85,66 @@ def test_characters_and_looks_are_those_of_their_token(policy: LoadedPolicy) -> 
     role, colour = LOOKS["role"], LOOKS["colour"]
     assert sheet.looks[1].tolist() == [role.index("button"), colour.index("grey"), 0, 0]
     assert sheet.looks[0].tolist() == [0, 0, 0, 0]
+    assert sheet.spans[1].tolist() == [[0.25, 0.5], [0.0, 0.5]]
+    assert sheet.spans[0].tolist() == [[0.0, 0.25], [0.0, 0.5]]
 
 
-def test_the_dense_loss_is_that_of_a_plain_computation(policy: LoadedPolicy) -> None:
+def test_the_loss_of_places_is_that_of_a_plain_computation(policy: LoadedPolicy) -> None:
+    torch.manual_seed(0)
+    heads = DenseHeads(48)
+    sheet = read_sheet(policy.images, scene_of(), [])
+    numbers = torch.randn(1000, 48)
+    with torch.no_grad():
+        shown = torch.cat(image_features(policy.model, [sheet.image]).embeds)
+        loss = place_loss(heads, shown, [sheet], numbers)
+        said = heads.places(shown).double().reshape(16, 48) @ numbers.double().T
+    cells = product(((0.0, 0.5), (0.5, 1.0)), ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)))
+    spans = [span for row, column in cells for span in (column, row)]
+    total = 0.0
+    for axis, (low, high) in enumerate(spans):
+        middle, half = (low + high) / 2, (high - low) / 2
+        bell = [
+            math.exp(-0.5 * (z / SPREAD) ** 2) if abs(z) <= 0.85 else 0.0
+            for z in (((at + 0.5) / 1000 - middle) / half for at in range(1000))
+        ]
+        logprobs = said[axis].log_softmax(0).tolist()
+        for density, logprob in zip(bell, logprobs, strict=True):
+            if share := density / sum(bell):
+                total += share * (math.log(share) - logprob)
+    assert loss.item() == pytest.approx(total / 16, rel=1e-3)
+
+
+def test_a_step_of_muon_is_that_of_torch() -> None:
+    """But for its bfloat16, some hundredths of a step."""
+    for rows, columns in ((24, 64), (64, 24)):
+        torch.manual_seed(rows)
+        start = torch.randn(rows, columns)
+        ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+        steps = (
+            (ours, Muon([ours], lr=4e-3)),
+            (
+                theirs,
+                torch.optim.Muon(
+                    [theirs], lr=4e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+                ),
+            ),
+        )
+        for _ in range(3):
+            gradient = torch.randn(rows, columns)
+            for matrix, optimizer in steps:
+                matrix.grad = gradient.clone()
+                optimizer.step()
+        assert (ours - theirs).norm() < 0.03 * (ours - start).norm()
+
+
+def test_the_loss_of_letters_is_that_of_a_plain_computation(policy: LoadedPolicy) -> None:
     torch.manual_seed(0)
     heads = DenseHeads(48)
     sheet = read_sheet(policy.images, scene_of(), [])
     with torch.no_grad():
-        features = image_features(policy.model, [sheet.image])
-        loss = dense_loss(heads, features, [sheet], looks=False)
-        said = heads.letters(features.embeds[0]).double().reshape(8, 2, CHARACTERS).softmax(-1)
+        shown = torch.cat(image_features(policy.model, [sheet.image]).embeds)
+        loss = letter_loss(heads, shown, [sheet])
+        said = heads.letters(shown).double().reshape(8, 2, CHARACTERS).softmax(-1)
     total = weights = 0.0
     held = {(1, 0): "A", (1, 1): "b", (7, 1): "~"}
     for token in range(8):

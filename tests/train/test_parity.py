@@ -67,7 +67,7 @@ def test_engine_and_trainer_agree_before_and_after_updates(
 
 
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-4), ("bfloat16", 0.5)])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_a_device_plays_trains_resumes_and_takes_the_weights(
     config: Config, play, tmp_path: Path, device: str, dtype: str, close: float
 ) -> None:

@@ -25,7 +25,7 @@ from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.training_set import StepSet
 from dart_cli.tune.trajectories import read_trajectories
 from tests.data.parts import ask_lease, make_ledger, trajectory_end
-from tests.devices import DEVICES
+from tests.devices import AUTOCASTING
 from tests.tune.stopping import run_and_stop
 
 Keys = dict[str, Any]
@@ -170,7 +170,7 @@ def test_successes_are_learned_and_a_stop_changes_nothing(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", AUTOCASTING, indirect=True)
 def test_products_in_bfloat16_follow_those_in_float32(
     tune: Tune, places: Places, tmp_path: Path, device: str
 ) -> None:

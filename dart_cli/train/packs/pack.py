@@ -331,8 +331,7 @@ class PackFeed:
         held = {name: self._features[name] for name in names}
         self._let_go(number)
         levels = max((len(each.deepstack) for each in held.values()), default=0)
-        inner: Any = self._policy.model.model
-        device = next(inner.visual.parameters()).device
+        device = self._policy.device
         features = ImageFeatures(
             embeds=tuple(each.embeds.to(device) for each in held.values()),
             deepstack=tuple(

@@ -1,0 +1,236 @@
+"""A device that is not there: its tensors lie in main memory, and nothing but a copy may mix them with others.
+
+    KIND     what torch calls it
+    Apart    a tensor on it
+    pretend  let it stand for the GPU of dart_cli/policy/accelerator.py
+
+What runs on it computes the CPU's numbers with the CPU's kernels, under a GPU's rules: an operation
+on tensors of two devices raises, as does `numpy()`, and an index or a number of no dimension may come from
+main memory. Code that names a device or forgets to is found so, with real numbers, on any machine.
+Streams and events do nothing, since all is done in order; a GPU's speed, memory, kernels and
+NCCL are not pretended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import pytest
+import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.library import Library
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from transformers import PreTrainedModel
+
+from dart_cli.policy import accelerator
+
+KIND = "apart"
+_ATEN = torch.ops.aten
+_COPIES = {_ATEN._to_copy.default, _ATEN.copy_.default}
+_TAKES_INDICES_OF_THE_CPU = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default}
+
+
+class Apart(torch.Tensor):
+    """A tensor of the pretended device; `held` has its numbers."""
+
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Self:
+        """`held`, elsewhere."""
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(KIND, 0),
+        )
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Apart({self.held})"
+
+    def tolist(self) -> Any:
+        """Its numbers, which are waited for."""
+        return self.held.tolist()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        _types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        parts = func.decompose(*args, **(kwargs or {}))  # as without inference mode
+        if parts is not NotImplemented:
+            return parts
+        return _computed(func, args, kwargs or {})
+
+
+def _computed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """One operation of torch. Raises RuntimeError for tensors of two devices."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    here = [each for each in tensors if not isinstance(each, Apart)]
+    asked = kwargs.get("device")
+    if asked is not None:
+        is_apart = torch.device(asked).type == KIND
+    elif func in _COPIES:
+        is_apart = isinstance(args[0], Apart)
+    else:
+        is_apart = len(here) < len(tensors)
+        shapes = [tuple(each.shape) for each in here if each.dim()]
+        if is_apart and shapes and func not in _TAKES_INDICES_OF_THE_CPU:
+            raise RuntimeError(
+                f"{func}: some tensors are on {KIND}:0, others, {shapes}, on the cpu"
+            )
+    given = {**kwargs, **({"device": torch.device("cpu")} if asked is not None else {})}
+    given.pop("pin_memory", None)
+    found = func(*tree_map_only(Apart, _held, args), **tree_map_only(Apart, _held, given))
+    if not is_apart:
+        return found
+    known = {id(each.held): each for each in tensors if isinstance(each, Apart)}
+    found = tree_map_only(
+        torch.Tensor, lambda each: known[id(each)] if id(each) in known else Apart(each), found
+    )
+    if func in _COPIES or not known:
+        return found
+    return return_and_correct_aliasing(func, args, dict(kwargs), found)
+
+
+def _held(tensor: Apart) -> torch.Tensor:
+    return tensor.held
+
+
+class _Stream:
+    """A stream or an event: what was asked for is done."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Of any priority, timed or not."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def done(*_: object) -> Any:
+            return {"query": True, "elapsed_time": 0.0, "record_event": self}.get(name)
+
+        return done
+
+
+_setup_privateuseone_for_python_backend(
+    KIND,
+    types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        _is_in_bad_fork=lambda: False,
+        manual_seed_all=lambda _seed: None,
+        get_amp_supported_dtype=lambda: [torch.bfloat16],
+        Stream=_Stream,
+        Event=_Stream,
+        stream=lambda _stream: contextlib.nullcontext(),
+        current_stream=lambda _device=None: _Stream(),
+        synchronize=lambda _device=None: None,
+    ),
+)
+_device_constructors()  # the functions that `with torch.device(...)` is for, before any is replaced
+_FACTORIES, _COPY = Library("_", "IMPL"), Library("aten", "IMPL")
+_FACTORIES.fallback(lambda func, *args, **kwargs: _computed(func, args, kwargs), "PrivateUse1")
+_COPY.impl("copy_", lambda *args: _computed(_ATEN.copy_.default, args, {}), "PrivateUse1")
+
+
+def packed_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_ends: torch.Tensor,
+    key_ends: torch.Tensor,
+    longest: tuple[int, int],
+    window: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """As `accelerator.packed_attention`, sequence by sequence and in float32."""
+    scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1).float() for each in (key, value))
+    parts = []
+    queries, keys = query_ends.tolist(), key_ends.tolist()
+    assert longest[0] >= max(b - a for a, b in itertools.pairwise(queries))
+    for sequence in range(len(queries) - 1):
+        q = query[queries[sequence] : queries[sequence + 1]].float()
+        k, v = (each[keys[sequence] : keys[sequence + 1]] for each in (key, value))
+        behind = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
+        behind = behind - torch.arange(len(k), device=q.device)
+        hidden = (behind < 0) | (behind >= window if window else behind < 0)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", weights, v))
+    return torch.cat(parts).to(query.dtype)
+
+
+def pretend(patch: pytest.MonkeyPatch) -> None:
+    """Until the test ends, the pretended device is the GPU that this process has."""
+    stands_for: dict[str, Any] = {
+        "KIND": KIND,
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "set_device_index": lambda _device: None,
+        "is_in_use": lambda: True,
+        "synchronize": lambda _device=None: None,
+        "max_memory_allocated": lambda _device: 0,
+        "host_bytes": lambda *shape, pinned: torch.empty(shape, dtype=torch.uint8),
+        "in_pinned": lambda values: values,
+        "new_stream": lambda _device: _Stream(),
+        "in_stream": lambda _stream: contextlib.nullcontext(),
+        "current_stream": lambda _device: _Stream(),
+        "new_event": lambda **_: _Stream(),
+        "backend": lambda _device: f"cpu:gloo,{KIND}:gloo",
+        "rng_state": lambda _device: torch.get_rng_state(),
+        "set_rng_state": lambda state, _device: torch.set_rng_state(state),
+        "packed_attention": packed_attention,
+    }
+    for name, value in stands_for.items():
+        patch.setattr(accelerator, name, value)
+    patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    patch.setattr(torch.Tensor, "is_pinned", lambda _self: True)
+    patch.setattr(PreTrainedModel, "to", _with_ties(PreTrainedModel.to))
+    for name in (
+        "alloc_storage",
+        "free_storage",
+    ):  # of gathered weights; they have none of their own
+        patch.setattr(_fsdp_param, name, lambda _tensor: None)
+    for name in ("arange", "linspace", "eye", "randperm"):  # torch makes these by resizing
+        patch.setattr(torch, name, _moved(getattr(torch, name)))
+
+
+def _with_ties(move: Callable[..., Any]) -> Callable[..., Any]:
+    """Moves a model whose tied weights stay so: torch makes new parameters of a class of ours."""
+
+    def moved(model: Any, *given: Any, **named: Any) -> Any:
+        found = move(model, *given, **named)
+        found.tie_weights()
+        return found
+
+    return moved
+
+
+def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Makes a tensor of main memory, then copies it."""
+
+    def made(*given: Any, device: Any = None, **named: Any) -> torch.Tensor:
+        here = make(*given, **named)
+        return here if device is None else here.to(device)
+
+    return made

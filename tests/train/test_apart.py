@@ -1,0 +1,100 @@
+"""Trainer and engine on a device that is not there: a GPU's rules, the CPU's numbers (tests/apart.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.messages import Batch
+from dart_cli.config.schema import Config, LoraConfig
+from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.policy.model import load_policy
+from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.model import TrainModel
+from dart_cli.weights.file import load
+from scripts.small_models import FAMILIES
+from tests.apart import KIND, pretend
+from tests.train.test_families import config_of, trial_of
+from tests.weights.sets import publish
+
+Family = Callable[[str], Path]
+
+LORA = LoraConfig(rank=4, alpha=8.0)
+WAYS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "whole": ({}, {}),
+    "recomputed, tower frozen": ({"freeze_vision": True}, {"recompute": "layer"}),
+    "adapters": ({"lora": LORA}, {}),
+    "shards in bfloat16": ({"dtype": "bfloat16"}, {}),
+    "optimizer in main memory": ({"dtype": "bfloat16"}, {"offload": "optimizer"}),
+    "adapters, bfloat16": ({"lora": LORA, "dtype": "bfloat16"}, {"recompute": "layer"}),
+}
+"""Changes of [model] and of [train]."""
+
+CASES = [(name, "whole") for name in FAMILIES] + [("qwen3_vl", way) for way in WAYS]
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+
+
+def configured(folder: Path, way: str, device: str) -> Config:
+    model, train = WAYS[way]
+    config = config_of(folder, device=device, kl_beta=0.01, **train)
+    return config.model_copy(update={"model": config.model.model_copy(update=model)})
+
+
+@pytest.mark.parametrize(("model_type", "way"), dict.fromkeys(CASES))
+def test_the_trainer_learns_and_the_engine_takes_its_weights(
+    model_type: str, way: str, family: Family, tmp_path: Path
+) -> None:
+    config = configured(family(model_type), way, "auto")
+    is_rounded = config.model.dtype == "bfloat16"
+    policy = load_policy(config.model.path, config.model.dtype, f"{KIND}:0", lora=config.model.lora)
+    engine = TransformersEngine(policy, load_weights=load)
+    learner = PolicyLearner(TrainModel.load(config), config.train)
+    assert {value.device.type for value in policy.model.parameters()} == {KIND}
+    batch = trial_of(engine, temperature=0.7)
+    for version in (0, 1):  # the first step of adapters moves one of the two matrices alone
+        update = learner.update(batch, version, policy_version=version)
+        assert update.applied
+        assert update.metrics["parity_tokens"] == update.metrics["tokens"]
+        assert update.metrics["parity_max"] <= (0.5 if is_rounded else 1e-4)
+        published = publish(learner.model.weights(), tmp_path, version + 1)
+        asyncio.run(engine.update_weights(published.path, version + 1))
+        batch = trial_of(engine, temperature=0.7, seed=version + 1)
+    asyncio.run(engine.close())
+    if not is_rounded:
+        assert_like_the_cpu(config, learner, batch)
+
+
+def assert_like_the_cpu(config: Config, learner: PolicyLearner, batch: Batch) -> None:
+    """One more update of `learner` is that of a trainer on the CPU with its state."""
+    here = config.model_copy(update={"train": config.train.model_copy(update={"device": "cpu"})})
+    other = PolicyLearner(TrainModel.load(here), here.train)
+    with torch.no_grad():
+        for name, value in other.model.trainable().items():
+            value.copy_(learner.model.trainable()[name].cpu())
+    metrics = [each.update(batch, 2).metrics for each in (learner, other)]
+    for name in ("loss", "grad_norm", "entropy", "mismatch_kl", "tokens"):
+        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-3, abs=1e-6), name
+
+
+def test_what_a_gpu_refuses_is_refused() -> None:
+    there, here = torch.ones(3, device=f"{KIND}:0"), torch.ones(3)
+    assert (there * 2).cpu().tolist() == [2, 2, 2]
+    assert (there * torch.tensor(3.0)).tolist() == [3, 3, 3]  # a number may come from main memory
+    for mixed in (
+        lambda: there + here,
+        lambda: torch.cat([there, here]),
+        lambda: here.index_add_(0, torch.tensor([0]), there[:1]),
+        lambda: torch.nn.functional.linear(there, torch.ones(2, 3)),
+    ):
+        with pytest.raises(RuntimeError, match="some tensors are on apart:0, others"):
+            mixed()
+    with pytest.raises((RuntimeError, TypeError)):
+        there.numpy()
