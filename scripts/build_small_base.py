@@ -23,13 +23,14 @@ No question is part of a sequence: of a page that takes several steps the base l
 not what leads where. A build that was killed goes on where it was; `log.jsonl` in its folder has the
 curve. Every figure is on words, fonts, sizes or seeds that were never trained on.
 
-One core, one thread; seconds are CPU time of training.
+One core, one thread; seconds are CPU time of training. On two: torchrun --nproc-per-node 2 SCRIPT ...
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from random import Random
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -54,7 +56,7 @@ from scripts.small_base.questions import questions
 from scripts.small_base.scene import Asked, Scene
 from scripts.small_base.sheets import ReadSheet, read_sheet, with_steps
 from scripts.small_base.store import load
-from scripts.small_base.training import Source, Stage, Trainer
+from scripts.small_base.training import Source, Stage, Trainer, rank
 from scripts.small_base.vocabulary import SMALL_WORDS
 
 SIZES = tiny.TinySizes(
@@ -73,7 +75,7 @@ SIZES = tiny.TinySizes(
 """Image tokens of 14 px, the size of letters, of patches of 7 px: with patches of 14 px and no merging,
 letters came to a recall of 0.16 where these had 0.33, after 120 CPU seconds each."""
 
-ASKED = 7
+ASKED = 12
 """Most questions about one screen."""
 
 ONCE = ("count", "right", "double", "key", "scroll", "is")
@@ -86,6 +88,9 @@ STEPS = 0.15
 """Share of the questions with steps before them."""
 
 SQUARE, PAGE = (126, 126), (160, 210)
+HEADS_S = 120.0
+"""CPU seconds in which the dense heads alone are trained, where weights are given."""
+
 FIRST_TEST = 1_000_000_000
 """Seeds of drawn screens from here on are for tests."""
 
@@ -170,7 +175,7 @@ def _embedded(
 CORPUS = {
     "rendered 1": ("rendered", "train-1-*", ASKED),
     "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
-    "pages 1": ("pages", "*-1-*", 4),
+    "pages 1": ("pages", "*-1-*", 6),
     "demonstrations 1": ("demonstrations", "*-1-*", 2),
 }
 """Source -> folder of the corpus, names of shards, most questions about what is in sight."""
@@ -290,19 +295,18 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
             "all",
             50 * second,
             {
-                "drawn many 126": 0.13,
-                "drawn many 160": 0.04,
-                "dense many 126": 0.03,
-                "rendered 1": 0.24,
+                "drawn many 126": 0.1,
+                "drawn many 160": 0.14,
+                "rendered 1": 0.27,
                 "pages 1": 0.22,
-                "mini": 0.12,
-                "typing": 0.11,
+                "mini": 0.05,
+                "typing": 0.05,
                 "spelling": 0.03,
                 "rendered 1.5": 0.04,
-                "desk": 0.03,
-                "apps": 0.01,
+                "desk": 0.08,
+                "apps": 0.02,
             },
-            rate=0.2,
+            rate=0.3,
             falls=True,
             told=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
         ),
@@ -359,7 +363,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")
     parser.add_argument("--only", metavar="STAGE", help="train this stage alone")
     parser.add_argument("--after", metavar="STAGE", help="with --only: from the end of this one")
-    parser.add_argument("--start", help="begin with the weights of this folder instead")
+    parser.add_argument("--weights", help="begin with the weights of this folder instead")
     parser.add_argument(
         "--demonstrations",
         type=float,
@@ -372,11 +376,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
     start = arguments.out / "start"
-    if not arguments.start and not (start / "config.json").is_file():
+    if not arguments.weights and not (start / "config.json").is_file():
         tokenizer = tiny.build_tokenizer(SMALL_WORDS, tiny.spelling(SMALL_WORDS))
         tiny.save(start, *tiny.build_tiny(arguments.seed, SIZES, tokenizer), {})
-    policy = load_policy(arguments.start or start)
+    policy = load_policy(arguments.weights or start)
     print(sum(p.numel() for p in policy.model.parameters()), "parameters", flush=True)
     trainer = Trainer(
         policy,
@@ -387,15 +393,19 @@ def main() -> None:
     )
     stages = stages_of(arguments.hours, arguments.demonstrations)
     names = [stage.name for stage in stages]
+    begun = (arguments.out / f"state-{arguments.only or names[0]}.pt").is_file()
     if arguments.only:
         at = names.index(arguments.only)
         stages = stages[at : at + 1]
-        begun = (arguments.out / f"state-{arguments.only}.pt").is_file()
-        if at and not begun and not arguments.start:
+        if at and not begun and not arguments.weights:
             trainer.load(arguments.after or names[at - 1])
+    if arguments.weights and not begun:
+        trainer.warm_heads(stages[0].draws, HEADS_S)
     for stage in stages:
         for line in trainer.run(stage):
             print(line, flush=True)
+    if rank():
+        return
     build = {
         "script": "scripts/build_small_base.py",
         "seed": arguments.seed,

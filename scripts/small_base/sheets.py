@@ -2,13 +2,14 @@
 
     ReadSheet     a sheet of scripts/build_tiny_base.py with dense targets for each image token
     read_sheet    a Scene and its questions -> ReadSheet
-    DenseHeads    linear heads on image tokens that say characters and looks; thrown away after training
+    DenseHeads    linear heads on image tokens that say characters, looks and places; thrown away after training
     dense_loss    their loss
 
 Each image token says which characters have their middle in its left and in its right half (one class
 per printable ASCII character), and of the thing that covers most of it its role, colour, shape and
 whether it is ticked. This is the dense supervision that questions alone lack: with it letters are known
-after minutes, and words follow.
+after minutes, and words follow. It also says where that thing is, through the numbers that the policy
+writes: a model that looked at the right button used to miss it, by a twentieth of the screen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from dart_cli.policy.forward import ImageFeatures
 from dart_cli.policy.history import Previous
 from dart_cli.policy.images import ImagePreparer
-from scripts.build_tiny_base import Question, Sheet
+from scripts.build_tiny_base import Question, Sheet, click_distribution
 from scripts.small_base.scene import Asked, Box, Scene, Thing
 
 CHARACTERS = 95
@@ -54,6 +55,9 @@ LOOKS: dict[str, tuple[str, ...]] = {
 
 SAME = {"gray": "grey"}
 
+LOOK, PLACE = 0.3, 0.5
+"""Weights of each look, and of places, beside the characters."""
+
 UNTOLD = -100
 """A class that teaches nothing."""
 
@@ -65,6 +69,9 @@ class ReadSheet(Sheet):
     letters: torch.Tensor  # [N, 3], int64: token, half, class of CHARACTERS
     unread: torch.Tensor  # [T], bool: holds text whose characters are not known
     looks: torch.Tensor  # [T, len(LOOKS)], int64
+    spans: (
+        torch.Tensor
+    )  # [T, 2, 2]: from and to of that thing across and down, in shares; 0 for none
 
 
 def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) -> ReadSheet:
@@ -100,7 +107,7 @@ def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) ->
         [],
         torch.tensor(letters, dtype=torch.long).reshape(-1, 3),
         unread,
-        _looks(((thing, share(thing.box)) for thing in scene.things), rows, columns),
+        *_shown(((thing, share(thing.box)) for thing in scene.things), rows, columns),
     )
 
 
@@ -140,9 +147,16 @@ def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
                 yield row * columns + column
 
 
-def _looks(things: Iterable[tuple[Thing, Box]], rows: int, columns: int) -> torch.Tensor:
-    """Classes [T, len(LOOKS)] of the smallest thing in each token."""
+def _shown(
+    things: Iterable[tuple[Thing, Box]], rows: int, columns: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Classes [T, len(LOOKS)] and spans [T, 2, 2] of the smallest thing in each token, or of its cell."""
     looks = [[0] * len(LOOKS)] * (rows * columns)
+    spans = [
+        ((column / columns, (column + 1) / columns), (row / rows, (row + 1) / rows))
+        for row in range(rows)
+        for column in range(columns)
+    ]
     largest_first = sorted(
         things, key=lambda each: -(each[1][2] - each[1][0]) * (each[1][3] - each[1][1])
     )
@@ -153,9 +167,11 @@ def _looks(things: Iterable[tuple[Thing, Box]], rows: int, columns: int) -> torc
             names.index(SAME.get(word, word)) if SAME.get(word, word) in names else UNTOLD
             for names, word in zip(LOOKS.values(), said, strict=True)
         ]
+        left, top, right, bottom = box
         for at in _touched(box, rows, columns, 0.35):
             looks[at] = classes
-    return torch.tensor(looks)
+            spans[at] = ((left, right), (top, bottom))
+    return torch.tensor(looks), torch.tensor(spans)
 
 
 class DenseHeads(torch.nn.Module):
@@ -165,6 +181,7 @@ class DenseHeads(torch.nn.Module):
         super().__init__()
         self.letters = torch.nn.Linear(hidden, 2 * CHARACTERS)
         self.looks = torch.nn.ModuleList(torch.nn.Linear(hidden, len(n)) for n in LOOKS.values())
+        self.places = torch.nn.Linear(hidden, 2 * hidden)
 
 
 def letter_targets(sheets: Sequence[ReadSheet]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,20 +201,51 @@ def letter_targets(sheets: Sequence[ReadSheet]) -> tuple[torch.Tensor, torch.Ten
 
 
 def dense_loss(
-    heads: DenseHeads, features: ImageFeatures, sheets: Sequence[ReadSheet], looks: bool = True
+    heads: DenseHeads,
+    features: ImageFeatures,
+    sheets: Sequence[ReadSheet],
+    numbers: torch.Tensor,
 ) -> torch.Tensor:
-    """Cross entropy of characters and, where asked, of looks; each a mean over its tokens."""
+    """What image tokens do not say yet: characters, looks and, through the rows of numbers, places."""
     shown = torch.cat(features.embeds)
+    return (
+        letter_loss(heads, shown, sheets)
+        + LOOK * look_loss(heads, shown, sheets)
+        + PLACE * place_loss(heads, shown, sheets, numbers)
+    )
+
+
+def letter_loss(
+    heads: DenseHeads, shown: torch.Tensor, sheets: Sequence[ReadSheet]
+) -> torch.Tensor:
+    """Cross entropy of the characters, a mean over halves of tokens [T, hidden]."""
     target, weight = letter_targets(sheets)
     said = F.log_softmax(heads.letters(shown).unflatten(-1, (2, CHARACTERS)), dim=-1)
-    loss = (-(target * said).sum(-1) * weight).sum() / weight.sum().clamp_min(1)
-    if looks:
-        classes = torch.cat([sheet.looks for sheet in sheets])
-        for head, goal in zip(heads.looks, classes.T, strict=True):
-            each = F.cross_entropy(head(shown), goal, reduction="none", ignore_index=UNTOLD)
-            heavy = torch.where(goal > 0, 1.0, EMPTY) * (goal != UNTOLD)
-            loss = loss + 0.3 * (each * heavy).sum() / heavy.sum().clamp_min(1)
+    return (-(target * said).sum(-1) * weight).sum() / weight.sum().clamp_min(1)
+
+
+def look_loss(heads: DenseHeads, shown: torch.Tensor, sheets: Sequence[ReadSheet]) -> torch.Tensor:
+    """Cross entropy of the looks, each a mean over its tokens."""
+    loss = torch.zeros(())
+    classes = torch.cat([sheet.looks for sheet in sheets])
+    for head, goal in zip(heads.looks, classes.T, strict=True):
+        each = F.cross_entropy(head(shown), goal, reduction="none", ignore_index=UNTOLD)
+        heavy = torch.where(goal > 0, 1.0, EMPTY) * (goal != UNTOLD)
+        loss = loss + (each * heavy).sum() / heavy.sum().clamp_min(1)
     return loss
+
+
+def place_loss(
+    heads: DenseHeads, shown: torch.Tensor, sheets: Sequence[ReadSheet], numbers: torch.Tensor
+) -> torch.Tensor:
+    """KL, nats, between where a good click on a token's thing falls and what its token says of it.
+
+    A mean over tokens [T, hidden] and both axes; `numbers` [N, hidden] are output rows.
+    """
+    spans = torch.cat([sheet.spans for sheet in sheets])
+    goal = click_distribution(spans.flatten(0, 1))
+    said = heads.places(shown).unflatten(-1, (2, -1)).flatten(0, 1)
+    return F.kl_div(F.log_softmax(said @ numbers.T, dim=-1), goal, reduction="batchmean")
 
 
 def letters_recall(
