@@ -39,6 +39,7 @@ class Share(Message):
     policy_version: Integer | None  # that the weights served are; None if of none
     samples: Count  # of the whole batch
     tokens: Count  # of all their completions
+    looks: bool  # whether each rank scores a pack again with grey screens (train/sight.py)
 
 
 class ScoredTokens(Message):
@@ -57,3 +58,4 @@ class Scored(Message):
     tokens: ScoredTokens
     looked_back: ScoredTokens
     mismatches: list[StepMismatch]
+    sight: Float64s  # nats that grey screens change at most in a pack; empty where nobody looked

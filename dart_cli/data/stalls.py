@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 KINDS = (
     *("gone", "stopped", "silent", "environment", "engine", "permit"),
-    *("update", "model", "data", "tasks", "success", "actions", "invalid", "waits"),
+    *("update", "model", "data", "tasks", "success", "actions", "invalid", "sight", "waits"),
 )
 MODEL_S = 300.0
 """A model may load for so long without being a stall."""
@@ -91,7 +91,7 @@ def diagnose(seen: Snapshot) -> list[StallView]:
     effects = _effects(seen, living, causes)
     tasks = [*_tasks(seen), *_tracked(seen)]
     learning = [*(tasks or _unsuccessful(seen)), *_malformed(seen)]
-    return [*causes, *effects, *learning, *_invalid(seen)]
+    return [*causes, *effects, *learning, *_invalid(seen), *_blind(seen)]
 
 
 _SILENCES = {
@@ -308,6 +308,18 @@ def _invalid(seen: Snapshot) -> Iterator[StallView]:
         f"--task {worst.task_id}` names them; fix the environment, or raise ActionCausedError where the "
         "policy's action breaks it (docs/environments/index.md)",
     )
+
+
+def _blind(seen: Snapshot) -> Iterator[StallView]:
+    """The pictures make no difference to what the model says."""
+    if seen.metrics.get("sees") == 0:
+        yield StallView(
+            kind="sight",
+            who="train",
+            since_s=0.0,
+            text="grey screens change no log-probability: the model does not see. Look at the size, mean and "
+            "deviation in the preprocessor_config.json of its folder and at `dart data show`",
+        )
 
 
 def _is_at_work(seen: Snapshot, process: ProcessView) -> bool:

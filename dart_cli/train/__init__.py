@@ -12,5 +12,6 @@ sharded         the model over several GPUs (FSDP2)
 ranks/          the processes that train one model together
 checkpoints/    where a trainer goes on after its end
 parity          compares engine and trainer on tokens of the same weights; stops the run if they differ
+sight           whether the model sees: what grey screens change
 metric_writer   metrics to TensorBoard and Weights & Biases
 """

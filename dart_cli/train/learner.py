@@ -38,6 +38,7 @@ from dart_cli.train.packs.share import batch_shares, check, pad_of, shares_of
 from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare, step_mismatches
 from dart_cli.train.ranks.group import Found, RankGroup, SingleRank, gathered
 from dart_cli.train.sharded import Gradients, whole
+from dart_cli.train.sight import BLIND, EVERY, sight_of
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 
@@ -105,6 +106,7 @@ class PolicyLearner:
             looked_back_version=version,
             pack_tokens=self._config.pack_tokens,
             ranks=self._rank_group.size,
+            looks=updates_done % EVERY == 0,
         )
 
     def train_on(self, share: Share, began: float | None = None) -> Update:
@@ -128,6 +130,8 @@ class PolicyLearner:
             norm = self._clipped()
             parity, alarm = self._gate.report(found.tokens, found.looked_back, share.policy_version)
             metrics, mismatches = found.stats.metrics() | parity, found.mismatches
+            if found.sight:
+                metrics["sees"] = float(max(found.sight) > BLIND)
             has_low_ess = share.work.batch.reuse > 0 and metrics["ess"] < REPLAY_ESS
             if has_low_ess:
                 note = f"an effective sample size of {metrics['ess']:.3g}, below {REPLAY_ESS:g} (update skipped)"
@@ -155,6 +159,7 @@ class PolicyLearner:
         """Pass over this rank's packs: gradients of their part of the loss, and what they show."""
         total: TokenStats | None = None
         scored: list[tuple[torch.Tensor, Pack]] = []
+        looked_at: tuple[Pack, torch.Tensor] | None = None
         temperature, count = share.work.batch.temperature, len(share.work.packs)
         self._optimizer.zero_grad(set_to_none=True)
         with PackFeed(share.work, share.token_weights, self.model.policy) as packs:
@@ -164,6 +169,8 @@ class PolicyLearner:
                 reference = self.model.reference_logprobs(pack, temperature)
                 scores = self.model.score(pack, temperature)
                 scored.append((scores.logprobs.detach(), _without_screens(pack)))
+                if share.looks and (looked_at is None or not looked_at[0].inputs.images):
+                    looked_at = pack, scores.logprobs.detach()
                 output = self._loss(pack, scores, reference, share.divisor)
                 clock.lap("forward_s")
                 self._gradients.before(is_last=index + 1 == count)
@@ -171,12 +178,14 @@ class PolicyLearner:
                 clock.lap("backward_s")
                 total = output.stats if total is None else total + output.stats
         assert total is not None  # every rank has as many packs, and there is one
+        sight = sight_of(self.model, *looked_at, temperature) if looked_at else ()
         # After the pass: the device is not waited for between packs.
         found = Found(
             total,
             all_of([compare(*each) for each in scored]),
             looked_back,
             [gap for each in scored for gap in step_mismatches(*each)],
+            sight,
         )
         clock.lap("forward_s")
         return found

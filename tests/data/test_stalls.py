@@ -243,6 +243,13 @@ def test_rewards_that_rise_without_a_pass_are_no_stall() -> None:
     assert [each.kind for each in found(own=failing(reward_first=0.2, reward=0.2))] == ["success"]
 
 
+def test_a_model_that_does_not_see_is_reported() -> None:
+    [stall] = found(metrics={"sees": 0.0})
+    assert stall.kind == "sight"
+    assert "preprocessor_config.json" in stall.text
+    assert found(metrics={"sees": 1.0}) == []
+
+
 def test_a_run_that_never_passes_is_reported_once() -> None:
     kinds = [each.kind for each in found(own=failing(), groups=groups(all_fail=TELLING_DROPS))]
     assert kinds == ["tasks"]

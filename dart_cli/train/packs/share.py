@@ -310,6 +310,7 @@ def shares_of(
     looked_back_version: int | None,
     pack_tokens: int,
     ranks: int = 1,
+    looks: bool = False,
 ) -> list[Share]:
     """What each rank does for the update on `batch`; `weights` are of its whole loss.
 
@@ -334,6 +335,7 @@ def shares_of(
             policy_version=policy_version,
             samples=len(batch.samples),
             tokens=completion_tokens(batch, pad),
+            looks=looks,
         )
         for work, other in zip(works, others, strict=True)
     ]

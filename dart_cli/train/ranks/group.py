@@ -74,6 +74,7 @@ class Found:
     tokens: ComparedTokens
     looked_back: ComparedTokens  # scored by weights that were kept for them (parity.py)
     mismatches: list[StepMismatch]
+    sight: tuple[float, ...] = ()  # nats that grey screens change in a rank's pack (sight.py)
 
 
 def gathered(rank_group: RankGroup, mine: Found) -> Found:
@@ -83,6 +84,7 @@ def gathered(rank_group: RankGroup, mine: Found) -> Found:
         tokens=_sent(mine.tokens),
         looked_back=_sent(mine.looked_back),
         mismatches=mine.mismatches,
+        sight=float64s(mine.sight),
     )
     found = [parted(piece, BATCH_LIMITS) for piece in rank_group.gathered(joined(message))]
     ranks = [each for each in found if isinstance(each, Scored)]
@@ -91,6 +93,7 @@ def gathered(rank_group: RankGroup, mine: Found) -> Found:
         tokens=all_of([_received(each.tokens) for each in ranks]),
         looked_back=all_of([_received(each.looked_back) for each in ranks]),
         mismatches=[gap for each in ranks for gap in each.mismatches],
+        sight=tuple(nats for each in ranks for nats in each.sight),
     )
 
 
