@@ -58,4 +58,4 @@ class Scored(Message):
     tokens: ScoredTokens
     looked_back: ScoredTokens
     mismatches: list[StepMismatch]
-    sight: Float64s  # nats that grey screens change at most in a pack; empty where nobody looked
+    sight: Float64s  # the largest change of a log-probability by grey screens, nats; empty without a look

@@ -20,9 +20,7 @@ from tests.apart import KIND, pretend
 from tests.train.test_families import config_of, trial_of
 from tests.weights.sets import publish
 
-pytestmark = pytest.mark.timeout(
-    400
-)  # each operation passes through Python; a busy machine takes long
+pytestmark = pytest.mark.timeout(400)  # every operation passes through Python
 
 Family = Callable[[str], Path]
 
@@ -45,9 +43,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
 
 
-def configured(folder: Path, way: str, device: str) -> Config:
+def configured(folder: Path, way: str) -> Config:
     model, train = WAYS[way]
-    config = config_of(folder, device=device, kl_beta=0.01, **train)
+    config = config_of(folder, device="auto", kl_beta=0.01, **train)
     return config.model_copy(update={"model": config.model.model_copy(update=model)})
 
 
@@ -55,7 +53,7 @@ def configured(folder: Path, way: str, device: str) -> Config:
 def test_the_trainer_learns_and_the_engine_takes_its_weights(
     model_type: str, way: str, family: Family, tmp_path: Path
 ) -> None:
-    config = configured(family(model_type), way, "auto")
+    config = configured(family(model_type), way)
     is_rounded = config.model.dtype == "bfloat16"
     policy = load_policy(config.model.path, config.model.dtype, f"{KIND}:0", lora=config.model.lora)
     engine = TransformersEngine(policy, load_weights=load)
@@ -63,10 +61,11 @@ def test_the_trainer_learns_and_the_engine_takes_its_weights(
     assert {value.device.type for value in policy.model.parameters()} == {KIND}
     close = 0.5 if is_rounded else 1e-4
     batch = trial_of(engine, temperature=0.7)
-    update = learner.update(batch, 1, policy_version=0)
+    update = learner.update(batch, 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_tokens"] == update.metrics["tokens"]
     assert update.metrics["parity_max"] <= close
+    assert update.metrics["sees"] == 1
     learner.update(batch, 2)  # the first step of adapters moves one of the two matrices alone
     published = publish(learner.model.weights(), tmp_path, 1)
     asyncio.run(engine.update_weights(published.path, 1))

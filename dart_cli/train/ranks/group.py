@@ -74,7 +74,9 @@ class Found:
     tokens: ComparedTokens
     looked_back: ComparedTokens  # scored by weights that were kept for them (parity.py)
     mismatches: list[StepMismatch]
-    sight: tuple[float, ...] = ()  # nats that grey screens change in a rank's pack (sight.py)
+    sight: tuple[
+        float, ...
+    ] = ()  # of each rank that looked, what grey screens change, nats (sight.py)
 
 
 def gathered(rank_group: RankGroup, mine: Found) -> Found:
