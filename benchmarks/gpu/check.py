@@ -3,7 +3,7 @@
     scripts/gpu-check [--minutes 9] [--only NAME ...] [--out FILE]
     scripts/gpu-check --device cpu --tiny     # the same code on a small model: a check of the checks
 
-Each check (kernels.py, training.py, serving.py) is a process of its own: one that fails, hangs
+Each check (kernels.py, training.py, serving.py, loop.py) is a process of its own: one that fails, hangs
 or runs out of memory is recorded and the next one starts with an empty GPU. A check that this machine's
 packages cannot run is `missed`, with the reason; torch alone must be there.
 
@@ -81,8 +81,9 @@ def within(module: str, function: str) -> Callable[[Any], dict[str, Any]]:
     return run
 
 
-MODULES = ("benchmarks.gpu.kernels", "benchmarks.gpu.training", "benchmarks.gpu.serving")
-_KERNELS, _TRAINING, _SERVING = MODULES
+_KERNELS, _TRAINING, _SERVING, _LOOP = MODULES = tuple(
+    f"benchmarks.gpu.{name}" for name in ("kernels", "training", "serving", "loop")
+)
 CHECKS = (
     Check("machine", within(_KERNELS, "machine"), 25),
     Check("attention", within(_KERNELS, "attention"), 30),
@@ -94,6 +95,8 @@ CHECKS = (
     Check("publication", within(_SERVING, "publication"), 35),
     Check("tests", within(_KERNELS, "tests"), 30),
     Check("plain_loop", within(_TRAINING, "plain_loop"), 45),
+    Check("quickstart", within(_LOOP, "quickstart"), 90),
+    Check("loop", within(_LOOP, "loop"), 240),
 )
 """The most valuable first: the last ones are left out where the time is over."""
 

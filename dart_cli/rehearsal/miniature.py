@@ -2,6 +2,7 @@
 
     cut_config       a config.json with fewer layers and narrower ones
     write_miniature  the folder, with weights that write actions (writing.py)
+    write_acting     such weights at full size, for a folder that has all else
 
 Kept are what shapes code paths: the class, numbers of heads, patch and merge sizes, the rope's sections in
 proportion, tied or untied embeddings, windows and whole layers of the vision tower, deepstack, the pointer head,
@@ -173,6 +174,20 @@ def write_miniature(
     return writing
 
 
+def write_acting(folder: Path, writing: Writing, dtype: str, device: str) -> None:
+    """Write weights of the sizes in `folder`'s config.json that write what a miniature's do; made on `device`.
+
+    Raises ValueError as `write_into` does.
+    """
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(
+            AutoConfig.from_pretrained(folder, local_files_only=True), dtype=getattr(torch, dtype)
+        )
+    _initialise(model, torch.Generator(device).manual_seed(0))
+    write_into(model, writing, torch.Generator().manual_seed(0))
+    write_model(model, folder, folder, dtype)
+
+
 def _prompt_end(policy: LoadedPolicy, config: Config, screen: tuple[int, int]) -> int:
     """The last token of every prompt."""
     blank = io.BytesIO()
@@ -187,6 +202,8 @@ def _initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
         if parameter.ndim < 2:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
-            noise = torch.randn(parameter.shape, generator=generator)
+            noise = torch.randn(
+                parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype
+            )
             parameter.copy_(noise * (STRENGTH / parameter[0].numel() ** 0.5))
     model.tie_weights()

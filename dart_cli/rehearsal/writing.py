@@ -287,11 +287,12 @@ def write_into(model: Any, writing: Writing, generator: torch.Generator) -> None
     rows.copy_(directions * sizes)
     model.get_output_embeddings().weight.copy_(rows)
     *earlier, last = model.model.language_model.layers
+    context = length / (width * (len(earlier) + 1) / 2) ** 0.5  # what all layers add, as two would
     for linear in (
         *(each.self_attn.o_proj for each in (*earlier, last)),
         *(each.mlp.down_proj for each in earlier),
     ):
-        linear.weight *= length / width**0.5  # context: a fraction of an embedding's length
+        linear.weight *= context  # a fraction of an embedding's length
     mlp = last.mlp
     if len(writing.after) > mlp.gate_proj.weight.shape[0]:
         raise ValueError(f"a chain of {len(writing.after)} tokens needs as many neurons")

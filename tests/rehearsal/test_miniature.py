@@ -14,7 +14,7 @@ from dart_cli.config.schema import Config
 from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map
 from dart_cli.policy.model import load_policy
-from dart_cli.rehearsal.miniature import cut_config, write_miniature
+from dart_cli.rehearsal.miniature import cut_config, write_acting, write_miniature
 from dart_cli.rehearsal.stand_in import PUBLISHED, write_stand_in
 
 SCREEN = (224, 168)
@@ -69,14 +69,32 @@ def test_it_writes_actions_whatever_the_prompt(
     path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": tied}))
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)
     assert writing is not None
-    policy = load_policy(tmp_path / "model", pointing=config.policy.pointing)
+    assert "click" in kinds_written(tmp_path / "model", config, writing.start)
+
+
+def test_the_deepest_model_writes_them_too_in_its_own_type(tmp_path: Path) -> None:
+    """As many layers as a 7B, in bfloat16: what a GPU check plays at the 7B's width."""
+    config = config_of("qwen2_5_vl")
+    write_stand_in(config, tmp_path / "source")
+    writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)
+    assert writing is not None
+    path = tmp_path / "model" / "config.json"
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps(tree | {"num_hidden_layers": 28}))
+    write_acting(tmp_path / "model", writing, "bfloat16", "cpu")
+    assert "click" in kinds_written(tmp_path / "model", config, writing.start, "bfloat16")
+
+
+def kinds_written(folder: Path, config: Config, start: int, dtype: str = "float32") -> set[str]:
+    """The kinds of the actions that a model writes; noise stands before the last token of all prompts."""
+    pointing = config.policy.pointing
+    policy = load_policy(folder, dtype, pointing=pointing)
     codec, generator = make_codec(config.policy.codec), torch.Generator().manual_seed(0)
     coordinates = make_coordinate_map("thousand", *SCREEN, Screens(28, 3136, 2116800))
-    kinds = set()
+    kinds = set[str]()
     for trial in range(8):
-        # Noise in place of a prompt: only its last token is that of all prompts.
         noise = torch.randint(0, 200, (64 * (trial + 1),), generator=generator).tolist()
-        tokens = [*noise, writing.start]
+        tokens = [*noise, start]
         drawn: list[int] = []
         while not drawn or drawn[-1] not in policy.end_token_ids:
             if policy.pointer is not None and pointing == "pointer":
@@ -95,5 +113,5 @@ def test_it_writes_actions_whatever_the_prompt(
             kinds.add("click")
             continue
         kinds.add(codec.parse(text, coordinates).kind)
-    assert "click" in kinds
     assert kinds <= {"click", "done"}
+    return kinds

@@ -1,0 +1,222 @@
+"""The checks of scripts/gpu-check that play whole runs: environments, rollout worker, data and trainer on one GPU.
+
+loop         a whole 7B with adapters: it plays, is updated, published and served again
+quickstart   configs/quickstart.toml for a while: the small model learns as on a CPU
+
+The 7B's weights are drawn, and write clicks (dart_cli/rehearsal/writing.py). As in a rehearsal, an episode's
+verdict is a coin's. Everything else is the run that a person starts with `dart up`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.gpu.settings import ROOT, BrokenError, Found, Settings
+
+UPDATES = 3
+LOOP_S, QUICKSTART_S = 190.0, 75.0
+"""How long a run may take; what it left by then is told."""
+NAME = "UI-TARS-1.5-7B"
+
+
+def loop(settings: Settings) -> Found:
+    """Three updates of adapters on every layer, with the parity gate at each."""
+    shutil.rmtree(settings.scratch / "shards", ignore_errors=True)  # the memory is needed
+    began = time.monotonic()
+    config = _written(settings)
+    found: Found = {"seconds_to_make_the_model": round(time.monotonic() - began, 1)}
+    found |= _played(config, [], LOOP_S)
+    if found["updates"] < UPDATES:
+        raise BrokenError(f"{found['updates']} of {UPDATES} updates: {found['end']}", found)
+    return found
+
+
+def quickstart(settings: Settings) -> Found:
+    """The README's first run on this device, ended early."""
+    run = settings.scratch / "quickstart"
+    sets = [
+        f"run.dir={json.dumps(str(run))}",
+        f"rollout.device={settings.device}",
+        f"train.device={settings.device}",
+        f"train.max_minutes={0.4 if settings.tiny else 0.8}",
+        "eval.around=false",
+    ]
+    found = _played(ROOT / "configs/quickstart.toml", sets, QUICKSTART_S)
+    if not found["updates"]:
+        raise BrokenError(f"no update was made: {found['end']}", found)
+    return found
+
+
+def _written(settings: Settings) -> Path:
+    """The configuration, its model folder and its suite."""
+    from dart_cli.config.load import load_config
+    from dart_cli.config.model_folder import read_json
+    from dart_cli.rehearsal.coin import suite_file
+    from dart_cli.rehearsal.miniature import write_acting, write_miniature
+    from dart_cli.rehearsal.stand_in import write_stand_in
+
+    width, height = (224, 168) if settings.tiny else settings.size.screen
+    folder = settings.scratch / "acting" / NAME
+    small = settings.scratch / "miniature" / NAME
+    for each in (folder, small):
+        each.parent.mkdir()
+    path = settings.scratch / "loop.toml"
+    text = f"""
+[run]
+dir = "{settings.scratch / "loop"}"
+[model]
+path = "{small if settings.tiny else folder}"
+dtype = "bfloat16"
+freeze_vision = true
+lora = {{ rank = {4 if settings.tiny else 32} }}
+[policy]
+codec = "uitars"
+coordinates = "resized"
+history_images = 3
+history_turns = 35
+family = "ui-tars-1.5"
+[env]
+suite = {json.dumps(suite_file(settings.scratch, "mini"))}
+slots = 16
+options = {{ size = "{width}x{height}" }}
+[rollout]
+engine = "transformers"
+max_tokens = 64
+max_batch = 16
+device = "{settings.device}"
+[data]
+group_size = 4
+groups_per_batch = 2
+max_open_groups = 8
+[train]
+device = "{settings.device}"
+recompute = "layer"
+pack_tokens = {settings.size.pack_tokens}
+updates = {UPDATES}
+lr = 1e-5
+parity_every = 1
+checkpoint_every = {UPDATES}
+[eval]
+around = false
+"""
+    path.write_text(text, encoding="utf-8")
+    config = load_config(path)
+    write_stand_in(config, folder)
+    writing = write_miniature(folder, small, config, (width, height))
+    if writing is None:
+        raise BrokenError("the model writes no actions", {})
+    if not settings.tiny:
+        tree = read_json(folder, "config.json") | {"vocab_size": settings.size.text["vocab_size"]}
+        (folder / "config.json").write_text(json.dumps(tree), encoding="utf-8")
+        write_acting(folder, writing, "bfloat16", settings.device)
+        _free(settings.device)
+    return path
+
+
+def _free(device: str) -> None:
+    """Leave the GPU's memory to the processes of the run."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def _played(config: Path, sets: Sequence[str], seconds: float) -> Found:
+    """`dart up` for at most `seconds`; what its run directory tells."""
+    from dart_cli.config.load import load_config
+
+    options = [part for each in sets for part in ("--set", each)]
+    command = [sys.executable, "-m", "dart_cli", "up", str(config), *options]
+    log = load_config(config, list(sets)).run.dir.with_suffix(".log")
+    began = time.monotonic()
+    with log.open("wb") as out:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
+        try:
+            end = f"`dart up` ended with {child.wait(seconds)}"
+        except subprocess.TimeoutExpired:
+            end = f"not over after {seconds:.0f} s"
+            child.terminate()
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found: Found = {
+        "end": end,
+        "seconds": round(time.monotonic() - began, 1),
+        "last_lines": lines[-12:],
+    }
+    return found | _told(load_config(config, list(sets)).run.dir)
+
+
+def _told(run: Path) -> Found:
+    """Counts and times of a run's database."""
+    from bus.errors import DartError
+    from dart_cli.data.store.open import open_reader
+
+    try:
+        reader = open_reader(run)
+    except DartError as error:
+        return {"updates": 0, "run": str(error)}
+    with reader:
+        rows = [each for each in reader.trajectories() if each.outcome is not None]
+        steps = [step for each in rows for step in reader.steps(each.id)]
+        curves: dict[str, list[float]] = {}
+        for point in reader.metrics():
+            curves.setdefault(point.name, []).append(point.value)
+        syncs, versions = reader.syncs(), reader.versions()
+        updates = sum(batch.state == "trained" for batch in reader.batches())
+    half = len(rows) // 2
+    return {
+        "updates": updates,
+        "episodes": len(rows),
+        "malformed": sum(each.stop_reason == "malformed" for each in rows),
+        "steps": len(steps),
+        "tokens_of_prompts": sum(len(each.prompt_token_ids) for each in steps),
+        "tokens_sampled": sum(len(each.sampled.token_ids) for each in steps),
+        "model_s_of_a_step": _mean(each.model_s for each in steps),
+        "env_s_of_a_step": _mean(each.env_s for each in steps),
+        "success_by_halves": [
+            _mean(each.outcome == "pass" for each in part) for part in (rows[:half], rows[half:])
+        ],
+        "versions": len(versions),
+        "published_at_s": [round(v.published_at - versions[0].published_at, 1) for v in versions][
+            :8
+        ],
+        "syncs": [
+            {
+                "waited_s": s.waited_s,
+                "transfer_s": s.transfer_s,
+                "pause_s": s.pause_s,
+                "error": s.error,
+            }
+            for s in syncs[:4]
+        ],
+        "metrics": _rounded(curves),
+    }
+
+
+def _mean(values: Any) -> float | None:
+    listed = list(values)
+    return round(mean(listed), 3) if listed else None
+
+
+def _rounded(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The first values of each metric of times, memory and parity, and the last."""
+    kept = ("_s", "parity", "loss", "tokens", "memory", "_gb", "kl", "sees", "mfu")
+    return {
+        name: [float(f"{value:.4g}") for value in (*values[:3], *values[3:][-1:])]
+        for name, values in curves.items()
+        if any(part in name for part in kept)
+    }
