@@ -192,6 +192,7 @@ def tests(settings: Settings) -> Found:
         if re.search(r"marks?\b.*\bgpu\b|mark\.gpu\b", path.read_text(encoding="utf-8"))
     )
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "no:benchmark"]  # that plugin's warnings are errors here
     command += ["--timeout=60", "-rs", "--continue-on-collection-errors"]
     on_gpu = settings.device.startswith("cuda")
     command += files if on_gpu else ["--collect-only", *files]

@@ -41,6 +41,7 @@ class Settings:
     device: str
     tiny: bool
     scratch: Path
+    seconds: float = 3600.0  # that the check may take
 
     @property
     def size(self) -> Size:

@@ -10,6 +10,7 @@
     rng_state, set_rng_state its generator
     backend, nccl_group      collectives between GPUs
     takes_packs, packed_attention   its kernel for packs
+    use_any_length           no plan is made for each length of a sequence
 
 The functions of this module are the lines of dart that need a GPU: docs/hardware.md lists them.
 `torch.accelerator` would also take GPUs that dart has never met (Apple's).
@@ -204,6 +205,15 @@ def packed_attention(
         query, key, value, query_ends, key_ends, *longest, window_size=sides, **extra
     )
     return result
+
+
+def use_any_length() -> None:
+    """Let `scaled_dot_product_attention` do without cuDNN, in this process.
+
+    From torch 2.9 on it is the first choice on newer GPUs, and makes a plan for each shape that it has not
+    seen: half a second at each token that is sampled, on an H100 with torch 2.11.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @cache

@@ -191,6 +191,7 @@ def use_packed(model: PreTrainedModel) -> None:
     """Let the language layers of `model` take packs; padded batches attend as with `sdpa`."""
     inner: Any = model.model
     inner.language_model.config._attn_implementation = PACKED  # noqa: SLF001 (no public setter)
+    accelerator.use_any_length()
 
 
 def check_packed(model: PreTrainedModel) -> None:

@@ -7,7 +7,10 @@ import inspect
 import re
 from pathlib import Path
 
+import torch
+
 from dart_cli.policy import accelerator
+from dart_cli.policy.model import load_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 ITSELF = "dart_cli/policy/accelerator.py"
@@ -59,3 +62,9 @@ def test_the_page_on_hardware_lists_its_functions() -> None:
     section = page.partition("## What needs a GPU")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([a-z_]+)`", section))
     assert named == {name for name in own if not name.startswith("_")}
+
+
+def test_a_loaded_model_makes_no_plan_for_each_length() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_policy("builtin:tiny")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

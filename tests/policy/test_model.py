@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoImageProcessor,
     AutoModelForImageTextToText,
@@ -25,7 +27,13 @@ from transformers import (
 
 from bus.errors import ModelError
 from bus.messages import Turn
-from dart_cli.policy.forward import collate, image_features, logits, rope_positions
+from dart_cli.policy.forward import (
+    BATCHED_VISION,
+    collate,
+    image_features,
+    logits,
+    rope_positions,
+)
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
 from scripts import tiny_model as tiny
@@ -186,6 +194,36 @@ def test_images_of_different_size_do_not_see_each_other(qwen3: Path) -> None:
         for image, embed in zip(images, together, strict=True):
             alone = image_features(policy.model, [image]).embeds[0]
             torch.testing.assert_close(embed, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [4, 2, 4, 1, 2, 4], [2, 2, 5], [7]])
+def test_windows_of_any_lengths_attend_as_each_alone(lengths: list[int]) -> None:
+    """Values and gradients, in float64, against a softmax written out for each window."""
+    draw = torch.Generator().manual_seed(sum(lengths))
+    heads, width = 2, 3
+    ends = [0, *accumulate(lengths)]
+    parts = [
+        torch.randn(1, heads, ends[-1], width, generator=draw, dtype=torch.float64)
+        for _ in range(3)
+    ]
+    ours, theirs = ([part.clone().requires_grad_() for part in parts] for _ in range(2))
+    attend: Any = AttentionInterface()[BATCHED_VISION]
+    found, _ = attend(None, *ours, None, scaling=0.5, cu_seq_lens_q=torch.tensor(ends))
+    expected = torch.cat(
+        [
+            torch.softmax(0.5 * q @ k.transpose(2, 3), -1) @ v
+            for q, k, v in (
+                [part[:, :, begin:end] for part in theirs] for begin, end in pairwise(ends)
+            )
+        ],
+        dim=2,
+    ).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    for out in (found, expected):
+        (out * weight).sum().backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_placeholders_and_images_must_agree(qwen3: Path) -> None:
