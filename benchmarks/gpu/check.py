@@ -87,17 +87,17 @@ _KERNELS, _TRAINING, _SERVING, _LOOP = MODULES = tuple(
     f"benchmarks.gpu.{name}" for name in ("kernels", "training", "serving", "loop")
 )
 CHECKS = (
-    Check("machine", within(_KERNELS, "machine"), 10),
-    Check("attention", within(_KERNELS, "attention"), 10),
-    Check("model", within(_TRAINING, "model"), 35, is_needed=True),
-    Check("update", within(_TRAINING, "update"), 65),
-    Check("one_by_one", within(_TRAINING, "one_by_one"), 35),
-    Check("parity", within(_SERVING, "parity"), 25),
-    Check("lora", within(_TRAINING, "lora"), 35),
-    Check("publication", within(_SERVING, "publication"), 30),
-    Check("tests", within(_KERNELS, "tests"), 50),
-    Check("plain_loop", within(_TRAINING, "plain_loop"), 30),
-    Check("loop", within(_LOOP, "loop"), 140),
+    Check("machine", within(_KERNELS, "machine"), 8),
+    Check("attention", within(_KERNELS, "attention"), 8),
+    Check("model", within(_TRAINING, "model"), 25, is_needed=True),
+    Check("update", within(_TRAINING, "update"), 55),
+    Check("one_by_one", within(_TRAINING, "one_by_one"), 55),
+    Check("parity", within(_SERVING, "parity"), 15),
+    Check("lora", within(_TRAINING, "lora"), 55),
+    Check("publication", within(_SERVING, "publication"), 35),
+    Check("tests", within(_KERNELS, "tests"), 60),
+    Check("plain_loop", within(_TRAINING, "plain_loop"), 40),
+    Check("loop", within(_LOOP, "loop"), 105),
 )
 """The most valuable first: the last ones are left out where the time is over. `loop` takes the model's memory."""
 

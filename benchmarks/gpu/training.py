@@ -42,7 +42,7 @@ from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.policy.accelerator import use_any_length
 
-PLAIN = 4
+PLAIN = 6
 BF16_GRADIENT = 0.1
 """Largest relative difference of a gradient, packs against samples alone, both in bfloat16."""
 
