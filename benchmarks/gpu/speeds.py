@@ -7,7 +7,7 @@ Work                 the floating-point operations and tokens of one update
 work_of              of a model's shape and an episode's tokens
 update_seconds, rollout_seconds   each with the assumptions below
 
-Nothing here was measured on a GPU (docs/hardware.md).
+Of these, MFU alone was measured on a GPU: 0.43 of an H100 in the layers of a 7B (docs/hardware.md).
 """
 
 from __future__ import annotations
