@@ -43,6 +43,7 @@ from dart_cli.config.schema import Config
 from dart_cli.policy.accelerator import use_any_length
 
 PLAIN = 6
+"""Of so many samples the plain loop trains on one."""
 BF16_GRADIENT = 0.1
 """Largest relative difference of a gradient, packs against samples alone, both in bfloat16."""
 
@@ -328,7 +329,7 @@ def one_by_one(settings: Settings) -> Found:
 def plain_loop(settings: Settings) -> Found:
     """What one would write with transformers: a sample at a time, its loss, AdamW in bfloat16.
 
-    Every `PLAIN`th sample; without cuDNN's attention, which would make a plan for each of their lengths.
+    Without cuDNN's attention, which would make a plan for each of their lengths.
     """
     from transformers import AutoModelForImageTextToText
 

@@ -174,6 +174,7 @@ def test_what_the_time_does_not_suffice_for_is_listed_and_has_not_failed(
 HANGING = """
 import ctypes, multiprocessing.connection, os, pathlib, signal, sys, threading, time
 from benchmarks.gpu.check import Check, Run
+from benchmarks.gpu.settings import Settings
 scratch, how = pathlib.Path(sys.argv[1]), sys.argv[2]
 
 def waits(_):
@@ -195,9 +196,11 @@ def hangs_in_c(_receiver, _seconds):
 if how == "interpreter":
     multiprocessing.connection.Connection.poll = hangs_in_c
 checks = [Check(name, waits, 600) for name in ("waits", "later")]
-run = Run(checks, scratch / "gpu.json", scratch / "files", time.monotonic(), 2000)
+files = scratch / "files"
+files.mkdir()
+run = Run(checks, scratch / "gpu.json", files, time.monotonic(), 2000)
 run.watch()
-run.all(None)
+run.all(Settings("cpu", True, files))
 """
 
 
