@@ -1,0 +1,85 @@
+"""The configurations that we recommend, rehearsed: `dart up CONFIG --rehearse`, each with two processes of a kind.
+
+    python benchmarks/exactness/rehearsals.py [NAME ...] [--set KEY=VALUE ...]
+
+    ui-tars-7b    configs/ui-tars-7b.toml at 1280x720
+    lora          the same with adapters of rank 32, at 640x360
+    pointer       the same with a pointer head, at 640x360
+    osworld       configs/osworld.toml; suite `mini` in the place of its virtual machines, at 640x360
+
+A name's figures are the rehearsal's last line (docs/rehearsal.md) and what was set. Those of names that are not
+asked for stay as they were. The limit is five minutes on two cores that nothing else uses. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
+SMALL = 'env.options={size="640x360"}'
+CASES = {
+    "ui-tars-7b": ("ui-tars-7b.toml", ['env.options={size="1280x720"}']),
+    "lora": ("ui-tars-7b.toml", [SMALL, "model.lora={rank=32}"]),
+    "pointer": ("ui-tars-7b.toml", [SMALL, 'policy.pointing="pointer"']),
+    "osworld": ("osworld.toml", ['env.suite="mini"', SMALL]),
+}
+
+
+def rehearsed(name: str, more: list[str]) -> dict[str, Any]:
+    """One rehearsal's last line, and what was set."""
+    config, sets = CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        given = [*sets, *more]
+        command = [
+            sys.executable,
+            "-m",
+            "dart_cli",
+            "up",
+            str(ROOT / "configs" / config),
+            "--rehearse",
+        ]
+        for each in [f"run.dir={json.dumps(str(Path(folder) / 'run'))}", *given]:
+            command += ["--set", each]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    lines = done.stdout.splitlines()
+    if done.returncode == 2 or not lines:
+        raise SystemExit(f"{name}: {done.stdout[-2000:]}")
+    return {"config": config, "set": given, **json.loads(lines[-1])}
+
+
+def main() -> int:
+    """Rehearse, write the results after each; 1 where a part of one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(CASES), metavar="NAME")
+    parser.add_argument("--set", action="append", default=[], help="passed to every rehearsal")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - CASES.keys():
+        parser.error(
+            f"no such rehearsal: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}"
+        )
+    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in asked.names:
+        found[name] = rehearsed(name, asked.set)
+        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    told = {name: found[name] for name in asked.names}
+    print(json.dumps({"benchmark": "rehearsals"} | told))
+    return int(any(each["failed"] for each in told.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
