@@ -239,8 +239,9 @@ def _twelve(found: Mapping[str, Any]) -> list[str]:
         means = [_number(arms[arm]["mean_after"]) for arm in named]
         rows.append(["**mean**", "", _number(arms[named[0]]["mean_before"]), *means])
         seeds = len(arms[named[0]]["seeds"])
+        told = " (`flat`: at rate 0)" if "flat" in named else ""
         lines += [
-            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)} (`flat`: at rate 0):",
+            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)}{told}:",
             "",
             *_table(rows),
         ]
