@@ -200,7 +200,8 @@ class Run:
     def write(self) -> None:
         """The report so far."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(self.report(), indent=1) + "\n")
+        text = json.dumps(self.report(), indent=1)
+        self.out.write_text(text.replace(str(self.scratch), "SCRATCH") + "\n")
 
     def report(self) -> dict[str, Any]:
         """All of it, for the file; a check that has not begun is left out."""

@@ -210,8 +210,8 @@ def packed_attention(
 def use_any_length() -> None:
     """Let `scaled_dot_product_attention` do without cuDNN, in this process.
 
-    Torch 2.11 takes it first on an H100, and it plans anew for each shape that it has not seen: with each
-    token that is sampled. That took longer than all else (docs/log.md, 2026-11-27).
+    It makes a plan for each shape that it has not seen, so for each token that is sampled (docs/log.md,
+    2026-11-27: the first GPU).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -326,7 +326,7 @@ def _by_length(starts: list[int]) -> tuple[torch.Tensor | None, list[tuple[int, 
     lengths = [end - start for start, end in pairwise(starts)]
     counts = Counter(lengths)
     groups = [(count, length) for length, count in counts.items()]
-    if lengths == [length for count, length in groups for length in [length] * count]:
+    if lengths == [length for count, length in groups for _ in range(count)]:
         return None, groups
     first = torch.tensor(starts[:-1])
     each = torch.tensor(lengths)

@@ -20,9 +20,12 @@ from dart_cli.data.loading import chained
 from dart_cli.data.store.open import open_reader
 from dart_cli.policy.model import weight_tensors
 from dart_cli.train.model import TrainModel
-from dart_cli.train.parity import LIMITS, limit_of, rescore
+from dart_cli.train.parity import limit_of, rescore
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import newest_version
+
+MERGED = 0.01
+"""Nats by which the mean may differ where adapters were merged, which rounds them to bfloat16: 0.002 was seen."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ def compare(config: Config, exported: Path) -> Compared:
             mine[name].copy_(tensor)
     before = rescore(ours, batch, config.train.pack_tokens)
     gaps = np.abs(after.trainer - before.trainer)
-    # Adapters are merged and then rounded to the weights' type; other exports are bit for bit.
-    limit = LIMITS[getattr(torch, config.model.dtype)] if config.model.lora else limit_of(ours)
+    limit = MERGED if config.model.lora else limit_of(ours)
     return Compared(int(gaps.size), float(gaps.mean()), float(gaps.max()), limit)
 
 
