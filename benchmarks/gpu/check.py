@@ -200,8 +200,11 @@ class Run:
     def write(self) -> None:
         """The report so far."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.report(), indent=1)
-        self.out.write_text(text.replace(str(self.scratch), "SCRATCH") + "\n")
+        self.out.write_text(self.told(self.report(), indent=1) + "\n")
+
+    def told(self, report: dict[str, Any], indent: int | None = None) -> str:
+        """A report as JSON, without the name of this machine's scratch folder."""
+        return json.dumps(report, indent=indent).replace(str(self.scratch), "SCRATCH")
 
     def report(self) -> dict[str, Any]:
         """All of it, for the file; a check that has not begun is left out."""
@@ -234,7 +237,7 @@ class Run:
         report = self.report()
         if report["left_out"]:
             print(f"left out: {', '.join(report['left_out'])}")
-        print(json.dumps(report), flush=True)
+        print(self.told(report), flush=True)
         return int(bool(report["failed"]))
 
     def watch(self) -> None:
