@@ -1,9 +1,7 @@
-"""Exploring applications: Q-ICRL against random, counting and recency, at the same budget; what tuning on it gives.
+"""Exploring applications: Q-ICRL against random, counting and recency, at the same budget.
 
     python benchmarks/learning/explore.py [--groups embedded miniwob desktop] [--apps settings files ...] [--seeds 3]
-        [--parts screens adapt rl] [--work runs/bench-explore] [--out benchmarks/results/explore.json]
-
-Part `screens`, the default:
+        [--out benchmarks/results/explore.json]
 
 screens   distinct screens when the budget is used up, mean over seeds; `mean_screens` is the mean of the curve
           of distinct screens against steps, so that finding them earlier counts
@@ -15,25 +13,7 @@ The baselines run in the same call: `random` takes anything that the screen offe
 there, `recency` what was not among the newest 20 steps. All leave alone what the deny list names, none asks a
 model. Episodes go back to the start every 40 steps. `ahead` is the share of pairs (application, seed) in which
 Q-ICRL found more screens than `random`, ties counted half. An application that is not installed here is left out.
-
-Parts `adapt` and `rl` (benchmarks/learning/adaptation.py), for those of --apps that are in suite apps:
-
-hit_before              hit@1 of the base, which never saw the application, on screens that are held out of all
-                        training; they come from longer explorations of their own
-hit_after               tuned on rows of the application explored by Q-ICRL, for --seconds of CPU
-hit_after_random_data   the same with rows explored at random: equal steps, equal rows, equal seconds
-hit_after_all           with all rows by Q-ICRL, in equal seconds
-adaptation              these by kind of query; on another application's held-out screens (`other`); and on suite
-                        mini, which the tiny model was trained on (`known`)
-rl_success_after        success on the application's own tasks after reinforcement learning from the tuned model;
-                        rl_success_after_untuned from the base, rl_success_before without any from the tuned model;
-                        rl_tasks_*: from the tuned model on tasks that were made of the exploration, success on
-                        these before and after, and after it on the application's own (`own`). The curves are in
-                        `adaptation_cells`. With --demonstrations N all of these first learn from N of the oracle's
-                        trajectories of each of the application's tasks
-
-`chance` of a cell is a click anywhere; the limit is 1. Cells are kept in --work and not measured again. The last line
-is one JSON object; None is not measured.
+What a model gains by it: explore_effect.py. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -51,9 +31,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.learning.adaptation import ARMS as ADAPTED
-from benchmarks.learning.adaptation import RL, Adaptation, Place, play, summarize
-from benchmarks.learning.study import Cell, Result, ResultCache, play_missing
 from bus.errors import DartError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.explore.choosing import deny_list
@@ -66,7 +43,6 @@ from envs.registry import check_parts, select_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = ("q", "random", "count", "recency")
-PARTS = ("screens", "adapt", "rl")
 BACK_EVERY = 40
 
 
@@ -186,45 +162,8 @@ def means_of(applications: dict[str, Any]) -> dict[str, Any]:
     return told | {"ahead": round(fmean(pairs), 3)}
 
 
-def adapted(asked: argparse.Namespace) -> dict[str, Any]:
-    """Parts `adapt` and `rl`: plays what is missing."""
-    places = {
-        name: Place(name, app.suite, app.tasks)
-        for name, app in APPLICATIONS.items()
-        if app.suite == "apps"
-    }
-    names = list(places)
-    arms = [*(ADAPTED if "adapt" in asked.parts else ()), *(RL if "rl" in asked.parts else ())]
-    found: dict[str, dict[Cell, Result]] = {}
-    for name in names:
-        if asked.apps and name not in asked.apps:
-            continue
-        study = Adaptation(
-            ROOT,
-            asked.work,
-            places[name],
-            places[names[(names.index(name) + 1) % len(names)]],
-            steps=asked.steps,
-            test_steps=2 * asked.steps,
-            seconds=asked.seconds,
-            base_seconds=asked.base_seconds,
-            demonstrations=asked.demonstrations,
-            demonstration_seconds=asked.demonstration_seconds,
-            trajectories=asked.trajectories,
-            episodes=asked.episodes,
-            sets=tuple(asked.set),
-        )
-        found[name] = play_missing(
-            [Cell(arm, seed) for seed in range(asked.seeds) for arm in arms],
-            ResultCache(study.folder("cells"), study.settings),
-            lambda cell, study=study: play(study, cell),  # type: ignore[misc]
-            tell=lambda text: print(text, flush=True),
-        )
-    return summarize(found)
-
-
 def screens(asked: argparse.Namespace) -> dict[str, Any]:
-    """Part `screens`."""
+    """What each arm found in the applications that are installed."""
     applications: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name, app in APPLICATIONS.items():
@@ -242,38 +181,16 @@ def screens(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the chosen parts; the last line is JSON."""
+    """Explore; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     groups = sorted({app.group for app in APPLICATIONS.values()})
     parser.add_argument("--groups", nargs="+", choices=groups, default=groups)
     parser.add_argument("--apps", nargs="+", choices=list(APPLICATIONS), default=[])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["screens"])
-    parser.add_argument("--work", type=Path, default=Path("runs/bench-explore"))
-    parser.add_argument("--steps", type=int, default=200, help="adapt: of an arm's exploration")
-    parser.add_argument("--seconds", type=float, default=60.0, help="adapt: CPU, of tuning")
-    parser.add_argument(
-        "--base-seconds", type=float, default=0.0, help="adapt: on the other application first"
-    )
-    parser.add_argument(
-        "--demonstrations", type=int, default=0, help="rl: of each task of the application first"
-    )
-    parser.add_argument(
-        "--demonstration-seconds", type=float, default=60.0, help="rl: CPU, of learning from them"
-    )
-    parser.add_argument("--trajectories", type=int, default=3008, help="rl: of a run")
-    parser.add_argument("--episodes", type=int, default=120, help="rl: of each of its points")
-    parser.add_argument("--set", action="append", default=[], help="of every training, KEY=VALUE")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    result = {"benchmark": "explore", "seeds": asked.seeds, "back_every": BACK_EVERY}
-    if "screens" in asked.parts:
-        result |= screens(asked)
-    if set(asked.parts) & {"adapt", "rl"}:
-        try:
-            result |= adapted(asked)
-        except DartError as error:
-            raise SystemExit(f"error: {error}") from None
+    told = {"benchmark": "explore", "seeds": asked.seeds, "back_every": BACK_EVERY}
+    result = told | screens(asked)
     if asked.out is not None:
         asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

@@ -6,7 +6,7 @@
 An instance is one task's start at one seed (`dart explore --first-seed`). In each, all choosers explore for the same
 number of steps, all their rows are learned (no caps) with equally many updates from the same model, and the tuned models
 answer the same questions: from the union of explorations by all choosers, longer and with other draws, at most 8 a
-screen, phrased otherwise than the rows. Settings (PROTOCOL) are not fixed yet: `centre` is kept for that.
+screen, phrased otherwise than the rows. Settings (PROTOCOL) were fixed on a fourth, `centre`, before these were looked at.
 
 hit_CHOOSER, hit_untuned   hit@1, mean over questions of a screen, then screens, then instances
 interval                   95 %, by drawing instances with replacement; None for one instance
