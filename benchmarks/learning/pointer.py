@@ -20,8 +20,8 @@ hit@1 on the size that was trained (`test`), and on sizes that never were, large
 (`test_layout`). The limit of a hit rate is 1; a click anywhere hits `chance`.
 
     acts-text, acts-pointer    the base learns to act from the oracle's episodes of configs/quickstart.toml, the same ones
-                               with numbers and with pointers, for --act-seconds of CPU; acts-pointer-quarter for a
-                               quarter of them; held-out success, sampled
+                               with numbers and with pointers, for --act-seconds of CPU; acts-pointer-quarter and -half
+                               for a part of them; held-out success, sampled
     rl-text, rl-pointer        reinforcement learning on the same tasks from `acts-text`, and from the pointer folder
                                whose success is nearest to it; success sampled and greedy (by the centre of regions)
     rl-text-grounded, rl-pointer-grounded   the same from `text`, and from the pointer folder whose hit@1 on `test` is
@@ -77,7 +77,12 @@ POINTERS = ("pointer", "pointer-more", "pointer-half", "pointer-fifth")
 GROUNDING = ("base", "text", *POINTERS, "lite", *VERIFIERS)
 SHARES = {"pointer-more": 2.0, "pointer-half": 0.5, "pointer-fifth": 0.2}
 """Of --seconds; of all others 1."""
-ACTING = {"acts-text": 1.0, "acts-pointer-quarter": 0.25, "acts-pointer": 1.0}
+ACTING = {
+    "acts-text": 1.0,
+    "acts-pointer-quarter": 0.25,
+    "acts-pointer-half": 0.5,
+    "acts-pointer": 1.0,
+}
 """Share of --act-seconds of each."""
 RL = ("rl-text", "rl-pointer")
 GROUNDED = ("rl-text-grounded", "rl-pointer-grounded")
