@@ -50,7 +50,7 @@ def pytest_configure() -> None:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One of tests/devices.py; the pretended one stands for the GPU while the test runs."""
     if request.param == "apart":
-        from tests.apart import pretend  # it takes torch's place for a backend of others
+        from tests.apart import pretend  # it loads torch
 
         pretend(monkeypatch)
     found: str = request.param

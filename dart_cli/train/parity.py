@@ -115,18 +115,18 @@ def step_mismatches(proximal: torch.Tensor, pack: Pack) -> list[StepMismatch]:
 
     Over the tokens that were drawn. A gap that is not finite is left out: the update says what is wrong there.
     """
-    gaps = proximal.double().cpu() - pack.behaviour_logprobs
-    drawn = torch.split(pack.drawn, pack.lengths)
-    pieces = [gap[own] for gap, own in zip(torch.split(gaps, pack.lengths), drawn, strict=True)]
+    count = len(pack.samples)
+    drawn = pack.drawn.numpy()
+    gaps = (proximal.double().cpu() - pack.behaviour_logprobs).numpy()[drawn]
+    of = np.repeat(np.arange(count), pack.lengths)[drawn]  # whose token each is
+    largest = np.zeros(count)
+    np.maximum.at(largest, of, np.abs(gaps))
+    with np.errstate(invalid="ignore"):  # a sample without such a token has no mean
+        means = np.bincount(of, weights=gaps, minlength=count) / np.bincount(of, minlength=count)
     return [
-        StepMismatch(
-            trajectory_id=sample.trajectory_id,
-            step=sample.step,
-            mean=mean,
-            largest=piece.abs().max().item(),
-        )
-        for sample, piece in zip(pack.samples, pieces, strict=True)
-        if sample.behaviour_logprobs and isfinite(mean := piece.mean().item())
+        StepMismatch(trajectory_id=sample.trajectory_id, step=sample.step, mean=mean, largest=most)
+        for sample, mean, most in zip(pack.samples, means.tolist(), largest.tolist(), strict=True)
+        if sample.behaviour_logprobs and isfinite(mean)
     ]
 
 
