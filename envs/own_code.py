@@ -19,8 +19,8 @@ from types import ModuleType
 from bus.errors import TaskError
 
 
-def load_own(what: str, name: str, path: str, *, once: bool = False) -> object:
-    """The object at `path`, made first where it is a class.
+def load_own(what: str, name: str, path: str, *, once: bool = False, made: bool = True) -> object:
+    """The object at `path`, made first where it is a class, unless `made` is false.
 
     A file's path is relative to the current folder, where modules are found, too.
     `what` and `name` are for errors, e.g. suite, codec and how the user called it. `once`: the file
@@ -35,7 +35,7 @@ def load_own(what: str, name: str, path: str, *, once: bool = False) -> object:
         )
     value: object = getattr(module, attribute)
     try:
-        return value() if isinstance(value, type) else value
+        return value() if made and isinstance(value, type) else value
     except (Exception, SystemExit) as error:
         raise TaskError(f"{what} {name}: {attribute}() failed: {_one_line(error)}") from error
 

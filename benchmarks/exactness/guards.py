@@ -91,17 +91,12 @@ class TimedLearner(module.PolicyLearner):
         return done
 
 
-def timed_learner(config: Config) -> TimedLearner:
-    """What `train.learner` names."""
-    return TimedLearner(config)
-
-
 def measured(config: str, updates: int, sets: list[str]) -> dict[str, Any]:
     """The trainer's seconds in a run of so many updates."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         given = [f"run.dir={run}", f"train.updates={updates}", "eval.around=false"]
-        given += ["train.learner=benchmarks.exactness.guards:timed_learner", *sets]
+        given += ["train.learner=benchmarks.exactness.guards:TimedLearner", *sets]
         call([*dart("up", config), *overrides(given)], LOG, ROOT)
         told = json.loads((run / TIMES).read_text(encoding="utf-8"))
     seconds, calls = told["seconds"], told["calls"]

@@ -87,10 +87,10 @@ VLLM_OWN = (
 
 
 def own_maker(key: OwnKey, name: str) -> Callable[[Config], object]:
-    """What `module:MyEngine` names, called with the configuration. Raises ConfigError."""
+    """What `module:MyEngine` names, a class or a function that takes the configuration. Raises ConfigError."""
     what, returned = _OWN[key]
     try:
-        maker = load_own(what, name, name)
+        maker = load_own(what, name, name, made=False)
     except TaskError as error:
         raise ConfigError(f"{key} cannot be used: {error}") from error
     if not callable(maker):

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from bus.errors import ConfigError
+from dart_cli.config.devices import made_by_own
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import OWN_ENGINE, VLLM
 from dart_cli.config.schema import Config
@@ -57,7 +59,7 @@ def test_a_vllm_of_another_minor_version_is_refused_with_the_cure(
 @pytest.mark.parametrize(
     ("code", "cause"),
     [
-        ("class Mine:\n    def __call__(self, config): ...\n", ""),
+        ("class Mine:\n    def __init__(self, config): ...\n", ""),
         ("def Mine(config): ...\n", ""),
         ("Other = 1\n", "has no 'Mine'"),
         ("Mine = 1\n", "is not callable"),
@@ -72,6 +74,21 @@ def test_an_engine_of_a_users_own_is_looked_at_before_anything_starts(
     told = list(found_in(OWN_ENGINE, config(f"{file}:Mine")))
     assert [each.subject for each in told] == ["rollout.engine"] * bool(cause)
     assert all(each.text.startswith("cannot be used: ") and cause in str(each) for each in told)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["class Mine(str):\n    pass\n", "def Mine(config):\n    return str(config)\n"],
+)
+def test_a_class_or_a_function_of_a_users_own_is_called_with_the_configuration(
+    code: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    given = config(f"{file}:Mine")
+    assert made_by_own("rollout.engine", f"{file}:Mine", given, str) == str(given)
+    with pytest.raises(ConfigError, match=r"returned (Mine|str), not a"):
+        made_by_own("rollout.engine", f"{file}:Mine", given, int)
 
 
 def test_an_unknown_engine_is_an_error_that_names_the_known_ones() -> None:
