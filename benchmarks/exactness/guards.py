@@ -1,4 +1,4 @@
-"""What the guards of a run cost: the trainer's thread in a live run, with and without them, and the faults they find.
+"""What the guards of a run cost: their share of the trainer's time in a live run, and the faults they find.
 
     python benchmarks/exactness/guards.py [--config configs/quickstart.toml] [--updates 110] [--set KEY=VALUE ...]
 
@@ -49,6 +49,8 @@ FAULTS = {
     "tests/inspection/test_stats.py": "test_what_a_run_lost_without_a_reason_is_told",
 }
 """File -> its test, each case of which injects a fault."""
+FAULTS_S = 1200.0
+"""The deadline of them all."""
 
 
 class TimedLearner(module.PolicyLearner):
@@ -123,6 +125,7 @@ def faults() -> dict[str, int]:
         stdout=subprocess.PIPE,
         text=True,
         check=False,
+        timeout=FAULTS_S,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     counts = {kind: int(n) for n, kind in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}

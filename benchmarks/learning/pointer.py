@@ -178,7 +178,7 @@ def main() -> None:
         Cell(arm, seed) for seed in seeds for arm in (*GROUNDING, *ACTING, *RL, *GROUNDED, "parity")
     ]
     found = {cell: result for cell in known if (result := cache.get(cell)) is not None}
-    line = json.dumps(summarise(plan, found))
+    line = json.dumps(summarise(plan, found)).replace(str(plan.work.absolute()), "WORK")
     if out:
         out.write_text(line + "\n", encoding="utf-8")
     print(line)
