@@ -60,14 +60,17 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Count what was skipped by reason, for a person and, in pytest's cache, for .ci/skips."""
+    """Count what was skipped by reason, for a person; in pytest's cache, for .ci/skips, each test's file."""
     reasons = {  # by test: each pytest-xdist worker reports the modules that are skipped as a whole
         (report.nodeid, report.longrepr[1]): report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
     }
     counts = Counter(reasons.values())
+    files: dict[str, list[str]] = {reason: [] for reason, _ in counts.most_common()}
+    for (test, _), reason in reasons.items():
+        files[reason].append(test.partition("::")[0])
     if (cache := getattr(config, "cache", None)) is not None:  # None with -p no:cacheprovider
-        cache.set("dart/skips", dict(counts.most_common()))
+        cache.set("dart/skips", files)
     if counts:
         terminalreporter.section("skipped, by reason")
     for reason, count in counts.most_common():

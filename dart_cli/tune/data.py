@@ -66,8 +66,6 @@ def read_data(config: Config) -> ItemData | ActionData | Trajectories:
     Trajectories have to be closed.
     """
     folders = [Path(each) for each in config.tune.data]
-    if missing := [each for each in folders if not each.exists()]:
-        raise UserError(f"tune.data: there is no {missing[0]}; name what is there")
     kinds = [_kind_of(each) for each in folders]
     for folder, kind in zip(folders, kinds, strict=True):
         if kind != kinds[0]:

@@ -1,8 +1,11 @@
-"""Standard output and error that are closed, full or not read: each verb, in real processes."""
+"""Standard output and error that are closed, full or not read: each verb, in real processes.
+
+One of four is a new one: `dart` takes its streams before it loads anything.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,41 +105,71 @@ class Ended:
     err: str
 
 
-def a_pipe_without_reader() -> int:
-    """Where writing fails with EPIPE."""
-    reader, writer = os.pipe()
+def code_with_closed_streams(arguments: list[str]) -> int:
+    """Of `dart ARGUMENTS`, a new process without standard output and error."""
+    command = ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "dart_cli"]
+    ended = subprocess.run(
+        [*command, *arguments], stdin=subprocess.DEVNULL, timeout=DONE, check=False
+    )
+    return ended.returncode
+
+
+FORKS = """
+import gc, json, os, sys
+import torch, transformers, dart_cli.policy.model
+from dart_cli.cli.main import main
+
+gc.freeze()  # a child does not visit what is loaded here
+for line in sys.stdin:
+    arguments, places = json.loads(line)
+    if not (child := os.fork()):
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+for number, place in enumerate((os.devnull, *places)):
+    reader, pipe = os.pipe()
     os.close(reader)
-    return writer
+    os.dup2(pipe if place == "gone" else os.open(place, os.O_RDWR | os.O_CREAT, 0o600), number)
+sys.argv = ["dart", *arguments]
+main()
+"""
+"""A process that has loaded what is slow to load, and forks one for each line: `dart ARGUMENTS`, to its end."""
 
 
-def run(arguments: list[str], folder: Path, out: str = "", err: str = "") -> Ended:
-    """`dart ARGUMENTS` to its end, with streams that are `closed`, `full` or `gone`, else read."""
-    files = {1: folder / "out", 2: folder / "err"}
+class Forks:
+    """Starts `dart` many times for the price of one."""
 
-    def opened(how: str, number: int) -> int:
-        if how == "gone":
-            return a_pipe_without_reader()
-        path = os.devnull if how == "closed" else "/dev/full" if how == "full" else files[number]
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-
-    streams = [opened(out, 1), opened(err, 2)]
-    command = [sys.executable, "-m", "dart_cli", *arguments]
-    closing = [f"{number}>&-" for number, how in ((1, out), (2, err)) if how == "closed"]
-    shell = ["/bin/sh", "-c", f'exec "$@" {" ".join(closing)}', "sh"]
-    try:
-        process = subprocess.run(
-            [*shell, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=streams[0],
-            stderr=streams[1],
-            timeout=DONE,
-            check=False,
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-    finally:
-        for stream in streams:
-            os.close(stream)
-    texts = [path.read_text() if path.exists() else "" for path in files.values()]
-    return Ended(process.returncode, *texts)
+
+    def run(self, arguments: list[str], folder: Path, out: str = "", err: str = "") -> Ended:
+        """With streams that are `full` or `gone`, else read."""
+        folder.mkdir()
+        files = [folder / "out", folder / "err"]
+        places = [
+            {"gone": "gone", "full": "/dev/full"}.get(how, str(file))
+            for how, file in zip((out, err), files, strict=True)
+        ]
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps([arguments, places]) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        return Ended(code, *(file.read_text() if file.exists() else "" for file in files))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate(timeout=DONE)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    found = Forks()
+    yield found
+    found.close()
 
 
 def test_the_table_has_every_verb() -> None:
@@ -145,19 +178,20 @@ def test_the_table_has_every_verb() -> None:
 
 @pytest.mark.parametrize("verb", RESULTS)
 def test_a_verb_ends_in_order_where_its_output_is_closed_full_or_not_read(
-    verb: str, places: dict[str, str], tmp_path: Path
+    verb: str, places: dict[str, str], forks: Forks, tmp_path: Path
 ) -> None:
+    def arguments(folder: Path) -> list[str]:
+        values = {**places, "new": str(folder / "new")}
+        return [*verb.split(), *(part.format_map(values) for part in RESULTS[verb].split())]
+
     def ended(out: str = "", err: str = "") -> Ended:
         folder = tmp_path / f"out-{out}-err-{err}"
-        folder.mkdir()
-        values = {**places, "new": str(folder / "new")}
-        arguments = [part.format_map(values) for part in RESULTS[verb].split()]
-        return run([*verb.split(), *arguments], folder, out, err)
+        return forks.run(arguments(folder), folder, out, err)
 
     usual = ended()
     assert usual.code in (0, 1, 2)
     assert "Traceback" not in usual.err
-    assert ended("closed", "closed").code == usual.code
+    assert code_with_closed_streams(arguments(tmp_path)) == usual.code
     full, gone = ended("full"), ended("gone", "full")
     if usual.out:
         assert full.code in {1, usual.code} - {0}

@@ -33,8 +33,11 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def test_shortcuts_stand_for_their_keys_over_those_of_the_file(
-    trained: list[Config], tmp_path: Path
+    trained: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for data in ("a", "b c"):
+        Path(data).mkdir()
     path = tmp_path / "tune.toml"
     path.write_text('[tune]\ndata = ["x"]\nbatch = 5\n[train]\nlr = 0.1\ngrad_clip = 2.0\n')
     out = tmp_path / "models" / "out"  # whose parent is made
@@ -46,10 +49,11 @@ def test_shortcuts_stand_for_their_keys_over_those_of_the_file(
     assert config.train.lr == Config().train.lr  # which it does not read
 
 
-def test_the_shipped_example_is_read_in_a_fresh_folder(
+def test_the_shipped_example_is_read_in_another_folder(
     trained: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("sets/made/train").mkdir(parents=True)
     assert run(str(ROOT / "configs" / "tune.toml")) == 0
     assert trained[0].tune.data == ["sets/made/train"]
 
@@ -61,9 +65,9 @@ def test_the_shipped_example_is_read_in_a_fresh_folder(
         (["--data", "a"], "tune.out is unset; name the folder to make"),
         (["--data", "a", "--data", "a", "--out", "o"], "tune.data lists 'a' twice"),
         (["--data", "a", "--out", "."], "tune.out exists"),
-        (["--data", "a", "--out", "o", "--model", "no"], "model.path"),
+        (["--data", ".", "--out", "o", "--model", "no"], "model.path"),
         (["--set", "tune.epoch=1"], "did you mean tune.epochs? (--set tune.epoch=1 over defaults)"),
-        (["--data", "a", "--out", "o"], "tune.data: there is no a"),
+        (["--data", "a", "--out", "o"], "tune.data names a, which is not there; name what is there"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(

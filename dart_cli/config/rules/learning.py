@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dart_cli.config.rules import Reader, Rule, Table, twice
 from dart_cli.config.rules.machine import cannot_be_made, unreadable
 from dart_cli.config.schema import (
@@ -179,6 +181,11 @@ TUNE = Table(
             lambda c: c.tune.write == "adapters" and _points(c),
             '= "adapters" leaves out the pointer head and the embeddings of its tokens, which are '
             'trained, too; set "model"',
+        ),
+        Rule(
+            "tune.data",
+            lambda c: next((each for each in c.tune.data if not Path(each).exists()), None),
+            "names {found}, which is not there; name what is there",
         ),
     ),
     ("tune",),
