@@ -1,15 +1,17 @@
-"""The tables of docs/hardware.md, from doctor's formulas; and how a configuration splits its GPUs.
+"""The tables of docs/hardware.md, from doctor's formulas and from results; and how a configuration splits its GPUs.
 
-    python benchmarks/gpu/hardware_tables.py                        writes them into the page, between its two marks
+    python benchmarks/gpu/hardware_tables.py                        writes them into the page, between its marks
     python benchmarks/gpu/hardware_tables.py CONFIG [--steps 30]    seconds of an update and its rollouts, who waits
 
-tables   the lines between the marks
-split    what is printed of a configuration
+tables    memory and seconds by doctor's formulas
+covered   each part of a run: how it was rehearsed, which checks of a GPU there are and what they said
+split     what is printed of a configuration
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +29,12 @@ from dart_cli.doctor.plan import ENGINE_PASSING, Plan, make_plan
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.planned import planned
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
+from dart_cli.rehearsal.report import MACHINE_ONLY
 
-BEGIN = "<!-- tables: python benchmarks/gpu/hardware_tables.py -->"
-END = "<!-- end of the tables -->"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "hardware.md"
+BEGIN = "<!-- {name}: python benchmarks/gpu/hardware_tables.py -->"
+END = "<!-- end of {name} -->"
 
 RANKS = (1, 2, 4, 8)
 TOKENS = (9_500, 17_600, 32_768)
@@ -266,13 +271,38 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
     return Config.model_validate(given)
 
 
+def covered() -> list[str]:
+    """Parts of a run, from the rehearsal of configs/ui-tars-7b.toml and the last whole scripts/gpu-check."""
+    results = ROOT / "benchmarks" / "results"
+    rehearsed = json.loads((results / "rehearsal.json").read_text())["ui-tars-7b"]["parts"]
+    found = json.loads((results / "gpu.json").read_text())
+    words = {"configured": "as configured", "stood_in": "stood in for"}
+    rows = [(name, words[state], "") for name, state in rehearsed.items() if state in words]
+    for name, checks in MACHINE_ONLY.items():
+        said = ", ".join(f"`{check}` {_said(found, check)}" for check in checks)
+        rows.append((name, "only there", said or "no check"))
+    heads = ("part of a run", "in a rehearsal", "`scripts/gpu-check` on the last GPU")
+    return list(_table(heads, rows, texts=range(len(heads))))
+
+
+def _said(found: Mapping[str, Any], check: str) -> str:
+    """What a check came to."""
+    for state in ("failed", "missed", "left_out"):
+        if check in found[state]:
+            return state.replace("_", " ")
+    return "passed" if check in found["checks"] else "not run"
+
+
 def with_tables(text: str) -> str:
-    """A page with these tables between its marks. Raises ValueError where it has no marks."""
-    before, mark, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (mark and end):
-        raise ValueError(f"the page needs {BEGIN} and {END}")
-    return "\n".join([before + BEGIN, "", *tables()]) + END + after
+    """A page with these tables between their marks. Raises ValueError where it has no marks."""
+    for name, lines in (("tables", tables()), ("covered", covered())):
+        begin, end = BEGIN.format(name=name), END.format(name=name)
+        before, mark, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (mark and closed):
+            raise ValueError(f"the page needs {begin} and {end}")
+        text = "\n".join([before + begin, "", *lines]) + end + after
+    return text
 
 
 def split(config: Config, plan: Plan) -> str:
@@ -299,8 +329,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
     asked = parser.parse_args()
     if asked.config is None:
-        page = Path(__file__).resolve().parents[2] / "docs" / "hardware.md"
-        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
     config = load_config(asked.config, asked.sets)
     found = planned(config, asked.steps)

@@ -23,7 +23,9 @@ MACHINE_ONLY = {
     "attention and other kernels": ("attention", "model"),
     "updates of full width in a GPU's memory": ("update", "one_by_one", "lora"),
     "engine against trainer on the GPU": ("parity",),
-    "weights between GPUs": ("publication",),
+    "weights to files, and back to the GPU": ("publication",),
+    "all processes of a run on one GPU": ("loop", "tests"),
+    "several GPUs, NCCL, vLLM on a GPU": (),
     "speed": (),
 }
 """Parts that need the real machine, and the checks of scripts/gpu-check that cover them."""

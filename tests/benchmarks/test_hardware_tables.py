@@ -24,8 +24,9 @@ def test_the_page_has_the_tables() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_tables(page), "run: python benchmarks/gpu/hardware_tables.py"
     assert with_tables(with_tables(page)) == with_tables(page)
-    with pytest.raises(ValueError, match="the page needs"):
-        with_tables(page.replace(BEGIN, ""))
+    for name in ("tables", "covered"):
+        with pytest.raises(ValueError, match="the page needs"):
+            with_tables(page.replace(BEGIN.format(name=name), ""))
 
 
 def test_its_models_are_those_of_their_names() -> None:
@@ -38,7 +39,7 @@ def test_its_models_are_those_of_their_names() -> None:
 
 def test_the_page_names_main_memory_as_its_table_and_doctor_have_it() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    prose = " ".join(page.split(BEGIN)[0].split())
+    prose = " ".join(page.split(BEGIN.format(name="tables"))[0].split())
     rows = {line.split(" | ")[0]: line for line in tables() if "weights |" in line}
     found = re.findall(
         r"(\d+) (?:\w+ )?of 80 GB with `?[^0-9]*?(\d+) GB of main\s+memory", prose.replace(",", "")

@@ -67,7 +67,10 @@ def test_the_shipped_example_is_read_in_another_folder(
         (["--data", "a", "--out", "."], "tune.out exists"),
         (["--data", ".", "--out", "o", "--model", "no"], "model.path"),
         (["--set", "tune.epoch=1"], "did you mean tune.epochs? (--set tune.epoch=1 over defaults)"),
-        (["--data", "a", "--out", "o"], "tune.data names a, which is not there; name what is there"),
+        (
+            ["--data", "a", "--out", "o"],
+            "tune.data names a, which is not there; name what is there",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(
