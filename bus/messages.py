@@ -204,6 +204,7 @@ class Sample(Message):
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
     patches: Annotated[list[int], Packed("i")] = []  # [A], as in SampledTokens
+    worker: str = ""  # that sampled it, for an error to name
 
     def __len__(self) -> int:
         return self.end - self.start

@@ -49,6 +49,9 @@ class ScoredTokens(Message):
     trainer: Float64s  # [N], the trainer's
     versions: Int32s  # [N], whose weights sampled it; -1 where no single one did
     seen: Int32s  # [N], how many screens the prompt showed: 0, 1, or 2 for more
+    places: Int32s  # [N], index of its completion in `steps`
+    indices: Int32s  # [N], of the token in its completion
+    steps: list[str]  # completions, in words
 
 
 class Scored(Message):

@@ -140,6 +140,7 @@ def _sample(step: BatchStep, place: _Place) -> Sample:
         advantage=step.advantage,
         weight=step.weight,
         patches=step.patches,
+        worker=step.worker,
     )
 
 

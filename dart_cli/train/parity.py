@@ -23,14 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from math import isfinite
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from bus.messages import Batch, StepMismatch
+from bus.messages import Batch, Sample, StepMismatch
 from bus.ranks import PackedBatch
 from dart_cli.algo.mismatch import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
@@ -64,6 +65,10 @@ class ComparedTokens:
     trainer: NDArray[np.float64]
     versions: NDArray[np.int64]  # whose weights sampled it; -1 where no single one did
     seen: NDArray[np.int64]  # index into SEEN
+    places: NDArray[np.int64]  # index of its completion in `steps`
+    indices: NDArray[np.int64]  # of the token in its completion
+    steps: tuple[str, ...] = field(kw_only=True)
+    """Completions: trajectory, step and rollout worker, in words."""
 
     @classmethod
     def of(
@@ -72,22 +77,39 @@ class ComparedTokens:
         trainer: ArrayLike,
         versions: ArrayLike,
         seen: ArrayLike,
+        places: ArrayLike,
+        indices: ArrayLike,
+        steps: Sequence[str],
     ) -> ComparedTokens:
         """Of any numbers [N]."""
         return cls(
             np.asarray(engine, dtype=np.float64),
             np.asarray(trainer, dtype=np.float64),
-            np.asarray(versions, dtype=np.int64),
-            np.asarray(seen, dtype=np.int64),
+            *(np.asarray(each, dtype=np.int64) for each in (versions, seen, places, indices)),
+            steps=tuple(steps),
         )
 
     def only(self, chosen: NDArray[np.bool_]) -> ComparedTokens:
         """Those of the tokens."""
-        return ComparedTokens(*(part[chosen] for part in vars(self).values()))
+        *columns, steps = vars(self).values()
+        return ComparedTokens(*(column[chosen] for column in columns), steps=steps)
 
     def mismatch(self) -> Mismatch:
         """How far apart they are."""
         return mismatch(self.engine, self.trainer)
+
+    def first_beyond(self, limit: float) -> str:
+        """Where, in words: the first token beyond `limit` nats in the completion with the largest gap; empty if none is."""
+        gaps = np.abs(self.engine - self.trainer)
+        beyond = ~(gaps <= limit)  # not a number, too
+        if not beyond.any():
+            return ""
+        worst = self.places[np.where(np.isnan(gaps), np.inf, gaps).argmax()]
+        at = np.flatnonzero(beyond & (self.places == worst))[0]
+        return (
+            f"token {self.indices[at]} of {self.steps[worst]}, v{self.versions[at]}: "
+            f"{self.engine[at]:.3f} there, {self.trainer[at]:.3f} here"
+        )
 
     def by_seen(self) -> dict[str, Mismatch]:
         """The same by what the prompts showed; kinds that there are."""
@@ -106,8 +128,16 @@ def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
         logprobs.detach().double().cpu().numpy(),
         pack.versions.numpy(),
         np.repeat(np.array(seen, dtype=np.int64), pack.lengths),
+        np.repeat(np.arange(len(seen)), pack.lengths),
+        np.concatenate([np.arange(length) for length in pack.lengths]),
+        steps=tuple(_in_words(sample) for sample in pack.samples),
     )
     return whole.only((pack.drawn & ~pack.unknown).numpy())
+
+
+def _in_words(sample: Sample) -> str:
+    by = f", sampled by {sample.worker}" if sample.worker else ""
+    return f"step {sample.step} of {sample.trajectory_id}{by}"
 
 
 def step_mismatches(proximal: torch.Tensor, pack: Pack) -> list[StepMismatch]:
@@ -133,11 +163,13 @@ def step_mismatches(proximal: torch.Tensor, pack: Pack) -> list[StepMismatch]:
 def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:
     """All of their tokens."""
     if not parts:
-        return ComparedTokens(
-            np.zeros(0), np.zeros(0), *(np.zeros(0, dtype=np.int64) for _ in range(2))
-        )
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
-    return ComparedTokens(*(np.concatenate(column) for column in columns))
+        return ComparedTokens.of([], [], [], [], [], [], ())
+    before = np.cumsum([0, *(len(part.steps) for part in parts)])
+    parts = [
+        replace(part, places=part.places + at) for part, at in zip(parts, before, strict=False)
+    ]
+    *columns, steps = zip(*(vars(part).values() for part in parts), strict=True)
+    return ComparedTokens(*map(np.concatenate, columns), steps=tuple(chain.from_iterable(steps)))
 
 
 def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens:
@@ -293,7 +325,8 @@ def alarm_of(same: ComparedTokens, limit: float) -> str:
     return (
         f"engine and trainer disagree on {whole.tokens} tokens of {sampled}, under the same weights: "
         f"log-probabilities differ by {whole.mean:.3g} nats on average, rounding allows "
-        f"{limit:g}; at most {whole.max:.3g}, k3 KL {whole.kl:.3g}; by screens in the prompt: {told}. "
+        f"{limit:g}; at most {whole.max:.3g}, k3 KL {whole.kl:.3g}; by screens in the prompt: {told}; "
+        f"first {same.first_beyond(limit)}. "
         f"{_likely(beyond)}; `dart doctor CONFIG --parity` compares without a run"
     )
 

@@ -26,7 +26,11 @@ def compared(several_off: float) -> ComparedTokens:
     """40 tokens of each kind of prompt; those of several screens are off by `several_off` nats."""
     engine = np.full(120, -2.0)
     trainer = engine + np.repeat([0.0, 1e-6, several_off], 40)
-    return ComparedTokens(engine, trainer, np.zeros(120, np.int64), np.repeat([0, 1, 2], 40))
+    kinds = np.repeat([0, 1, 2], 40)
+    steps = [f"step {kind} of t" for kind in range(3)]
+    return ComparedTokens.of(
+        engine, trainer, np.zeros(120), kinds, kinds, np.tile(np.arange(40), 3), steps
+    )
 
 
 def test_a_model_folder_is_compared_and_agrees(

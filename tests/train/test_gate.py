@@ -115,6 +115,20 @@ def test_only_prompts_of_several_screens_are_blamed_where_one_agrees(
     assert update.metrics["parity_mean_several"] == pytest.approx(0.5, abs=1e-3)
 
 
+def test_the_first_token_that_differs_and_who_sampled_it_are_named(
+    config: Config, batches: list[Batch]
+) -> None:
+    steps = steps_of(batches[0])
+    at = max(range(len(steps)), key=lambda index: len(steps[index].token_ids))
+    theirs = list(steps[at].behaviour_logprobs)
+    off = [value - 5.0 * (index >= 2) for index, value in enumerate(theirs)]
+    steps[at] = with_changes(steps[at], behaviour_logprobs=off, worker="rollout-7")
+    batch = with_steps(batches[0], steps)
+    alarm = learner(config).update(batch, 0, policy_version=0).alarm
+    where = f"step {steps[at].step} of {steps[at].trajectory_id}, sampled by rollout-7, v0"
+    assert f"first token 2 of {where}: {off[2]:.3f} there, {theirs[2]:.3f} here" in alarm
+
+
 @pytest.mark.parametrize(
     ("changes", "version"),
     [({}, 1), ({}, None), ({"parity_every": 0}, 0)],

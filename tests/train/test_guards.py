@@ -8,6 +8,7 @@ pixels that reach neither side are sight's (test_sight.py).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,7 @@ def test_the_gate_finds(
     update = second_update(config, play, tmp_path, lora, lambda engine: fault(monkeypatch, engine))
     assert not update.applied
     assert "engine and trainer disagree" in update.alarm
+    assert re.search(r"first token \d+ of step \d+ of \S+, v1: ", update.alarm)
 
 
 def second_update(

@@ -82,11 +82,12 @@ class BatchStep:
     advantage: float
     weight: float  # multiplies the sample's loss
     patches: list[int] = field(default_factory=list)  # [A], as in SampledTokens
+    worker: str = ""
 
 
 BATCH_COLUMNS = (
     *("image_hashes", "prompt_token_ids", "token_ids"),
-    *("behaviour_logprobs", "version_spans", "patches"),
+    *("behaviour_logprobs", "version_spans", "patches", "worker"),
 )
 """Those that `batch_step_of` reads, in its order."""
 
@@ -142,7 +143,7 @@ def step_of(row: dict[str, Any]) -> StepRow:
 
 def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
     """A step's BATCH_COLUMNS, of which no list of numbers is made."""
-    hashes, prompt, token_ids, logprobs, spans, patches = columns
+    hashes, prompt, token_ids, logprobs, spans, patches, worker = columns
     return BatchStep(
         group_id=planned.group_id,
         trajectory_id=planned.trajectory_id,
@@ -156,6 +157,7 @@ def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
         advantage=planned.advantage,
         weight=planned.weight,
         patches=unpack_ids(patches),
+        worker=worker,
     )
 
 

@@ -109,8 +109,11 @@ def _sent(tokens: ComparedTokens) -> ScoredTokens:
         trainer=float64s(tokens.trainer.tolist()),
         versions=int32s(tokens.versions.tolist()),
         seen=int32s(tokens.seen.tolist()),
+        places=int32s(tokens.places.tolist()),
+        indices=int32s(tokens.indices.tolist()),
+        steps=list(tokens.steps),
     )
 
 
 def _received(tokens: ScoredTokens) -> ComparedTokens:
-    return ComparedTokens.of(tokens.engine, tokens.trainer, tokens.versions, tokens.seen)
+    return ComparedTokens.of(**{name: getattr(tokens, name) for name in ScoredTokens.model_fields})
