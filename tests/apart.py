@@ -203,6 +203,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     }
     for name, value in stands_for.items():
         patch.setattr(accelerator, name, value)
+    patch.setattr(torch.accelerator, "current_stream", lambda _device=None: _Stream())  # FSDP2 asks
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     patch.setattr(torch.Tensor, "is_pinned", lambda _self: True)
     patch.setattr(PreTrainedModel, "to", _with_ties(PreTrainedModel.to))

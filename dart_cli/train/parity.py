@@ -122,14 +122,16 @@ def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
 
     Left out are demonstrations, which no engine sampled, and what a pointer forces.
     """
-    seen = [min(sample.images, len(SEEN) - 1) for sample in pack.samples]
+    lengths = np.array(pack.lengths, dtype=np.int64)  # none where a rank has no work
+    begins = np.repeat(lengths.cumsum() - lengths, lengths)
+    seen = np.array([min(sample.images, len(SEEN) - 1) for sample in pack.samples], dtype=np.int64)
     whole = ComparedTokens(
         pack.behaviour_logprobs.numpy(),
         logprobs.detach().double().cpu().numpy(),
         pack.versions.numpy(),
-        np.repeat(np.array(seen, dtype=np.int64), pack.lengths),
-        np.repeat(np.arange(len(seen)), pack.lengths),
-        np.concatenate([np.arange(length) for length in pack.lengths]),
+        np.repeat(seen, lengths),
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.arange(len(begins)) - begins,
         steps=tuple(_in_words(sample) for sample in pack.samples),
     )
     return whole.only((pack.drawn & ~pack.unknown).numpy())

@@ -28,16 +28,18 @@ from dart_cli.weights.flat_weights import TensorStream
 Case = tuple[Config, list[Batch]]
 
 
-def updated(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> dict[str, Any]:
+def updated(
+    rank: int, size: int, folder: Path, cases: dict[str, Case], device: str = "cpu"
+) -> dict[str, Any]:
     """What each case's updates gave, as rank 0 tells the others; empty on the others."""
-    rank_group = _group(rank, size, folder)
+    rank_group = _group(rank, size, folder, device)
     return {name: _case(rank_group, folder / name, *case) for name, case in cases.items()}
 
 
-def _group(rank: int, size: int, folder: Path) -> DistributedGroup:
+def _group(rank: int, size: int, folder: Path, device: str = "cpu") -> DistributedGroup:
     member = Membership(rank, size, rank, folder, is_ours=True)
     watch = RankWatch(member, folder, 60.0, lambda _reason: os._exit(1))
-    return DistributedGroup(member, watch, torch.device("cpu"))
+    return DistributedGroup(member, watch, torch.device(device))
 
 
 def slowed(rank: int, size: int, folder: Path, case: Case, seconds: float) -> dict[str, float]:
@@ -129,7 +131,7 @@ def digests(folder: Path, stream: TensorStream, whole: dict[str, torch.Tensor]) 
 
 
 def published(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: each.detach().float().numpy().copy() for name, each in weights.items()}
+    return {name: each.detach().float().cpu().numpy().copy() for name, each in weights.items()}
 
 
 def told(updates: list[Any]) -> dict[str, Any]:
@@ -155,5 +157,5 @@ def gradients(model: TrainModel) -> dict[str, Any]:
                 if isinstance(parameter.grad, DTensor)
                 else parameter.grad
             )
-            found[name] = whole.float().numpy().copy()
+            found[name] = whole.float().cpu().numpy().copy()
     return found

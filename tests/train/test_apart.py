@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,9 @@ from dart_cli.train.model import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
 from tests.apart import KIND, pretend
+from tests.train import apart_ranks, rank_cases
 from tests.train.test_families import config_of, trial_of
+from tests.train.world import run_world
 from tests.weights.sets import publish
 
 pytestmark = pytest.mark.timeout(400)  # every operation passes through Python
@@ -78,6 +80,26 @@ def test_the_trainer_learns_and_the_engine_takes_its_weights(
         expected = here.update(batch, 3).metrics
         for name in ("loss", "grad_norm", "entropy", "mismatch_kl", "tokens"):
             assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.parametrize(("ranks", "ways"), [(2, WAYS), (8, {"whole": ()})])
+def test_several_ranks_of_it_compute_the_update_of_one_cpu(
+    ranks: int, ways: Iterable[str], family: Family, tmp_path: Path
+) -> None:
+    engine = TransformersEngine(load_policy(family("qwen3_vl"), device="cpu"))
+    batches = [trial_of(engine, temperature=0.7, seed=seed) for seed in (0, 1)]
+    asyncio.run(engine.close())
+    cases = {way: (configured(family("qwen3_vl"), way), batches) for way in ways}
+    [lead, *_] = run_world(ranks, apart_ranks.updated, tmp_path, cases, backend=apart_ranks.BACKEND)
+    for way, (config, _) in cases.items():
+        train = config.train.model_copy(update={"device": "cpu"})
+        one = rank_cases.alone(config.model_copy(update={"train": train}), batches)
+        assert lead[way]["told"] == one["told"], way
+        assert lead[way]["published"].keys() == one["published"].keys()
+        close = 0.05 if config.model.dtype == "bfloat16" else 1e-3
+        for got, wanted in zip(lead[way]["metrics"], one["metrics"], strict=True):
+            for name in ("loss", "grad_norm", "entropy", "tokens"):
+                assert got[name] == pytest.approx(wanted[name], rel=close, abs=1e-5), (way, name)
 
 
 def on_the_cpu(config: Config, learner: PolicyLearner) -> PolicyLearner:

@@ -15,20 +15,30 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "torch.distributed.fsdp"])
 
 
-def run_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_world(
+    size: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
+) -> list[Any]:
     """What `function(rank, size, *arguments)` returned on each rank; raises if one raised."""
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(size)]
         processes = [
             _context.Process(
                 target=_member,
-                args=(rank, size, Path(folder) / "store", pipes[rank][1], function, arguments),
+                args=(
+                    rank,
+                    size,
+                    Path(folder) / "store",
+                    backend,
+                    pipes[rank][1],
+                    function,
+                    arguments,
+                ),
                 daemon=True,
             )
             for rank in range(size)
@@ -60,6 +70,7 @@ def _member(
     rank: int,
     size: int,
     store: Path,
+    backend: str,
     sender: Connection,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -71,7 +82,7 @@ def _member(
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo",
+            backend,
             store=dist.FileStore(str(store), size),
             rank=rank,
             world_size=size,
