@@ -1,0 +1,35 @@
+"""A task of one step with a screenshot, for peers that cannot play several: the first screen of docs/examples/guests_env.py."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+from envs.base import Task
+
+_guests: Any = import_module("docs.examples.guests_env")  # an example for users has no types
+
+
+class OneScreenEnv(_guests.GuestsEnv):  # type: ignore[misc]
+    """A click on a guest ends the episode; it passes where the instruction named them."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """As the guest list, without its dialog."""
+        look, _, _, truncated, info = super().step(action)
+        self.removed = self.asked
+        terminated = self.asked is not None
+        reward = float(self.evaluate().outcome == "pass")
+        return look, reward, terminated, truncated, info
+
+
+class OneScreenSuite:
+    """What `env.suite` names."""
+
+    name = "guests"
+    tasks: ClassVar[dict[str, Task]] = {
+        "guests/remove": Task("guests/remove", name, 'remove "{name}"', max_steps=1)
+    }
+
+    def make_env(self) -> OneScreenEnv:
+        """A new list of guests."""
+        return OneScreenEnv()

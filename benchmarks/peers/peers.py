@@ -1,0 +1,264 @@
+"""dart beside what a user would take instead, on the same task, model folder and cores.
+
+    scripts/setup-peers
+    python benchmarks/peers/peers.py [--tasks steps screen] [--seeds 0 1 2] [--minutes 5]
+        [--out benchmarks/results/peers.json]
+
+    steps    configs/quickstart.toml: several steps, a screenshot each, `builtin:tiny`
+    screen   one_screen.py: one step, `builtin:small`
+
+    dart     `dart up` with its defaults for the task
+    plain    plain_loop.py: GRPO in one process, with transformers' `generate`
+    trl      trl_loop.py: TRL's GRPOTrainer, of `screen` alone: CANNOT says why
+
+One run at a time, each on all cores. Of each arm, over seeds:
+
+    trajectories_s   finished in a second, from the first one on
+    cpu_s_to, trajectories_to   from the beginning of play until the newest 256 have a success of 0.6, 0.8, 0.9; null if never
+    peak_mb          memory of all its processes together
+
+and of each peer `..._ratio`: dart's figure by the peer's. CPU seconds and memory are read four times a second from the
+processes that live. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.learning.study import dart, overrides  # noqa: E402 - after the path
+from dart_cli.data.store.open import open_reader  # noqa: E402 - likewise
+
+LEVELS = (0.6, 0.8, 0.9)
+NEWEST = 256
+POLL_S = 0.25
+START_S = 120.0
+"""That loading may take beside the minutes of training."""
+CONFIGS = {
+    "steps": ("configs/quickstart.toml", ()),
+    "screen": (
+        "docs/examples/guests.toml",
+        ("env.suite=benchmarks/peers/one_screen.py:OneScreenSuite",),
+    ),
+}
+PEERS = {"steps": ("plain",), "screen": ("plain", "trl")}
+CANNOT = (
+    "several steps in the model's own action language: GRPOTrainer plays further turns only where the chat template knows "
+    "tool calls (chat_template_utils.supports_tool_calling), and an environment's first screen is text alone "
+    "(trainer/grpo_trainer.py, environment_factory: reset returns None or a string)"
+)
+
+
+@dataclass
+class Run:
+    """One run: what its processes used, and when its trajectories ended."""
+
+    used: list[tuple[float, float, float]] = field(default_factory=list)  # unix time, CPU s, MB
+    began: float = 0.0  # when play began, unix time
+    ended: list[tuple[float, bool]] = field(default_factory=list)  # trajectories in order; passed
+
+    def cpu_at(self, moment: float) -> float:
+        """CPU seconds used by then."""
+        return max((cpu for at, cpu, _ in self.used if at <= moment), default=0.0)
+
+    def figures(self) -> dict[str, Any]:
+        """Those of the table above."""
+        times = [at for at, _ in self.ended]
+        passed = [float(one) for _, one in self.ended]
+        to: dict[str, Any] = {"cpu_s_to": {}, "trajectories_to": {}}
+        for level in LEVELS:
+            reached = next(
+                (
+                    count
+                    for count in range(NEWEST, len(passed) + 1)
+                    if fmean(passed[count - NEWEST : count]) >= level
+                ),
+                None,
+            )
+            cpu = (
+                None
+                if reached is None
+                else self.cpu_at(times[reached - 1]) - self.cpu_at(self.began)
+            )
+            to["cpu_s_to"][str(level)] = None if cpu is None else round(cpu, 1)
+            to["trajectories_to"][str(level)] = reached
+        return {
+            "trajectories": len(passed),
+            "trajectories_s": round((len(times) - 1) / max(1e-9, times[-1] - times[0]), 2),
+            "trajectories_cpu_s": round(
+                len(times) / max(1e-9, self.cpu_at(times[-1]) - self.cpu_at(self.began)), 2
+            ),
+            **to,
+            "success_end": round(fmean(passed[-NEWEST:]), 3),
+            "peak_mb": round(max(mb for _, _, mb in self.used)),
+        }
+
+
+def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
+    """One run. Raises SystemExit where it fails."""
+    config, sets = CONFIGS[task]
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        if arm == "dart":
+            own = [f"run.dir={run}", f"run.seed={seed}", "eval.around=false"]
+            own += [f"train.max_minutes={minutes}", "train.stop_at=0", "train.updates=100000"]
+            command = [*dart("up", config), *overrides([*sets, *own])]
+        else:
+            script = "plain_loop.py" if arm == "plain" else "trl_loop.py"
+            command = [sys.executable if arm == "plain" else python, f"benchmarks/peers/{script}"]
+            command += [config, "--seed", str(seed), "--minutes", str(minutes), *overrides(sets)]
+        found = watched(command, 60 * minutes + START_S, Path(scratch) / "log")
+        if arm == "dart":
+            with open_reader(run) as reader:
+                rows = [each for each in reader.trajectories() if each.outcome in ("pass", "fail")]
+            found.began = min(each.leased_at for each in rows)
+            found.ended = sorted((each.ended_at or 0.0, each.outcome == "pass") for each in rows)
+    return found
+
+
+def watched(command: list[str], deadline_s: float, log: Path) -> Run:
+    """Run it; its lines of JSON are trajectories. Raises SystemExit where it fails."""
+    found = Run()
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        reading = threading.Thread(target=_read, args=(process, found))
+        reading.start()
+        end = time.monotonic() + deadline_s
+        while process.poll() is None:
+            if time.monotonic() > end:
+                process.terminate()
+            _poll(process.pid, found)
+            time.sleep(POLL_S)
+        reading.join()
+    if process.returncode:
+        raise SystemExit(
+            f"error: {' '.join(command)} ended with {process.returncode}: {log.read_text()[-2000:]}"
+        )
+    return found
+
+
+def _poll(pid: int, found: Run) -> None:
+    cpu = memory = 0.0
+    try:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return
+    for each in tree:
+        try:
+            times = each.cpu_times()
+            cpu += times.user + times.system
+            memory += each.memory_full_info().pss / 1e6
+        except psutil.Error:
+            continue
+    found.used.append((time.time(), cpu, memory))
+
+
+def _read(process: subprocess.Popen[str], found: Run) -> None:
+    assert process.stdout is not None
+    count = 0
+    for line in process.stdout:
+        if not line.startswith('{"trajectories"'):
+            continue
+        told = json.loads(line)
+        if told["trajectories"] == 0:
+            found.began = time.time()
+            continue
+        new = told["trajectories"] - count
+        passed = round(told["success"] * new)
+        found.ended += [(time.time(), each < passed) for each in range(new)]
+        count = told["trajectories"]
+
+
+def beside(task: str, seeds: list[int], minutes: float, python: str) -> dict[str, Any]:
+    """All arms of a task, one run after the other."""
+    runs: dict[str, list[dict[str, Any]]] = {"dart": [], **{peer: [] for peer in PEERS[task]}}
+    for seed in seeds:
+        for arm, figures in runs.items():
+            figures.append(play(arm, task, seed, minutes, python).figures())
+            print(f"{task} {arm} {seed}: {json.dumps(figures[-1])}", file=sys.stderr, flush=True)
+    return {**runs, **{f"{peer}_ratios": ratios(runs["dart"], runs[peer]) for peer in PEERS[task]}}
+
+
+def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Our figures by a peer's, of means over seeds; null where one of them did not get there."""
+
+    def mean(runs: list[dict[str, Any]], *path: str) -> float | None:
+        values = []
+        for run in runs:
+            value: Any = run
+            for key in path:
+                value = value[key]
+            values.append(value)
+        return None if None in values else fmean(values)
+
+    paths = {
+        "trajectories_s_ratio": ("trajectories_s",),
+        "trajectories_cpu_s_ratio": ("trajectories_cpu_s",),
+        "cpu_s_to_080_ratio": ("cpu_s_to", "0.8"),
+        "trajectories_to_080_ratio": ("trajectories_to", "0.8"),
+        "peak_memory_ratio": ("peak_mb",),
+    }
+    found = {}
+    for name, path in paths.items():
+        one, other = mean(ours, *path), mean(theirs, *path)
+        found[name] = None if one is None or other is None else round(one / other, 3)
+    return found
+
+
+def main() -> None:
+    """Play what is asked for, write it, print it as one line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tasks", nargs="+", choices=list(CONFIGS), default=list(CONFIGS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--minutes", type=float, default=5.0, help="of training, each run")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers", help="of setup-peers")
+    parser.add_argument("--out", type=Path, help="also write the result here")
+    asked = parser.parse_args()
+    python = str(asked.peers / "bin" / "python")
+    if "screen" in asked.tasks and not Path(python).exists():
+        raise SystemExit(f"error: no {python}: run scripts/setup-peers")
+    told = "import trl; print(trl.__version__)"
+    result: dict[str, Any] = {
+        "benchmark": "peers",
+        "minutes": asked.minutes,
+        "seeds": asked.seeds,
+        "versions": {"transformers": version("transformers"), "torch": version("torch")},
+        **{task: beside(task, asked.seeds, asked.minutes, python) for task in asked.tasks},
+    }
+    if "screen" in asked.tasks:
+        trl = subprocess.run([python, "-c", told], capture_output=True, text=True, check=True)
+        result["trl"] = {
+            "version": trl.stdout.strip(),
+            **result["screen"]["trl_ratios"],
+            "cannot": CANNOT,
+        }
+    if "steps" in asked.tasks:
+        result["plain_loop"] = {
+            "version": f"transformers {version('transformers')}",
+            **result["steps"]["plain_ratios"],
+            "cannot": "",
+        }
+    if asked.out:
+        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""GRPO as one writes it in an afternoon: play all, then learn, in one process. What dart is measured beside (peers.py).
+
+    python benchmarks/peers/plain_loop.py CONFIG [--seed 0] [--minutes 5] [--threads 2] [--set KEY=VALUE]
+
+It does the same task: dart's environments, prompts, action language and model folder. All else is transformers and
+torch alone: `generate` over all episodes that play, one padded forward pass over their steps, AdamW. The rate is the
+configuration's. Each update prints a line of JSON: trajectories so far, and the success of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from dart_cli.config.load import load_config  # noqa: E402 - after the path
+from dart_cli.config.schema import Config  # noqa: E402 - likewise
+from dart_cli.config.task_split import trained_tasks  # noqa: E402 - likewise
+from dart_cli.data.scheduler import task_seed  # noqa: E402 - likewise
+from dart_cli.env.episode import action_spec_of  # noqa: E402 - likewise
+from dart_cli.policy.model import load_policy  # noqa: E402 - likewise
+from dart_cli.policy.prompt import RenderedPrompt, make_renderer  # noqa: E402 - likewise
+from envs.actions import Answer, Done, Fail  # noqa: E402 - likewise
+from envs.base import GuiEnv, Observation, Task  # noqa: E402 - likewise
+from envs.registry import make_env  # noqa: E402 - likewise
+
+ROWS = 64
+"""Steps of one forward pass."""
+
+
+@dataclass
+class Episode:
+    """One trajectory."""
+
+    env: GuiEnv
+    task: Task
+    screen: Observation
+    instruction: str
+    steps: list[tuple[RenderedPrompt, list[int]]] = field(default_factory=list)
+    reward: float = 0.0
+    is_over: bool = False
+
+
+class PlainLoop:
+    """A model, its optimizer, and as many environments as an update has trajectories."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        torch.manual_seed(seed)
+        self._config = config
+        self._seed = seed
+        self._policy = load_policy(config.model.path, weights=False)  # for prompts and pixels alone
+        self._model: Any = AutoModelForImageTextToText.from_pretrained(self._policy.folder)
+        self._model.model.visual.requires_grad_(not config.model.freeze_vision)
+        trained = [each for each in self._model.parameters() if each.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=config.train.rate, weight_decay=0.0)
+        self.trained = trained
+        self._renderer = make_renderer(self._policy, config.policy)
+        self._actions = action_spec_of(config)
+        self._tasks = trained_tasks(config)
+        self._groups = config.data.groups_per_batch
+        self._size = config.data.group_size
+        self._envs = [make_env(config.env.suite) for _ in range(self._groups * self._size)]
+        self._numbers = count()
+
+    def update(self) -> list[float]:
+        """Play a batch, learn from it; the rewards of its trajectories."""
+        episodes = self._begun()
+        while playing := [each for each in episodes if not each.is_over]:
+            prompts = [
+                self._renderer.render(each.instruction, [], each.screen.screenshot)
+                for each in playing
+            ]
+            for each, prompt, tokens in zip(playing, prompts, self._sampled(prompts), strict=True):
+                each.steps.append((prompt, tokens))
+                self._act(each, self._policy.decode(tokens))
+        self._learn(episodes)
+        return [each.reward for each in episodes]
+
+    def _begun(self) -> list[Episode]:
+        episodes = []
+        for begin in range(0, len(self._envs), self._size):
+            number = next(self._numbers)
+            task = self._tasks[number % len(self._tasks)]
+            seed = task_seed(self._seed, number)
+            for env in self._envs[begin : begin + self._size]:
+                screen, info = env.reset(seed=seed, options={"task": task})
+                episodes.append(Episode(env, task, screen, str(info["instruction"])))
+        return episodes
+
+    def _act(self, episode: Episode, text: str) -> None:
+        action, _ = self._actions.read(text, episode.screen, None)
+        if action is None:
+            episode.is_over = True  # malformed: a failure
+            return
+        episode.screen, _, terminated, truncated, _ = episode.env.step(action)
+        ends = isinstance(action, Done | Answer | Fail)
+        if ends or terminated or truncated or len(episode.steps) == episode.task.max_steps:
+            episode.is_over = True
+            episode.reward = episode.env.evaluate().reward or 0.0
+
+    def _arguments(self, sequences: list[list[int]], images: list[list[bytes]]) -> dict[str, Any]:
+        inputs = self._policy.inputs(sequences, images)
+        shown = [inputs.images[index] for index in inputs.shown]
+        return {
+            "input_ids": inputs.input_ids,
+            "attention_mask": inputs.attention_mask,
+            "mm_token_type_ids": (inputs.input_ids == self._policy.image_token_id).int(),
+            "pixel_values": torch.cat([each.patches for each in shown]),
+            "image_grid_thw": torch.tensor([each.grid for each in shown]),
+        }
+
+    @torch.no_grad()
+    def _sampled(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
+        """A completion [A] of each prompt, its end token included."""
+        arguments = self._arguments(
+            [each.token_ids for each in prompts], [each.images for each in prompts]
+        )
+        ends = self._policy.end_token_ids
+        drawn = self._model.generate(
+            **arguments,
+            do_sample=True,
+            temperature=self._config.rollout.temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=self._config.rollout.max_tokens,
+            eos_token_id=list(ends),
+            pad_token_id=self._policy.pad_token_id,
+        )
+        found = []
+        for row in drawn[:, arguments["input_ids"].shape[1] :].tolist():
+            end = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
+            found.append(row[: end + 1])
+        return found
+
+    def _learn(self, episodes: list[Episode]) -> None:
+        """One step of AdamW: advantages by group, of all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
+        rewards = torch.tensor([each.reward for each in episodes]).view(-1, self._size)
+        centred = rewards - rewards.mean(1, keepdim=True)
+        advantages = (centred / (rewards.std(1, keepdim=True) + 1e-6)).flatten().tolist()
+        work = [
+            (prompt, tokens, advantage)
+            for each, advantage in zip(episodes, advantages, strict=True)
+            for prompt, tokens in each.steps
+            if advantage
+        ]
+        if not work:
+            return
+        total = sum(len(tokens) for _, tokens, _ in work)
+        self._optimizer.zero_grad()
+        for begin in range(0, len(work), ROWS):
+            part = work[begin : begin + ROWS]
+            sequences = [prompt.token_ids + tokens for prompt, tokens, _ in part]
+            arguments = self._arguments(sequences, [prompt.images for prompt, _, _ in part])
+            longest = max(len(tokens) for _, tokens, _ in part)
+            # Sequences end together, but their completions do not begin so: padding is on the left.
+            logits = self._model(**arguments, logits_to_keep=longest + 1).logits[:, :-1]
+            targets = arguments["input_ids"][:, -longest:]
+            logprobs = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+            weights = torch.zeros_like(logprobs)
+            for row, (_, tokens, advantage) in enumerate(part):
+                weights[row, -len(tokens) :] = advantage / total
+            (-(logprobs * weights).sum()).backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, self._config.train.grad_clip)
+        self._optimizer.step()
+
+
+def main() -> None:
+    """Train for so long, a line of JSON for each update."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--set", action="append", default=[], dest="sets")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    loop = PlainLoop(load_config(asked.config, asked.sets), asked.seed)
+    end, played = time.monotonic() + 60 * asked.minutes, 0
+    print(json.dumps({"trajectories": 0}), flush=True)
+    while time.monotonic() < end:
+        rewards = loop.update()
+        played += len(rewards)
+        line = {
+            "trajectories": played,
+            "success": sum(each == 1.0 for each in rewards) / len(rewards),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
