@@ -202,7 +202,7 @@ def test_ci_passes_a_test_that_passes_alone_and_names_the_defect_last(copy: Copy
     ended, lines = copy.run(".ci/run")
     assert ended == 0
     assert lines[-1] == (
-        "failed beside others, passed alone: a defect to fix: everything: test_it.py::test_flaky"
+        "failed beside others, passed alone: a defect to fix: bare: test_it.py::test_flaky"
     )
 
 
@@ -213,13 +213,31 @@ def test_ci_fails_with_a_test_that_fails_alone_too(copy: Copy) -> None:
     assert not any("defect" in line for line in lines)
 
 
-def test_ci_runs_the_tests_with_everything_and_with_python_alone(copy: Copy) -> None:
-    copy.pytest_exits(0)
+RAN = """
+import os
+from pathlib import Path
+import pytest
+
+def test_{name}():
+    if "{name}" == "browser" and "HIDDEN" in os.environ:
+        pytest.skip("no browser")
+    with Path("{root}/ran").open("a") as file:
+        file.write("{name} hidden={{}}\\n".format(os.environ.get("HIDDEN")))
+"""
+
+
+def test_ci_runs_each_test_once_with_python_alone_or_where_all_is_installed(copy: Copy) -> None:
+    for name in ("plain", "browser"):
+        (copy.root / f"test_{name}.py").write_text(RAN.format(name=name, root=copy.root))
+    copy.write(
+        ".ci/hidden", 'echo "$*" >> hidden; [ "$1" != --extras ] || shift; HIDDEN=1 exec "$@"'
+    )
+    (copy.root / ".ci/skips.toml").write_text('always = []\nbare = ["no browser"]\n')
     assert copy.run(".ci/run")[0] == 0
+    assert copy.lines("ran") == ["plain hidden=1", "browser hidden=None"]
     tests, quickstart = copy.lines("hidden")
     assert tests == "scripts/test"
     assert quickstart.startswith("--extras scripts/quickstart ")
-    assert len(copy.lines("calls")) == 2
 
 
 SKIPPED = """
