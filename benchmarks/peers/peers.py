@@ -7,7 +7,7 @@
     steps    configs/quickstart.toml: several steps, a screenshot each, `builtin:tiny`
     screen   one_screen.py: one step, `builtin:small`
 
-    dart     `dart up` with its defaults for the task
+    dart     `dart up` with the configuration, but all tasks alike often
     plain    plain_loop.py: GRPO in one process, with transformers' `generate`
     trl      trl_loop.py: TRL's GRPOTrainer, of `screen` alone: CANNOT says why
 
@@ -117,6 +117,7 @@ def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
         if arm == "dart":
             own = [f"run.dir={run}", f"run.seed={seed}", "eval.around=false"]
             own += [f"train.max_minutes={minutes}", "train.stop_at=0", "train.updates=100000"]
+            own += ["data.task_sampling=uniform"]  # as theirs, so that their successes compare
             command = [*dart("up", config), *overrides([*sets, *own])]
         else:
             script = "plain_loop.py" if arm == "plain" else "trl_loop.py"
