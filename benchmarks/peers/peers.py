@@ -42,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.learning.study import dart, overrides  # noqa: E402 - after the path
+from dart_cli.config.load import load_config  # noqa: E402 - likewise
 from dart_cli.data.store.open import open_reader  # noqa: E402 - likewise
 
 LEVELS = (0.6, 0.8, 0.9)
@@ -70,7 +71,8 @@ class Run:
 
     used: list[tuple[float, float, float]] = field(default_factory=list)  # unix time, CPU s, MB
     began: float = 0.0  # when play began, unix time
-    ended: list[tuple[float, bool]] = field(default_factory=list)  # trajectories in order; passed
+    ended: list[tuple[float, bool | None]] = field(default_factory=list)
+    """Trajectories in order: when, and whether it passed; None of one that was played because of others' failure."""
 
     def cpu_at(self, moment: float) -> float:
         """CPU seconds used by then."""
@@ -79,32 +81,24 @@ class Run:
     def figures(self) -> dict[str, Any]:
         """Those of the table above."""
         times = [at for at, _ in self.ended]
-        passed = [float(one) for _, one in self.ended]
+        told = [(count, one) for count, (_, one) in enumerate(self.ended, 1) if one is not None]
         to: dict[str, Any] = {"cpu_s_to": {}, "trajectories_to": {}}
         for level in LEVELS:
+            windows = (told[end - NEWEST : end] for end in range(NEWEST, len(told) + 1))
             reached = next(
-                (
-                    count
-                    for count in range(NEWEST, len(passed) + 1)
-                    if fmean(passed[count - NEWEST : count]) >= level
-                ),
-                None,
+                (part[-1][0] for part in windows if fmean(one for _, one in part) >= level), None
             )
-            cpu = (
-                None
-                if reached is None
-                else self.cpu_at(times[reached - 1]) - self.cpu_at(self.began)
-            )
+            cpu = reached and self.cpu_at(times[reached - 1]) - self.cpu_at(self.began)
             to["cpu_s_to"][str(level)] = None if cpu is None else round(cpu, 1)
             to["trajectories_to"][str(level)] = reached
         return {
-            "trajectories": len(passed),
+            "trajectories": len(times),
             "trajectories_s": round((len(times) - 1) / max(1e-9, times[-1] - times[0]), 2),
             "trajectories_cpu_s": round(
                 len(times) / max(1e-9, self.cpu_at(times[-1]) - self.cpu_at(self.began)), 2
             ),
             **to,
-            "success_end": round(fmean(passed[-NEWEST:]), 3),
+            "success_end": round(fmean(one for _, one in told[-NEWEST:]), 3),
             "peak_mb": round(max(mb for _, _, mb in self.used)),
         }
 
@@ -128,7 +122,13 @@ def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
             with open_reader(run) as reader:
                 rows = [each for each in reader.trajectories() if each.outcome in ("pass", "fail")]
             found.began = min(each.leased_at for each in rows)
-            found.ended = sorted((each.ended_at or 0.0, each.outcome == "pass") for each in rows)
+            # Early stop plays the second half of a group only where one of the first failed.
+            half = load_config(ROOT / config, [*sets, *own]).data.group_size // 2
+            rows.sort(key=lambda each: each.ended_at or 0.0)
+            found.ended = [
+                (each.ended_at or 0.0, each.outcome == "pass" if each.attempt < half else None)
+                for each in rows
+            ]
     return found
 
 

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 def run(passed_from: int, count: int) -> Run:
     """A trajectory a second; all pass from one on; two CPU seconds a second, loading took ten."""
     used = [(float(at), 2.0 * at + 10, 100.0 + at) for at in range(count + 2)]
-    ended = [(float(at + 1), at >= passed_from) for at in range(count)]
+    ended: list[tuple[float, bool | None]] = [
+        (float(at + 1), at >= passed_from) for at in range(count)
+    ]
     return Run(used, 0.0, ended)
 
 
@@ -33,6 +35,16 @@ def test_a_level_is_reached_by_the_newest_trajectories_and_loading_costs_nothing
     assert found["trajectories_cpu_s"] == 0.5
     assert found["peak_mb"] == 701
     assert run(600, 600).figures()["cpu_s_to"] == {"0.6": None, "0.8": None, "0.9": None}
+
+
+def test_a_trajectory_that_was_chosen_by_success_counts_and_tells_nothing() -> None:
+    plain = run(200, 600)
+    doubled = [each for at, one in plain.ended for each in ((at, one), (at, None))]
+    found, expected = Run(plain.used, plain.began, doubled).figures(), plain.figures()
+    assert found["trajectories"] == 1200
+    assert found["success_end"] == expected["success_end"]
+    assert found["cpu_s_to"] == expected["cpu_s_to"]
+    assert found["trajectories_to"]["0.8"] == 2 * expected["trajectories_to"]["0.8"] - 1
 
 
 def test_a_ratio_is_of_means_and_missing_where_a_run_did_not_get_there() -> None:
