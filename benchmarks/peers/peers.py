@@ -50,6 +50,8 @@ NEWEST = 256
 POLL_S = 0.25
 START_S = 120.0
 """That loading may take beside the minutes of training."""
+END_S = 60.0
+"""From being told to end until it is killed."""
 CONFIGS = {
     "steps": ("configs/quickstart.toml", ()),
     "screen": (
@@ -143,8 +145,8 @@ def watched(command: list[str], deadline_s: float, log: Path) -> Run:
         reading.start()
         end = time.monotonic() + deadline_s
         while process.poll() is None:
-            if time.monotonic() > end:
-                process.terminate()
+            if (late := time.monotonic() - end) > 0:
+                process.kill() if late > END_S else process.terminate()
             _poll(process.pid, found)
             time.sleep(POLL_S)
         reading.join()

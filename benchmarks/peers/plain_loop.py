@@ -166,6 +166,7 @@ class PlainLoop:
             # Sequences end together, but their completions do not begin so: padding is on the left.
             logits = self._model(**arguments, logits_to_keep=longest + 1).logits[:, :-1]
             targets = arguments["input_ids"][:, -longest:]
+            logits = logits / self._config.rollout.temperature
             logprobs = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
             weights = torch.zeros_like(logprobs)
             for row, (_, tokens, advantage) in enumerate(part):
@@ -175,9 +176,9 @@ class PlainLoop:
         self._optimizer.step()
 
 
-def main() -> None:
-    """Train for so long, a line of JSON for each update."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def asked_of(doc: str) -> argparse.Namespace:
+    """What a peer is started with, and as many threads of torch; `doc` is its module's."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -185,6 +186,12 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="sets")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
+    return asked
+
+
+def main() -> None:
+    """Train for so long, a line of JSON for each update."""
+    asked = asked_of(__doc__ or "")
     loop = PlainLoop(load_config(asked.config, asked.sets), asked.seed)
     end, played = time.monotonic() + 60 * asked.minutes, 0
     print(json.dumps({"trajectories": 0}), flush=True)

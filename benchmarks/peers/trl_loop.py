@@ -8,7 +8,6 @@ of JSON: trajectories so far, and their success.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -33,7 +32,8 @@ from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from dart_cli.config.load import load_config  # noqa: E402 - after the path
+from benchmarks.peers.plain_loop import asked_of  # noqa: E402 - after the path
+from dart_cli.config.load import load_config  # noqa: E402 - likewise
 from dart_cli.config.model_folder import resolve  # noqa: E402 - likewise
 from dart_cli.config.schema import Config  # noqa: E402 - likewise
 from dart_cli.config.task_split import trained_tasks  # noqa: E402 - likewise
@@ -111,14 +111,7 @@ class Until(TrainerCallback):  # type: ignore[misc]
 
 def main() -> None:
     """Train for so long."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
-    parser.add_argument("--set", action="append", default=[], dest="sets")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    asked = asked_of(__doc__ or "")
     disable_progress_bars()
     config = load_config(asked.config, asked.sets)
     folder = resolve(config.model.path)
