@@ -1,6 +1,7 @@
 """One cell of explore_effect.py: an instance explored by one chooser, tuned on, tested.
 
 Application   what is explored; APPLICATIONS, MEASURED
+PRACTISED     arms that go on by reinforcement learning (explore_practice.py)
 Protocol      steps, updates and rate; PROTOCOL, fixed on `centre`
 Effect        the study in one application; `play` measures a cell
 questions_of     questions from the rows of several explorations
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning.explore_practice import PRACTICE, practised
 from benchmarks.learning.study import Cell, Result, call, dart, overrides
 from bus.errors import UserError
 from dart_cli.explore import RowOptions
@@ -33,6 +35,8 @@ from envs.registry import select_tasks
 Row = dict[str, Any]
 
 CHOOSERS = ("q", "count", "recency", "random")
+PRACTISED = {"practised-q": "q", "practised-untuned": "untuned"}
+"""Arm -> the arm whose model it begins with."""
 LONG_SEED = 1_000
 """Of the draws of the explorations that the questions come from, counted on; those of the arms are the instance's."""
 PER_SCREEN = 8
@@ -99,8 +103,8 @@ class Effect:
 
     def settings(self, cell: Cell) -> object:
         """What a cell's result depends on."""
-        del cell
-        return {**asdict(self.application), **asdict(self.protocol)}
+        found = {**asdict(self.application), **asdict(self.protocol)}
+        return found | {"practice": asdict(PRACTICE)} if cell.arm in PRACTISED else found
 
     def folder(self, *parts: str) -> Path:
         """A folder below the application's."""
@@ -108,6 +112,8 @@ class Effect:
 
     def play(self, cell: Cell) -> Result:
         """Measure one cell; what it needs is made if it is not there. Raises ChildError, UserError."""
+        if cell.arm in PRACTISED:
+            return self._practised(cell)
         test = self._test(cell)
         spent = _cpu_s()
         model, told, rows = str(self._ground()), {}, []
@@ -123,6 +129,24 @@ class Effect:
             "hits": self._hits(cell, model, test, rows),
             "cpu_s": round(_cpu_s() - spent, 1),
         }
+
+    def _practised(self, cell: Cell) -> Result:
+        """Reinforcement learning in the instance."""
+        arm, model = Cell(PRACTISED[cell.arm], cell.seed), str(self._ground())
+        if arm.arm != "untuned":
+            folder = self._rows(self._explored(arm, self.protocol.steps, cell.seed))
+            model, _ = self._tuned(arm, folder, len(read_rows(folder)))
+        longer = LONG * self.protocol.steps
+        graph = self._explored(Cell("q", cell.seed), longer, LONG_SEED + cell.seed)
+        return practised(
+            self._root,
+            self.folder(),
+            cell.arm,
+            cell.seed,
+            graph=graph,
+            model=model,
+            practice=PRACTICE,
+        )
 
     # --- exploring and rows ----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Does exploring pay: rows of each chooser, tuned on and tested in the instance that was explored.
 
     python benchmarks/learning/explore_effect.py [--apps mail shop wiki] [--instances 8] [--choosers q count recency random]
-        [--work runs/bench-explore-effect] [--out benchmarks/results/explore_effect.json]
+        [--practised 3] [--work runs/bench-explore-effect] [--out benchmarks/results/explore_effect.json]
 
 An instance is one task's start at one seed (`dart explore --first-seed`). In each, all choosers explore for the same
 number of steps, all their rows are learned (no caps) with equally many updates from the same model, and the tuned models
@@ -14,6 +14,8 @@ qicrl_minus_OTHER          of the same instances, with such an interval
 covered                    share of the elements of the union's screens that the arm's screens show
 by_screen                  hit@1 apart: the arm has rows of this very picture (`covered`), of the same screen in another
                            state (`another_state`), or none of the screen (`never_seen`), with the number of screens
+rl_success_with, _without  success on the instance's tasks (explore_practice.py) after reinforcement learning from the model
+                           tuned on Q-ICRL's rows, and from the untuned one; `before` and their difference likewise
 
 `cpu_s` of a cell is that of its processes without the browser. A cell is kept in --work and not measured again, a training
 that was stopped goes on. The last line is one JSON object; None is not measured.
@@ -29,7 +31,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.learning.explore_cells import APPLICATIONS, CHOOSERS, MEASURED, PROTOCOL, Effect
+from benchmarks.learning.explore_cells import APPLICATIONS, CHOOSERS, MEASURED, PRACTISED, PROTOCOL, Effect
+from benchmarks.learning.explore_practice import PRACTICE
 from benchmarks.learning.explore_summary import summarize
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing
 from bus.errors import DartError
@@ -42,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--apps", nargs="+", choices=list(APPLICATIONS), default=list(MEASURED))
     parser.add_argument("--instances", type=int, default=8)
+    parser.add_argument("--practised", type=int, default=3, help="instances with RL")
     parser.add_argument("--choosers", nargs="+", choices=CHOOSERS, default=list(CHOOSERS))
     parser.add_argument("--updates", type=int, default=PROTOCOL.updates, help="of a training")
     parser.add_argument("--steps", type=int, default=PROTOCOL.steps, help="of an exploration")
@@ -58,6 +62,7 @@ def main() -> None:
                 for instance in range(asked.instances)
                 for arm in ("untuned", *asked.choosers)
             ]
+            cells += [Cell(arm, at) for at in range(asked.practised) for arm in PRACTISED]
             found[name] = play_missing(
                 cells,
                 ResultCache(study.folder("cells"), study.settings),
@@ -66,7 +71,7 @@ def main() -> None:
             )
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
-    result = {"benchmark": "explore_effect", "protocol": asdict(protocol), **summarize(found)}
+    result = {"benchmark": "explore_effect", "protocol": asdict(protocol), "practice": asdict(PRACTICE), **summarize(found)}
     if asked.out is not None:
         asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

@@ -17,6 +17,7 @@ ARMS: Mapping[str, str] = {
     "q": "qicrl",
 }
 """Arm -> its name in the result file."""
+WITH, WITHOUT = "practised-q", "practised-untuned"
 KNOWN = ("covered", "another_state", "never_seen")
 
 
@@ -49,7 +50,7 @@ def hit(result: Result, known: str = "") -> float | None:
 def _figures(cells: Mapping[tuple[str, Cell], Result]) -> dict[str, Any]:
     hits: dict[str, dict[tuple[str, int], float]] = {arm: {} for arm in ARMS}
     for (name, cell), result in cells.items():
-        if (value := hit(result)) is not None:
+        if cell.arm in hits and (value := hit(result)) is not None:
             hits[cell.arm][name, cell.seed] = value
     told: dict[str, Any] = {}
     for arm, label in ARMS.items():
@@ -58,11 +59,7 @@ def _figures(cells: Mapping[tuple[str, Cell], Result]) -> dict[str, Any]:
     for other in ("random", "count", "recency", "untuned"):
         both = sorted(hits["q"].keys() & hits[other].keys())
         apart = [hits["q"][key] - hits[other][key] for key in both]
-        told[f"qicrl_minus_{ARMS[other]}"] = {
-            "value": _mean(apart),
-            "interval": _interval(apart),
-            "n": len(apart),
-        }
+        told[f"qicrl_minus_{ARMS[other]}"] = _difference(apart)
     for arm, label in ARMS.items():
         own = [result for (_, cell), result in cells.items() if cell.arm == arm]
         told[f"by_screen_{label}"] = {known: _known(own, known) for known in KNOWN}
@@ -70,7 +67,29 @@ def _figures(cells: Mapping[tuple[str, Cell], Result]) -> dict[str, Any]:
             [each["covered"] for each in own if each["covered"] is not None]
         )
         told[f"cpu_s_{label}"] = _mean([each["cpu_s"] for each in own])
+    return told | _practised(cells)
+
+
+def _practised(cells: Mapping[tuple[str, Cell], Result]) -> dict[str, Any]:
+    """Success before and after reinforcement learning, and what the rows made of it."""
+    found: dict[str, dict[tuple[str, int], Result]] = {WITH: {}, WITHOUT: {}}
+    for (name, cell), result in cells.items():
+        if cell.arm in found:
+            found[cell.arm][name, cell.seed] = result
+    told: dict[str, Any] = {}
+    for arm, label in ((WITH, "with"), (WITHOUT, "without")):
+        own = list(found[arm].values())
+        told[f"rl_before_{label}"] = _mean([each["before"] for each in own])
+        told[f"rl_success_{label}"] = _mean([each["after"] for each in own])
+    both = sorted(found[WITH].keys() & found[WITHOUT].keys())
+    apart = [found[WITH][key]["after"] - found[WITHOUT][key]["after"] for key in both]
+    told["rl_with_minus_without"] = _difference(apart)
     return told
+
+
+def _difference(apart: Sequence[float]) -> dict[str, Any]:
+    """Of pairs."""
+    return {"value": _mean(apart), "interval": _interval(apart), "n": len(apart)}
 
 
 def _known(results: Sequence[Result], known: str) -> dict[str, Any]:

@@ -131,17 +131,19 @@ class Player:
             except (RunDirectoryError, StoreError):
                 continue  # it starts
             if trained and not killed and self._has_checkpoint():
+                self.say("the first update is done; the trainer is killed, to see it resume")
                 killed = self._kill_trainer()
             if trained >= UPDATES and serving == self.config.up.rollouts and killed:
+                self._kill_trainer()  # it would finish its third update first
                 return
 
     def _has_checkpoint(self) -> bool:
         return any((self.config.run.dir / "checkpoints").glob("c[0-9]*"))
 
     def _kill_trainer(self) -> int:
+        """Its process, 0 where none lives."""
         for worker in workers_of(self.config.run.dir):
             if worker.name == "train" and worker.liveness != "gone":
-                self.say("the first update is done; the trainer is killed, to see it resume")
                 os.kill(worker.pid, signal.SIGKILL)
                 return worker.pid
         return 0

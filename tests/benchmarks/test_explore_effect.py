@@ -86,3 +86,22 @@ def test_hits_are_means_over_screens_then_instances_and_differences_are_of_pairs
     assert mail["by_screen_qicrl"]["never_seen"] == {"hit": 0.25, "screens": 2}
     assert found["hit_qicrl"] == pytest.approx((0.5 + 0.8 + 0.2 + 0.3) / 4)
     assert found["applications"]["wiki"]["qicrl_minus_random"]["n"] == 0
+
+
+def test_practice_with_rows_is_held_against_practice_without_in_the_same_instance() -> None:
+    def run(before: float, after: float) -> dict[str, Any]:
+        return {"before": before, "after": after}
+
+    found = summarize(
+        {
+            "shop": {
+                Cell("practised-q", 0): run(0.1, 0.5),
+                Cell("practised-untuned", 0): run(0.0, 0.2),
+                Cell("practised-q", 1): run(0.3, 0.7),
+            }
+        }
+    )["applications"]["shop"]
+    assert (found["rl_before_with"], found["rl_success_with"]) == (0.2, 0.6)
+    assert (found["rl_before_without"], found["rl_success_without"]) == (0.0, 0.2)
+    assert found["rl_with_minus_without"] == {"value": 0.3, "interval": None, "n": 1}
+    assert found["hit_qicrl"] is None
