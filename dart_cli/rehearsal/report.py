@@ -80,7 +80,7 @@ def parts(plan: Rehearsal) -> Iterator[Part]:
     lora = written.model.lora
     how = [f"LoRA of rank {lora.rank}"] if lora else []
     how += ["recompute"] if written.train.recompute == "layer" else []
-    yield part("trainer, ranks", "train.ranks", told=", ".join(how))
+    yield part("trainer, ranks", "train.ranks", "model.dtype", told=", ".join(how))
     yield part("kill and resume from a checkpoint", "train.checkpoint_every")
     yield part("weight channel", "weights.channel", told=written.weights.channel)
     yield part("evaluation", "eval.episodes")
