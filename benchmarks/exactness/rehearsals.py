@@ -5,7 +5,8 @@
     ui-tars-7b    configs/ui-tars-7b.toml at 1280x720
     lora          the same with adapters of rank 32, at 640x360
     pointer       the same with a pointer head, at 640x360
-    osworld       configs/osworld.toml; suite `mini` in the place of its virtual machines, at 640x360
+    osworld       configs/osworld.toml with its three small tasks; displays of Xvfb, each with a server that has the
+                  routes of OSWorld's, in the place of its virtual machines, one environment process
 
 A name's figures are the rehearsal's last line (docs/rehearsal.md) and what was set. Those of names that are not
 asked for stay as they were. The limit is five minutes on two cores that nothing else uses. The last line is JSON.
@@ -19,10 +20,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.envs.osworld.conftest import XGuest
+
 RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
 DEADLINE_S = 3000.0
 SMALL = 'env.options={size="640x360"}'
@@ -30,14 +37,36 @@ CASES = {
     "ui-tars-7b": ("ui-tars-7b.toml", ['env.options={size="1280x720"}']),
     "lora": ("ui-tars-7b.toml", [SMALL, "model.lora={rank=32}"]),
     "pointer": ("ui-tars-7b.toml", [SMALL, 'policy.pointing="pointer"']),
-    "osworld": ("osworld.toml", ['env.suite="mini"', SMALL]),
+    "osworld": ("osworld.toml", ["up.envs=1"]),
 }
+GUESTS = 2
+"""Of `osworld`: as many as a rehearsal's slots."""
+
+
+@contextmanager
+def guests(name: str) -> Iterator[list[str]]:
+    """What is set for the guests that a case needs; they run until the block ends."""
+    if name != "osworld":
+        yield []
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        running: list[XGuest] = []
+        try:
+            for each in range(GUESTS):
+                home = Path(folder) / str(each)
+                home.mkdir()
+                running.append(XGuest(home))
+            urls = json.dumps([guest.url for guest in running])
+            yield [f"env.options={{url={urls}, pause_s=0.2}}"]
+        finally:
+            for guest in running:
+                guest.end()
 
 
 def rehearsed(name: str, more: list[str]) -> dict[str, Any]:
     """One rehearsal's last line, and what was set."""
     config, sets = CASES[name]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, guests(name) as at:
         given = [*sets, *more]
         command = [
             sys.executable,
@@ -47,7 +76,7 @@ def rehearsed(name: str, more: list[str]) -> dict[str, Any]:
             str(ROOT / "configs" / config),
             "--rehearse",
         ]
-        for each in [f"run.dir={json.dumps(str(Path(folder) / 'run'))}", *given]:
+        for each in [f"run.dir={json.dumps(str(Path(folder) / 'run'))}", *at, *given]:
             command += ["--set", each]
         done = subprocess.run(
             command,

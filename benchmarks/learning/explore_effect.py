@@ -31,7 +31,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.learning.explore_cells import APPLICATIONS, CHOOSERS, MEASURED, PRACTISED, PROTOCOL, Effect
+from benchmarks.learning.explore_cells import (
+    APPLICATIONS,
+    CHOOSERS,
+    MEASURED,
+    PRACTISED,
+    PROTOCOL,
+    Effect,
+)
 from benchmarks.learning.explore_practice import PRACTICE
 from benchmarks.learning.explore_summary import summarize
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing
@@ -71,7 +78,12 @@ def main() -> None:
             )
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
-    result = {"benchmark": "explore_effect", "protocol": asdict(protocol), "practice": asdict(PRACTICE), **summarize(found)}
+    result = {
+        "benchmark": "explore_effect",
+        "protocol": asdict(protocol),
+        "practice": asdict(PRACTICE),
+        **summarize(found),
+    }
     if asked.out is not None:
         asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

@@ -40,6 +40,8 @@ HEAD = 8
 LAYERS = 2
 LEAST_WIDTH, LEAST_NEURONS = 64, 256
 """Of the language model, and of its MLPs: a chain of actions has a hundred tokens or more."""
+CLICKED = (320, 240)
+"""Pixels from the top left corner that clicks stay in: how large a screen is, not every suite says before it plays."""
 STRENGTH = 0.5
 """Standard deviation of a linear layer's outputs, for inputs of 1: context is seen, and overrules no chain."""
 
@@ -165,7 +167,8 @@ def write_miniature(
         save_file(load_file(folder / SINGLE) | tensors, folder / SINGLE, metadata={"format": "pt"})
     policy = load_policy(folder, pointing=config.policy.pointing)
     size_of = resize_of(config.model_copy(update={"model": ModelConfig(path=str(folder))}))
-    coordinates = make_coordinate_map(config.policy.coordinates, *screen, size_of)
+    within = [min(sides) for sides in zip(screen, CLICKED, strict=True)]
+    coordinates = make_coordinate_map(config.policy.coordinates, *within, size_of)
     codec = make_codec(config.policy.codec)
     writing = writing_of(policy, codec, coordinates, _prompt_end(policy, config, screen))
     if writing is not None:

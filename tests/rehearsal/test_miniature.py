@@ -10,9 +10,9 @@ import torch
 
 from dart_cli.config.architecture import shape_of, text_sizes
 from dart_cli.config.model_folder import Screens
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, ModelConfig
 from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.policy.coordinates import make_coordinate_map, resize_of
 from dart_cli.policy.model import load_policy
 from dart_cli.rehearsal.miniature import cut_config, write_acting, write_miniature
 from dart_cli.rehearsal.stand_in import PUBLISHED, write_stand_in
@@ -70,6 +70,28 @@ def test_it_writes_actions_whatever_the_prompt(
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)
     assert writing is not None
     assert "click" in kinds_written(tmp_path / "model", config, writing.start)
+
+
+def test_its_clicks_are_on_a_screen_that_is_smaller_than_the_plan_takes_it_for(
+    tmp_path: Path,
+) -> None:
+    """OSWorld's guests have sizes of their own; numbers of the screen's pixels must not leave it."""
+    config = config_of("qwen2_5_vl")
+    config = config.model_copy(
+        update={"policy": config.policy.model_copy(update={"coordinates": "resized"})}
+    )
+    write_stand_in(config, tmp_path / "source")
+    writing = write_miniature(tmp_path / "source", tmp_path / "model", config, (1920, 1080))
+    assert writing is not None
+    policy = load_policy(tmp_path / "model")
+    codec = make_codec(config.policy.codec)
+    size_of = resize_of(
+        config.model_copy(update={"model": ModelConfig(path=str(tmp_path / "model"))})
+    )
+    smaller = make_coordinate_map("resized", 800, 600, size_of)
+    texts = list(writing.texts(lambda token: policy.decode([token]), 40))
+    kinds = {codec.parse(text, smaller).kind for text in texts}
+    assert kinds == {"click", "done"}
 
 
 def test_the_deepest_model_writes_them_too_in_its_own_type(tmp_path: Path) -> None:
