@@ -10,7 +10,7 @@ screen, phrased otherwise than the rows. Settings (PROTOCOL) were fixed on a fou
 
 hit_CHOOSER, hit_untuned   hit@1, mean over questions of a screen, then screens, then instances
 interval                   95 %, by drawing instances with replacement; None for one instance
-qicrl_minus_OTHER          of the same instances, with such an interval
+ONE_minus_OTHER            of the same instances, with such an interval
 covered                    share of the elements of the union's screens that the arm's screens show
 by_screen                  hit@1 apart: the arm has rows of this very picture (`covered`), of the same screen in another
                            state (`another_state`), or none of the screen (`never_seen`), with the number of screens

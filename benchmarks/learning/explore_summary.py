@@ -56,10 +56,11 @@ def _figures(cells: Mapping[tuple[str, Cell], Result]) -> dict[str, Any]:
     for arm, label in ARMS.items():
         told[f"hit_{label}"] = _mean(list(hits[arm].values()))
         told[f"hit_{label}_interval"] = _interval(list(hits[arm].values()))
-    for other in ("random", "count", "recency", "untuned"):
-        both = sorted(hits["q"].keys() & hits[other].keys())
-        apart = [hits["q"][key] - hits[other][key] for key in both]
-        told[f"qicrl_minus_{ARMS[other]}"] = _difference(apart)
+    pairs = [("q", other) for other in ("random", "count", "recency", "untuned")]
+    for arm, other in [*pairs, ("count", "random")]:
+        both = sorted(hits[arm].keys() & hits[other].keys())
+        apart = [hits[arm][key] - hits[other][key] for key in both]
+        told[f"{ARMS[arm]}_minus_{ARMS[other]}"] = _difference(apart)
     for arm, label in ARMS.items():
         own = [result for (_, cell), result in cells.items() if cell.arm == arm]
         told[f"by_screen_{label}"] = {known: _known(own, known) for known in KNOWN}

@@ -34,7 +34,7 @@ def _explore() -> None:
     """Explore an application that no model was trained on: its screens, and what leads from one to another.
 
     `dart explore SUITE --task PATTERN --out FOLDER` acts on what it finds, remembers what came of it and
-    prefers what may lead to new screens (GUI-Bee's Q-ICRL); `dart explore SUITE --help` shows its options.
+    prefers what it has tried least; `dart explore SUITE --help` shows its options.
     The folder has a graph of screens and actions, which the commands make something of.
 
     Example: dart explore desk --task 'desk/settings-*' --app settings --out explored/settings
@@ -46,7 +46,7 @@ def _explore() -> None:
 def run_(options: ExploreOptions) -> None:
     """Act on what each screen offers, and keep every screen and what led to it.
 
-    What has never been tried is worth most; what led somewhere is worth what is left to try there. Buttons
+    What was tried least on a screen comes first; with `--chooser q` what may lead to new screens. Buttons
     named delete, pay, send, log out, shut down and the like are left alone: --dry-run shows the whole list.
     Ends when the steps are used up, or when everything on every known screen was tried. A second start goes on
     where the first ended or was killed. The last line of stdout is JSON: screens, depth, no-op rate, steps.

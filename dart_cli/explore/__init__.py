@@ -64,12 +64,12 @@ class ExploreOptions:
     ] = 400
     slots: Annotated[int, typer.Option(min=1, max=256, help="Environments at once.")] = 1
     chooser: Annotated[
-        Literal["q", "random", "count", "recency"],
+        Literal["count", "q", "recency", "random"],
         typer.Option(
-            help="q: by the value of what may be ahead. Controls: random: anything; count: what was "
-            "tried least on this screen; recency: what was not tried lately."
+            help="count: what was tried least on this screen; q: GUI-Bee's Q-ICRL, by the value of what may be "
+            "ahead. Controls: recency: what was not tried lately; random: anything."
         ),
-    ] = "q"
+    ] = "count"
     seeds: Annotated[
         int, typer.Option(min=1, help="Instances of each task: --first-seed and those after it.")
     ] = 1

@@ -1,13 +1,13 @@
 """What an explorer may do on a screen, and which of it comes next.
 
     Candidate   one action, with its value and what came of it before
-    RANKINGS    which candidate comes first: by Q, or by a control
+    RANKINGS    which candidate comes first
     text_for    what is typed into a field
     DENIED      words of names that are left alone by default, by what they would do
     DenyList    which word an element's name has; the list with words added or taken off
 
-The controls see the same screens and candidates: `random` draws among all, `count` takes what was tried
-least on this screen, `recency` leaves out what was tried lately.
+All see the same screens and candidates: `count` takes what was tried least on this screen, `q` goes by the value of
+what may be ahead; the controls: `recency` leaves out what was tried lately, `random` draws among all.
 
 A word counts where a name has it as a whole word, in any case: `pay` is in "Pay now" and "pay-bill", not in
 "Payment history". A phrase of several words counts with any space or hyphen between them, or none: `log out` is
@@ -68,7 +68,7 @@ def at_random(candidates: Sequence[Candidate], rng: Random) -> Candidate:
 
 
 def by_count(candidates: Sequence[Candidate], rng: Random) -> Candidate:
-    """Control: a bonus for what was tried least on this screen, whatever came of it."""
+    """What was tried least on this screen, whatever came of it."""
     return min(rng.sample(candidates, len(candidates)), key=lambda each: each.tries)
 
 
@@ -80,12 +80,12 @@ def by_recency(candidates: Sequence[Candidate], rng: Random) -> Candidate:
 
 
 RANKINGS: Mapping[str, Ranking] = {
-    "q": by_value,
-    "random": at_random,
     "count": by_count,
+    "q": by_value,
     "recency": by_recency,
+    "random": at_random,
 }
-"""Values of --chooser; all but the first are controls."""
+"""Values of --chooser."""
 
 
 def text_for(candidates: Sequence[Candidate], rng: Random) -> str:

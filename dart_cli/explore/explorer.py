@@ -287,7 +287,7 @@ class Exploration:
         return screens is None or self._memory.untried(screens) > 0
 
     def _is_dead_end(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether Q knows that nothing untried is ahead; the controls know no such thing."""
+        """Whether Q knows that nothing untried is ahead; the others know no such thing."""
         return self._plan.ranking == "q" and max(each.value for each in candidates) <= DEAD_END
 
     async def _others(self) -> None:

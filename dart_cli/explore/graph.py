@@ -111,7 +111,7 @@ class ExploreSettings(KeptSettings):
     application: str = ""
     seeds: int = 1
     first_seed: int = 0
-    chooser: str = "q"
+    chooser: str = "count"
     seed: int = 0
     steps: int = 0
     back_every: int = 0

@@ -94,7 +94,7 @@ def test_another_exploration_is_not_mixed_in(
     out = str(tmp_path / "out")
     assert dart(SUITE, "--steps", "2", "--out", out) == 0
     assert dart(SUITE, "--steps", "2", "--chooser", "random", "--out", out) == 2
-    assert "(chooser was 'q' and is 'random')" in capsys.readouterr().err
+    assert "(chooser was 'count' and is 'random')" in capsys.readouterr().err
 
 
 def test_the_instances_are_those_from_the_first_seed_on(
