@@ -35,10 +35,19 @@ def summarize(found: Mapping[str, Mapping[Cell, Result]]) -> dict[str, Any]:
             for name, cells in found.items()
         },
         "cells": {
-            name: {cell.name: result for cell, result in cells.items()}
+            name: {cell.name: _brief(result) for cell, result in cells.items()}
             for name, cells in found.items()
         },
     }
+
+
+def _brief(result: Result) -> Result:
+    """A cell without its hits by screen; one of practice as it is."""
+    if "hits" not in result:
+        return result
+    by_screen = {known: _known([result], known) for known in KNOWN}
+    told = {key: value for key, value in result.items() if key != "hits"}
+    return told | {"hit": hit(result), "questions": result["hits"].get("n"), "by_screen": by_screen}
 
 
 def hit(result: Result, known: str = "") -> float | None:
