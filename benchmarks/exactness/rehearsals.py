@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.envs.osworld.conftest import XGuest
+from tests.envs.osworld.conftest import XGuest  # noqa: E402 - after the path
 
 RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
 DEADLINE_S = 3000.0

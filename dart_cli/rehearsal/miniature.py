@@ -167,8 +167,8 @@ def write_miniature(
         save_file(load_file(folder / SINGLE) | tensors, folder / SINGLE, metadata={"format": "pt"})
     policy = load_policy(folder, pointing=config.policy.pointing)
     size_of = resize_of(config.model_copy(update={"model": ModelConfig(path=str(folder))}))
-    within = [min(sides) for sides in zip(screen, CLICKED, strict=True)]
-    coordinates = make_coordinate_map(config.policy.coordinates, *within, size_of)
+    width, height = (min(sides) for sides in zip(screen, CLICKED, strict=True))
+    coordinates = make_coordinate_map(config.policy.coordinates, width, height, size_of)
     codec = make_codec(config.policy.codec)
     writing = writing_of(policy, codec, coordinates, _prompt_end(policy, config, screen))
     if writing is not None:
