@@ -28,8 +28,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.envs.osworld.conftest import XGuest  # noqa: E402 - after the path
-
 RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
 DEADLINE_S = 3000.0
 SMALL = 'env.options={size="640x360"}'
@@ -49,6 +47,8 @@ def guests(name: str) -> Iterator[list[str]]:
     if name != "osworld":
         yield []
         return
+    from tests.envs.osworld.conftest import XGuest  # which needs the packages of the tests
+
     with tempfile.TemporaryDirectory() as folder:
         running: list[XGuest] = []
         try:
