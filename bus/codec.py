@@ -30,9 +30,9 @@ from bus import messages, ranks, weights
 from bus.errors import OversizeError, ProtocolError
 from bus.messages import PROTOCOL_VERSION, BatchReply, Heartbeat, Message, Reply, Request, RunState
 from bus.packed import Packed, float64s, int32s, little_endian
-from bus.ranks import Scored, Share
+from bus.ranks import Scored, Share, StepStates
 
-_ALONE = (Request, Reply, Heartbeat, RunState, Share, Scored)
+_ALONE = (Request, Reply, Heartbeat, RunState, Share, Scored, StepStates)
 MESSAGES: dict[str, type[Message]] = {
     name: kind
     for module in (messages, weights, ranks)
@@ -95,7 +95,7 @@ def encode(message: Message) -> list[bytes]:
 
 def limits_of(expected: type[Message]) -> MessageLimits:
     """The limits of the messages that come where this kind is expected."""
-    return BATCH_LIMITS if expected in (BatchReply, Share, Scored) else LIMITS
+    return BATCH_LIMITS if expected in (BatchReply, Share, Scored, StepStates) else LIMITS
 
 
 def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -205,6 +205,8 @@ class Sample(Message):
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
     patches: Annotated[list[int], Packed("i")] = []  # [A], as in SampledTokens
     worker: str = ""  # that sampled it, for an error to name
+    reward: Reward | None = None  # of its trajectory; None where groups are compared
+    expected: Reward | None = None  # that its task's tracker expected; likewise
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -414,6 +416,16 @@ class StepMismatch(Message):
     largest: Nats  # of the absolute differences
 
 
+class StepValue(Message):
+    """Part of BatchTrained: what a critic expected before a step, and the advantage by it."""
+
+    group_id: str
+    trajectory_id: str
+    step: Integer
+    value: Reward
+    advantage: Nats
+
+
 REPLAY_METRIC = "replay_"
 """What the names of an update's metrics begin with where its batch was trained on again."""
 
@@ -426,6 +438,7 @@ class BatchTrained(Request):
     policy_version: Integer  # after the update
     metrics: dict[str, float]  # of a skipped update perhaps not finite: data files those that are
     mismatches: list[StepMismatch] = []  # of its steps whose behaviour policy is known
+    values: list[StepValue] = []  # of its steps, with a critic
 
 
 # --- any -> data ----------------------------------------------------------------------------

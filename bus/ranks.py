@@ -1,9 +1,9 @@
 """What the ranks of one trainer tell each other, over torch.distributed: shares of an update.
 
     rank 0 -> every rank     Share
-    rank   -> all ranks      Scored
+    rank   -> all ranks      StepStates, Scored
 
-Axes: `[M]` nodes of a forward pass, `[E]` ends of chains, `[S]` samples, `[N]` tokens; else as in
+Axes: `[M]` nodes of a forward pass, `[E]` ends of chains, `[S]` samples, `[N]` tokens, `[d]` the model's width; else as in
 bus/messages.py.
 """
 
@@ -40,6 +40,17 @@ class Share(Message):
     samples: Count  # of the whole batch
     tokens: Count  # of all their completions
     looks: bool  # whether each rank scores a pack again with grey screens (train/sight.py)
+
+
+class StepStates(Message):
+    """rank -> all ranks, with a critic: the steps [S] of its packs, and the policy's state before each."""
+
+    groups: list[str]
+    trajectories: list[str]
+    steps: Int32s
+    numbers: Float64s
+    """[S * 4]: reward, what its tracker expected, the advantage by that, 1 for the policy's own episodes."""
+    states: Float64s  # [S * d]
 
 
 class ScoredTokens(Message):

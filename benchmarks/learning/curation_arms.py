@@ -59,6 +59,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "fresh": ("data.max_staleness=1",),
     "uniform": ("data.task_sampling=uniform",),
     "margin": ("data.tracker_margin=0.1",),  # less is expected than the trackers say
+    "critic": ("train.critic=gae",),
     "task-tracker": ("data.advantage=task_tracker",),
 }
 """Part -> the `--set` that turn it on; `{pool}` is the folder of oracle trajectories."""

@@ -20,7 +20,7 @@ from random import Random
 from statistics import mean
 
 from benchmarks.speed.playing import GroupMember, Played, Player, step_of
-from bus.messages import Batch
+from bus.messages import Batch, StepValue
 from dart_cli.algo.schedule import MovingAverage, deviation_weights
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
@@ -32,6 +32,7 @@ from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.model import load_policy, pick_device
+from dart_cli.train.critic import key_of
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
 from envs.base import Task
@@ -123,6 +124,8 @@ class Loop:
         if use.reused == self.config.train.reuse:
             del self._held[use.first]
         done = await asyncio.to_thread(self.learner.update, batch, self.version, self.version)
+        if use.first in self._held:
+            self._held[use.first] = _valued(batch, done.values)
         self.fresh += not use.reused
         self.history.append(done.metrics | {"reuse": float(use.reused)})
         await self._engine.update_weights(self.config.run.dir, self.version)
@@ -186,6 +189,16 @@ class Loop:
         )
 
 
+def _valued(batch: Batch, values: Sequence[StepValue]) -> Batch:
+    """The batch with the advantages of a critic, as a run serves it the next time."""
+    found = {(each.group_id, each.trajectory_id, each.step): each.advantage for each in values}
+    samples = [
+        each.model_copy(update={"advantage": found.get(key_of(each), each.advantage)})
+        for each in batch.samples
+    ]
+    return batch.model_copy(update={"samples": samples})
+
+
 class _Unsaved:
     """What Baselines asks of a store, for a run that keeps nothing."""
 
@@ -238,7 +251,10 @@ def batch_of(
     }
     planned = [(records[each.trajectory_id, each.step], each) for each in curation.samples]
     chains, samples = chained(
-        [step_of(record, each.advantage, each.group_id) for record, each in planned]
+        [
+            step_of(record, each.advantage, each.group_id, each.reward, each.baseline)
+            for record, each in planned
+        ]
     )
     return Batch(
         batch_id=number,

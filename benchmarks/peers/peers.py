@@ -2,7 +2,7 @@
 
     scripts/setup-peers
     python benchmarks/peers/peers.py [--tasks steps screen] [--seeds 0 1 2] [--minutes 5]
-        [--out benchmarks/results/peers.json]
+        [--work runs/bench-peers] [--out benchmarks/results/peers.json]
 
     steps    configs/quickstart.toml: several steps, a screenshot each, `builtin:tiny`
     screen   one_screen.py: one step, `builtin:small`
@@ -18,7 +18,7 @@ One run at a time, each on all cores. Of each arm, over seeds:
     peak_mb          memory of all its processes together
 
 and of each peer `..._ratio`: dart's figure by the peer's. CPU seconds and memory are read four times a second from the
-processes that live. The last line is JSON.
+processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.learning.study import dart, overrides  # noqa: E402 - after the path
+from benchmarks.learning.study import (  # noqa: E402 - after the path
+    Cell,
+    ResultCache,
+    dart,
+    overrides,
+    play_missing,
+)
+from bus.errors import DartError  # noqa: E402 - likewise
 from dart_cli.config.load import load_config  # noqa: E402 - likewise
 from dart_cli.data.store.open import open_reader  # noqa: E402 - likewise
 
@@ -189,13 +196,17 @@ def _read(process: subprocess.Popen[str], found: Run) -> None:
         count = told["trajectories"]
 
 
-def beside(task: str, seeds: list[int], minutes: float, python: str) -> dict[str, Any]:
+def beside(task: str, asked: argparse.Namespace, python: str) -> dict[str, Any]:
     """All arms of a task, one run after the other."""
-    runs: dict[str, list[dict[str, Any]]] = {"dart": [], **{peer: [] for peer in PEERS[task]}}
-    for seed in seeds:
-        for arm, figures in runs.items():
-            figures.append(play(arm, task, seed, minutes, python).figures())
-            print(f"{task} {arm} {seed}: {json.dumps(figures[-1])}", file=sys.stderr, flush=True)
+    arms = ("dart", *PEERS[task])
+    cells = {Cell(f"{task}-{arm}", seed): arm for seed in asked.seeds for arm in arms}
+    found = play_missing(
+        list(cells),
+        ResultCache(asked.work, lambda _: asked.minutes),
+        lambda cell: play(cells[cell], task, cell.seed, asked.minutes, python).figures(),
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    runs = {arm: [figures for cell, figures in found.items() if cells[cell] == arm] for arm in arms}
     return {**runs, **{f"{peer}_ratios": ratios(runs["dart"], runs[peer]) for peer in PEERS[task]}}
 
 
@@ -232,18 +243,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, default=5.0, help="of training, each run")
     parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers", help="of setup-peers")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-peers"))
     parser.add_argument("--out", type=Path, help="also write the result here")
     asked = parser.parse_args()
     python = str(asked.peers / "bin" / "python")
     if "screen" in asked.tasks and not Path(python).exists():
         raise SystemExit(f"error: no {python}: run scripts/setup-peers")
     told = "import trl; print(trl.__version__)"
+    try:
+        of_tasks = {task: beside(task, asked, python) for task in asked.tasks}
+    except DartError as error:
+        raise SystemExit(f"error: {error}") from None
     result: dict[str, Any] = {
         "benchmark": "peers",
         "minutes": asked.minutes,
         "seeds": asked.seeds,
         "versions": {"transformers": version("transformers"), "torch": version("torch")},
-        **{task: beside(task, asked.seeds, asked.minutes, python) for task in asked.tasks},
+        **of_tasks,
     }
     if "screen" in asked.tasks:
         trl = subprocess.run([python, "-c", told], capture_output=True, text=True, check=True)

@@ -197,7 +197,13 @@ class Player:
         )
 
 
-def step_of(record: StepRecord, advantage: float, group: str) -> BatchStep:
+def step_of(
+    record: StepRecord,
+    advantage: float,
+    group: str,
+    reward: float | None = None,
+    baseline: float | None = None,
+) -> BatchStep:
     """A played step as the ledger serves it, all of it trained on."""
     return BatchStep(
         group_id=group,
@@ -210,6 +216,8 @@ def step_of(record: StepRecord, advantage: float, group: str) -> BatchStep:
         version_spans=record.sampled.version_spans,
         advantage=advantage,
         weight=1.0,
+        reward=reward,
+        baseline=baseline,
     )
 
 

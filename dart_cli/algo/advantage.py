@@ -1,7 +1,8 @@
-"""Advantages of one group's trajectories from their rewards, and which of its steps are trained on.
+"""Advantages of trajectories from their rewards, and which of a group's steps are trained on.
 
 training_reward      what advantages are computed from
 group_advantages     rewards of a group -> advantages
+step_advantages      what was expected before each step of an episode, and its reward -> advantages
 high_entropy_steps   the steps of a group where the policy had a choice
 """
 
@@ -61,6 +62,23 @@ def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std
         return [value * size / (size - 1) for value in centred]
     std = math.sqrt(math.fsum(value * value for value in centred) / size)
     return [value / (std + EPSILON) for value in centred]
+
+
+def step_advantages(values: Sequence[float], reward: float, share: float) -> list[float]:
+    """GAE [T] of one episode (arXiv 1506.02438, equation 16, with gamma 1 and lambda `share`).
+
+    `values` [T] are the rewards that were expected before its steps; the only reward comes at its end:
+
+        A_t = sum over k of share^k (V_{t+k+1} - V_{t+k}),  V_T = reward
+
+    With `share` 1 that is reward - V_t, whatever was expected in between.
+    """
+    following, advantage, found = reward, 0.0, []
+    for value in reversed(values):
+        advantage = following - value + share * advantage
+        found.append(advantage)
+        following = value
+    return found[::-1]
 
 
 def mean_entropy(entropies: Sequence[float]) -> float:

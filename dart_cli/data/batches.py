@@ -149,14 +149,15 @@ class Batches:
             self._refuse(use.first, reason)
         return self._plan_fresh(standing)
 
-    def _filed_plan(self, batch_id: int) -> BatchPlan:
+    def _filed_plan(self, batch_id: int, *, again: bool = False) -> BatchPlan:
         row = self._store.batch(batch_id)
+        again = again or row.replay_of is not None
         return BatchPlan(
             batch_id,
             tuple(self._store.batch_groups(batch_id)),
             row.temperature,
             Standing(row.run_s, row.trajectories),
-            tuple(self._store.planned_samples(batch_id)),
+            tuple(self._store.planned_samples(batch_id, again=again)),
             is_filed=True,
             replay_of=row.replay_of,
             reuse=row.reuse,
@@ -164,7 +165,7 @@ class Batches:
 
     def _replay_plan(self, use: Uses, standing: Standing) -> BatchPlan:
         return replace(
-            self._filed_plan(use.first),
+            self._filed_plan(use.first, again=True),
             batch_id=self.formed + 1,
             standing=standing,
             is_filed=False,

@@ -228,21 +228,26 @@ def tracked_samples(
         for sample in plan_samples(group, "group_mean", high_entropy_share)
     ]
     baselines: list[float] = []  # [samples]
+    rewards: list[float] = []  # [samples]
     differences: list[float] = []  # [samples], or [trajectories with a step]
     lengths: list[int] = []  # samples of each difference
     for group in groups:
         for member in group.compared:
             found = tracking.expected(group.task_id, member.steps)
+            reward = member.reward or 0.0
             baselines += found
-            of_steps = [(member.reward or 0.0) - each for each in found]
+            rewards += [reward] * member.steps
+            of_steps = [reward - each for each in found]
             counted = of_steps if advantage == "step_tracker" else of_steps[:1]
             differences += counted
             lengths += [member.steps // len(counted)] * len(counted) if counted else []
     values = tracked_advantages(differences, tracking.margin)
     advantages = [value for value, count in zip(values, lengths, strict=True) for _ in range(count)]
     return [
-        replace(sample, advantage=value, baseline=baseline)
-        for sample, value, baseline in zip(planned, advantages, baselines, strict=True)
+        replace(sample, advantage=value, baseline=baseline, reward=reward)
+        for sample, value, baseline, reward in zip(
+            planned, advantages, baselines, rewards, strict=True
+        )
     ]
 
 

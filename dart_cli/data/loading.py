@@ -141,6 +141,8 @@ def _sample(step: BatchStep, place: _Place) -> Sample:
         weight=step.weight,
         patches=step.patches,
         worker=step.worker,
+        reward=step.reward,
+        expected=step.baseline,
     )
 
 

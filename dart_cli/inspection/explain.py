@@ -328,11 +328,13 @@ def _used(step: Step, use: SampleRow, batch: BatchRow, others: Sequence[SampleRo
             why += f"; the least of those kept in its group has {min(kept):.4f} nats"
         return f"step {step.step} is left out ({use.reason}{numbers}){': ' + why if why else ''}"
     expected = "" if use.baseline is None else f" of a reward where {use.baseline:.3f} was expected"
+    if use.value is not None:
+        expected += f" by its task's tracker, {use.value:.3f} by the critic"
     weights = _weights(step)
     if step.versions:
         behind = batch.formed_version - step.versions[0]
         weights = f"sampled by weights {weights}, {behind} version{'s'[: behind != 1]} behind"
     return (
-        f"step {step.step} is trained on ({use.reason}): advantage {use.advantage:+.3f}"
+        f"step {step.step} is trained on ({use.reason}): advantage {use.trained_advantage:+.3f}"
         f"{expected}, weight {use.weight:.3g}{numbers}, {weights}"
     )

@@ -138,9 +138,10 @@ def _use(step: Step) -> str:
     use = step.uses[-1]
     if use.weight == 0:
         return f"left out: {use.reason}"
-    expected = "" if use.baseline is None else f" (expected {use.baseline:.2f})"
+    told = use.baseline if use.value is None else use.value
+    expected = "" if told is None else f" (expected {told:.2f})"
     weight = "" if use.weight == 1 else f", weight {use.weight:.3g}"
-    return f"advantage {use.advantage:+.2f}{expected}{weight}"
+    return f"advantage {use.trained_advantage:+.2f}{expected}{weight}"
 
 
 def _first_lines(text: str) -> str:

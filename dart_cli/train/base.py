@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from bus.messages import REPLAY_METRIC, Batch, StepMismatch
+from bus.messages import REPLAY_METRIC, Batch, StepMismatch, StepValue
 from dart_cli.weights.flat_weights import TensorStream
 
 Tensors = dict[str, torch.Tensor]
@@ -36,6 +36,8 @@ class Update:
     alarm: str = ""  # why the run must stop, with unchanged weights: engine and trainer disagree
     mismatches: list[StepMismatch] = field(default_factory=list)
     """How far engine and trainer differed before the update, by step."""
+    values: list[StepValue] = field(default_factory=list)
+    """What a critic expected before each step."""
 
 
 class WeightSource(Protocol):

@@ -24,7 +24,8 @@ from math import isfinite
 
 import torch
 
-from bus.messages import Batch, StepMismatch
+from bus.errors import ProtocolError
+from bus.messages import Batch, Sample, StepMismatch
 from bus.ranks import Share
 from dart_cli.algo.learning_rate import RunPoint, Schedule, learning_rate
 from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
@@ -32,6 +33,7 @@ from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import TrainConfig
 from dart_cli.policy.model import weight_tensors
 from dart_cli.train.base import BETAS, SavedState, Tensors, Update, restore, state_of
+from dart_cli.train.critic import PREFIX, Critic, Judged, Steps, key_of
 from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.share import batch_shares, check, pad_of, shares_of
@@ -63,6 +65,8 @@ class PolicyLearner:
         self._schedule = Schedule(**schedule | {"lr": config.rate})
         self._parameters = model.trainable()
         self._gate = ParityGate(config, model)
+        width = int(model.policy.model.config.get_text_config().hidden_size)
+        self.critic = None if config.critic == "off" else Critic(width, config.gae_lambda)
         self._gradients = Gradients(model.scorer, self._parameters.values())
         matrices = [value for value in self._parameters.values() if value.ndim >= 2]
         vectors = [value for value in self._parameters.values() if value.ndim < 2]
@@ -95,6 +99,13 @@ class PolicyLearner:
     ) -> list[Share]:
         """What each rank does for the update on `batch`; as `update`. Changes nothing."""
         check(batch, self.model.policy)
+        if self.critic is not None:
+            for sample in batch.samples:
+                if sample.reward is None or sample.expected is None:
+                    raise ProtocolError(
+                        f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: a critic needs its "
+                        "reward and what its tracker expected"
+                    )
         looked_back, version = self._gate.to_look_back(batch, policy_version)
         return shares_of(
             batch,
@@ -123,10 +134,11 @@ class PolicyLearner:
         if share.looked_back.packs:  # the gate puts kept weights in place of the present ones
             self.before_change()
         looked_back = self._gate.look_back(share.looked_back, share.looked_back_version)
+        judged = self._judged(share, clock)
         if not share.work.packs:
             note = "no sample with a weight (update skipped)"
         else:
-            found = gathered(self._rank_group, self._accumulate(share, looked_back, clock))
+            found = gathered(self._rank_group, self._accumulate(share, looked_back, judged, clock))
             norm = self._clipped()
             parity, alarm = self._gate.report(found.tokens, found.looked_back, share.policy_version)
             metrics, mismatches = found.stats.metrics() | parity, found.mismatches
@@ -144,7 +156,11 @@ class PolicyLearner:
             self.before_change()
             clock.skip()
             self._step(share.rate)
+            if judged is not None and self.critic is not None:
+                self.critic.learn(judged.steps)
             clock.lap("optimizer_s")
+        if judged is not None:
+            metrics |= judged.metrics()
         metrics |= clock.sums | {
             "grad_norm": norm,
             "lr": share.rate,
@@ -153,9 +169,31 @@ class PolicyLearner:
             "samples": float(share.samples),
             "tokens": float(share.tokens),
         }
-        return Update(is_applied, metrics, note, alarm, mismatches)
+        values = judged.told() if judged is not None else []
+        return Update(is_applied, metrics, note, alarm, mismatches, values)
 
-    def _accumulate(self, share: Share, looked_back: ComparedTokens, clock: _StageTimer) -> Found:
+    def _judged(self, share: Share, clock: _StageTimer) -> Judged | None:
+        """What the critic says of all ranks' steps; None without one, and of a batch that has its advantages."""
+        count = len(share.work.packs)
+        if self.critic is None or share.work.batch.reuse or not count:
+            return None
+        samples: list[Sample] = []
+        states: list[torch.Tensor] = []
+        with PackFeed(share.work, share.token_weights, self.model.policy) as packs:
+            for index, pack in enumerate(packs):
+                self._rank_group.doing(f"judging pack {index + 1} of {count}")
+                clock.lap("prepare_s")
+                states.append(self.model.states(pack))
+                samples += pack.samples
+                clock.lap("forward_s")
+        self.model.reshard()
+        found = self.critic.judge(Steps.of(samples, torch.cat(states), self._rank_group))
+        clock.lap("forward_s")
+        return found
+
+    def _accumulate(
+        self, share: Share, looked_back: ComparedTokens, judged: Judged | None, clock: _StageTimer
+    ) -> Found:
         """Pass over this rank's packs: gradients of their part of the loss, and what they show."""
         total: TokenStats | None = None
         scored: list[tuple[torch.Tensor, Pack]] = []
@@ -166,6 +204,7 @@ class PolicyLearner:
             for index, pack in enumerate(packs):
                 self._rank_group.doing(f"pack {index + 1} of {count}")
                 clock.lap("prepare_s")
+                pack = pack if judged is None else _judged_pack(pack, judged)
                 reference = self.model.reference_logprobs(pack, temperature)
                 scores = self.model.score(pack, temperature)
                 scored.append((scores.logprobs.detach(), _without_screens(pack)))
@@ -225,12 +264,15 @@ class PolicyLearner:
 
     def state(self) -> Tensors:
         """Trained float32 weights by name; by `parameter/name` the optimizer's state."""
-        return state_of(self._parameters, self._optimizer)
+        state = state_of(self._parameters, self._optimizer)
+        return state if self.critic is None else state | self.critic.state()
 
     def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it is of another model."""
         _check_names(saved, self._parameters, self.model)
         restore(saved, self._parameters, self._optimizer)
+        if self.critic is not None:
+            self.critic.restore(saved)
 
 
 def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: TrainModel) -> None:
@@ -240,12 +282,21 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
     """
     weights = weight_tensors(model.policy.model)
     parameters = {name for name in saved.names if "/" not in name}
-    unknown = {key.rpartition("/")[0] or key for key in saved.names} - weights.keys()
+    of_policy = [key for key in saved.names if not key.startswith(PREFIX)]
+    unknown = {key.rpartition("/")[0] or key for key in of_policy} - weights.keys()
     if unknown or not parameters:
         other = f" ({min(unknown)})" if unknown else ""
         raise ValueError(f"its weights have other names or shapes than the model's{other}")
     if frozen := parameters - masters.keys():
         raise ValueError(f"{min(frozen)} was trained before; here it is frozen")
+
+
+def _judged_pack(pack: Pack, judged: Judged) -> Pack:
+    """The pack with the critic's advantages."""
+    advantages = [judged.advantages[key_of(sample)] for sample in pack.samples]
+    lengths = torch.tensor(pack.lengths, dtype=torch.int64)
+    spread = torch.tensor(advantages, dtype=torch.float64).repeat_interleave(lengths)
+    return replace(pack, advantages=spread)
 
 
 def _without_screens(pack: Pack) -> Pack:

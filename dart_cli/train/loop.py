@@ -55,7 +55,6 @@ from bus.messages import (
     BatchRequest,
     BatchTrained,
     HelloReply,
-    StepMismatch,
     TrainerHello,
 )
 from bus.pubsub import Publisher
@@ -131,7 +130,7 @@ class Trainer:
         self._publications = Publications(self._data.tell, self._time.enter)
         self._stopping = False
         self._tokens = 0.0  # trained on since this process started
-        self._mismatches: dict[int, list[StepMismatch]] = {}  # by batch, until it is acknowledged
+        self._updates: dict[int, Update] = {}  # by batch, until it is acknowledged
 
     async def run(self) -> None:
         """Resume from the last checkpoint, train, end with a checkpoint and weights on disk."""
@@ -353,7 +352,7 @@ class Trainer:
     def _note(self, batch: Batch, update: Update) -> None:
         """Record that the batch is in the weights, or was skipped. Raises DartError after too many."""
         progress = self._progress
-        self._mismatches[batch.batch_id] = update.mismatches
+        self._updates[batch.batch_id] = update
         if update.applied:
             self._skipped_in_a_row = 0
         elif not batch.reuse:
@@ -426,12 +425,14 @@ class Trainer:
         self._progress = self._progress.model_copy(update={"policy_version": version})
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
+        update = self._updates.pop(batch.batch_id, None)
         await self._data.tell(
             BatchTrained(
                 batch_id=batch.batch_id,
                 policy_version=self._version,
                 metrics=metrics,
-                mismatches=self._mismatches.pop(batch.batch_id, []),
+                mismatches=update.mismatches if update else [],
+                values=update.values if update else [],
             )
         )
 

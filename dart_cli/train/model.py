@@ -70,13 +70,14 @@ class Scorer(torch.nn.Module):
         inputs: PackedInputs,
         features: ImageFeatures | None,
         rows: torch.Tensor,
-        token_ids: torch.Tensor,
+        token_ids: torch.Tensor | None,
         temperature: float,
         pointers: PointerRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats.
 
-        Those of a pointer's end are of its patch, those of a pad 0.
+        Those of a pointer's end are of its patch, those of a pad 0. Without `token_ids` the states [N, d] at
+        `rows`, and nothing.
         """
         if features is None and inputs.images:
             features = image_features(self.model, inputs.images)
@@ -88,7 +89,10 @@ class Scorer(torch.nn.Module):
         hidden = packed_hidden(self.model, inputs, features=features)
         if nothing is not None:
             hidden = hidden + nothing
-        states, token_ids = hidden[rows.to(hidden.device)], token_ids.to(hidden.device)
+        states = hidden[rows.to(hidden.device)]
+        if token_ids is None:
+            return states, states.new_zeros(0)
+        token_ids = token_ids.to(hidden.device)
         if self._policy.pointing == "text":
             return self._of_tokens(states, token_ids, temperature)
         head = head_of(self.model)
@@ -212,6 +216,14 @@ class TrainModel:
     def score(self, pack: Pack, temperature: float) -> TokenScores:
         """The policy's scores of a pack."""
         return _scores(self.scorer, pack, temperature)
+
+    @torch.no_grad()
+    def states(self, pack: Pack) -> torch.Tensor:
+        """The policy's states [S, d] at the last token of each sample's prompt, in main memory."""
+        lengths = torch.tensor(pack.lengths, dtype=torch.int64)
+        rows = pack.rows[lengths.cumsum(0) - lengths]
+        found, _ = self.scorer(pack.inputs, pack.features, rows, None, 1.0)
+        return found.float().cpu()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def reference_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:

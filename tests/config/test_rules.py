@@ -30,6 +30,12 @@ CASES = [
         'set train.correction = "truncated"',
     ),
     Case(
+        "a critic without trackers",
+        '[train]\ncritic = "gae"\n',
+        "train.critic",
+        'set data.advantage = "step_tracker" and data.group_size = 1',
+    ),
+    Case(
         "images without turns",
         "[policy]\nhistory_images = 5\n",
         "policy.history_images",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import Outcome
+from bus.messages import Batch, Outcome, StepValue
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config
 from dart_cli.data.curate import FinishedGroup, Member, Tracking, curate
@@ -94,6 +94,56 @@ def test_advantages_are_rewards_less_what_was_expected_before_the_batch(
             found = {(t.task_id, t.step): (t.passed, t.failed) for t in store.trackers()}
             assert found == counts.of
             ledger.batch_trained(trained(number))
+
+
+def test_samples_tell_their_reward_and_what_was_expected(tmp_path: Path) -> None:
+    """What a critic learns from; after a restart the same."""
+    with open_store(tmp_path) as store:
+        ledger = make_ledger(stream_config(tmp_path), store)
+        for slot, outcome in enumerate(("pass", "fail", "pass", "fail")):
+            play(ledger, slot, outcome)  # type: ignore[arg-type]
+        batch = a_batch(next_batch(ledger, 0))
+        for sample in batch.samples:
+            assert sample.reward in (0.0, 1.0)
+            assert sample.expected is not None
+            assert sample.advantage == sample.reward - sample.expected
+        again = a_batch(next_batch(make_ledger(stream_config(tmp_path), store), 0))
+        assert again.samples == batch.samples
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_replay_has_the_advantages_that_a_critic_made(tmp_path: Path, *, restarts: bool) -> None:
+    config = stream_config(tmp_path, groups_per_batch=1)
+    train = config.train.model_copy(update={"reuse": 1, "critic": "gae"})
+    config = config.model_copy(update={"train": train})
+    with open_store(tmp_path) as store:
+        ledger = make_ledger(config, store)
+        served: list[Batch] = []
+        for number in (1, 2, 3):
+            play(ledger, number, "pass" if number % 2 else "fail")
+            if restarts:
+                ledger = make_ledger(config, store)
+            batch = a_batch(next_batch(ledger, number - 1))
+            served.append(batch)
+            values = [
+                StepValue(
+                    group_id=each.group_id,
+                    trajectory_id=each.trajectory_id,
+                    step=each.step,
+                    value=0.75,
+                    advantage=10.0 * number + each.step,
+                )
+                for each in batch.samples
+            ]
+            told = [] if batch.reuse else values
+            ledger.batch_trained(trained(number).model_copy(update={"values": told}))
+        first, _, again = served
+        assert (again.reuse, again.group_ids) == (1, first.group_ids)
+        assert [each.advantage for each in again.samples] == [10.0, 11.0]
+        assert [each.expected for each in again.samples] == [e.expected for e in first.samples]
+        rows = store.batch_rows(1)
+        assert [(row.value, row.valued) for row in rows] == [(0.75, 10.0), (0.75, 11.0)]
+        assert [row.advantage for row in rows] == [each.advantage for each in first.samples]
 
 
 def test_nothing_is_dropped_because_its_rewards_are_alike(tmp_path: Path) -> None:

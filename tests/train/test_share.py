@@ -15,8 +15,10 @@ from bus.errors import ProtocolError
 from bus.messages import Ack, Batch
 from bus.ranks import Share
 from dart_cli.config.schema import Config
+from dart_cli.train.critic import PREFIX
 from dart_cli.train.learner import PolicyLearner, Update
 from dart_cli.train.model import TrainModel
+from tests.train.parts import tracked
 from tests.train.test_packs import config_of
 from tests.train.trees import tree_batch
 from tests.waiting import PATIENCE_S
@@ -141,6 +143,27 @@ def test_ranks_together_make_the_update_of_one(
             }
         for name, value in alone.model.weights().items():
             assert torch.allclose(made.model.weights()[name], value, atol=2e-5), name
+
+
+def test_a_critic_judges_and_learns_from_the_steps_of_all_ranks(family: Family) -> None:
+    config = config_of(family("qwen3_vl"), pack_tokens=600, critic="gae")
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"lr": 1e-4, "grad_clip": 0.1})}
+    )
+    alone = PolicyLearner(TrainModel.load(config), config.train)
+    batches = [tracked(tree_batch(alone.model.policy, seed=seed, groups=1)) for seed in range(3)]
+    wanted = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
+    assert len({each.value for each in wanted[-1].values}) > 1
+    for updates, made in on_ranks(config, batches, 2):
+        for update, one in zip(updates, wanted, strict=True):
+            assert len(update.values) == len(one.values)
+            for mine, theirs in zip(update.values, one.values, strict=True):
+                assert (mine.trajectory_id, mine.step) == (theirs.trajectory_id, theirs.step)
+                assert mine.value == pytest.approx(theirs.value, abs=1e-4)
+                assert mine.advantage == pytest.approx(theirs.advantage, abs=1e-4)
+        for name, value in alone.state().items():
+            if name.startswith(PREFIX):
+                assert torch.allclose(made.state()[name], value, atol=1e-3), name
 
 
 def test_a_batch_without_a_weight_is_skipped_by_all(family: Family) -> None:

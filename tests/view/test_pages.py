@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import Judgement, StepMismatch, VersionSpan
+from bus.messages import Judgement, StepMismatch, StepValue, VersionSpan
 from dart_cli.data.store.open import open_store
 from dart_cli.data.workers import process_row
 from dart_cli.view.site import ROWS
@@ -200,6 +200,31 @@ def test_a_trajectory_without_a_group_shows_what_was_expected_of_it(tmp_path: Pa
         store.commit()
         text = Bones.of(server.page(f"/trajectories/{lease.trajectory_id}")).text
         assert text.count("(expected reward 0.5)") == 2
+
+
+def test_what_a_critic_expected_stands_beside_what_the_tracker_did(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", group_size=1, advantage="step_tracker")
+    with open_store(config.run.dir) as store, serving(config.run.dir) as server:
+        ledger = make_ledger(config, store)
+        name = play(ledger, 0, "fail").trajectory_id
+        batch = a_batch(next_batch(ledger, 0))
+        values = [
+            StepValue(
+                group_id=each.group_id,
+                trajectory_id=name,
+                step=each.step,
+                value=0.25 + each.step / 2,
+                advantage=-0.125,
+            )
+            for each in batch.samples
+        ]
+        ledger.batch_trained(trained(batch.batch_id).model_copy(update={"values": values}))
+        store.commit()
+        text = Bones.of(server.page(f"/trajectories/{name}")).text
+        for value in ("0.25", "0.75"):
+            assert f"(expected reward 0.5 by its tracker, by the critic {value} )" in text
+        assert text.count("advantage -0.125") >= 2
+        assert "of a reward where 0.500 was expected by its task's tracker, 0.750 by the critic" in text
 
 
 def test_a_trajectory_and_its_group_show_the_instruction_that_the_policy_got(

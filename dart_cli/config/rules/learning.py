@@ -112,6 +112,12 @@ TRAIN = Table(
             'must be 0 with train.correction = "none", got {value}: older tokens need weights; set '
             'train.correction = "truncated"',
         ),
+        Rule(
+            "train.critic",
+            lambda c: c.train.critic != "off" and not _by_tracker(c),
+            '= {value} takes the place of trackers; set data.advantage = "step_tracker" and '
+            "data.group_size = 1",
+        ),
     )
 )
 
@@ -193,6 +199,7 @@ TUNE = Table(
 
 READERS = (
     Reader("data.advantage by trackers", _by_tracker, ("data.tracker_margin",)),
+    Reader('train.critic = "gae"', lambda c: c.train.critic == "gae", ("train.gae_lambda",)),
     Reader(
         'data.scheduling = "april" or "oversample"',
         lambda c: c.data.scheduling in ("april", "oversample"),

@@ -158,6 +158,14 @@ class TrainConfig(Section):
     """The loss is a mean over all `tokens` of a batch; or over its `samples` (steps) or `trajectories`,
     of their tokens' mean."""
 
+    critic: Literal["off", "gae"] = "off"
+    """`gae`: a head on the policy's hidden state learns what to expect before each step, in the place of
+    `data.advantage`'s trackers, and advantages are by generalised advantage estimation."""
+
+    gae_lambda: float = Field(default=0.9, ge=0, le=1)
+    """1 compares the episode's reward with what was expected before a step; less, more and more, what was
+    expected before with what is expected after it."""
+
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL to the model the run began with, of each token at most 10 nats; 0 keeps no
     reference model."""

@@ -225,11 +225,15 @@ class Reader(Analytics):
         )
         return [row["id"] for row in rows]
 
-    def planned_samples(self, batch_id: int) -> list[PlannedSample]:
-        """The steps of one batch that are trained on, in their order, without what they hold."""
+    def planned_samples(self, batch_id: int, *, again: bool = False) -> list[PlannedSample]:
+        """The steps of one batch that are trained on, in their order, without what they hold.
+
+        `again`: with the advantages that they were trained on with, where a critic made them.
+        """
+        advantage = "COALESCE(valued, advantage) AS advantage" if again else "advantage"
         rows = self._rows(
-            "SELECT group_id, trajectory_id, step, advantage, weight, reason, entropy, "  # noqa: S608
-            "baseline FROM batch_samples "
+            f"SELECT group_id, trajectory_id, step, {advantage}, weight, reason, entropy, "  # noqa: S608
+            "baseline, reward FROM batch_samples "
             f"WHERE batch_id = {_FIRST_USE} AND weight <> 0 ORDER BY position",
             (batch_id,),
         )

@@ -118,6 +118,7 @@ class PlannedSample:
     reason: SampleReason = "mixed"
     entropy: float | None = None  # mean over its tokens, nats
     baseline: float | None = None  # reward that its task's tracker expected; None without trackers
+    reward: float | None = None  # of its trajectory; None without trackers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,13 @@ class SampleRow(PlannedSample):
     position: int
     gap_mean: float | None  # of proximal minus behaviour log-probability, nats; None: not reported
     gap_largest: float | None  # of the absolute differences
+    value: float | None  # reward that the trainer's critic expected; None: not reported
+    valued: float | None  # the advantage by it, which was trained on
+
+    @property
+    def trained_advantage(self) -> float:
+        """The critic's where there is one."""
+        return self.advantage if self.valued is None else self.valued
 
 
 @dataclass(frozen=True)

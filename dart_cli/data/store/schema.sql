@@ -123,8 +123,11 @@ CREATE TABLE batch_samples (
     reason TEXT NOT NULL,
     entropy REAL,                        -- mean over tokens
     baseline REAL,                       -- expected reward; NULL without trackers
+    reward REAL,                         -- of its trajectory; NULL without trackers
     gap_mean REAL,                       -- proximal - behaviour; NULL where it was not reported
     gap_largest REAL,                    -- of absolute differences
+    value REAL,                          -- reward that the trainer's critic expected; NULL without one
+    valued REAL,                         -- the advantage by it
     PRIMARY KEY (batch_id, position)
 ) WITHOUT ROWID;
 CREATE INDEX batch_samples_by_trajectory ON batch_samples (trajectory_id);

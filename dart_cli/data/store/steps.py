@@ -83,6 +83,8 @@ class BatchStep:
     weight: float  # multiplies the sample's loss
     patches: list[int] = field(default_factory=list)  # [A], as in SampledTokens
     worker: str = ""
+    reward: float | None = None  # as in PlannedSample, as is the next
+    baseline: float | None = None
 
 
 BATCH_COLUMNS = (
@@ -158,6 +160,8 @@ def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
         weight=planned.weight,
         patches=unpack_ids(patches),
         worker=worker,
+        reward=planned.reward,
+        baseline=planned.baseline,
     )
 
 

@@ -378,6 +378,17 @@ class Store(Reader, Transactions):
                 for gap in trained.mismatches
             ],
         )
+        self._write_many(
+            "UPDATE batch_samples SET value = ?, valued = ? "
+            "WHERE batch_id = ? AND group_id = ? AND trajectory_id = ? AND step = ?",
+            [
+                (
+                    *(each.value, each.advantage, trained.batch_id),
+                    *(each.group_id, each.trajectory_id, each.step),
+                )
+                for each in trained.values
+            ],
+        )
 
     def batch_in_checkpoint(self, batch_id: int, at: float) -> None:
         """The trainer's checkpoint holds the batch, though its acknowledgement never came."""
