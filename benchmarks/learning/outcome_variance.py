@@ -18,7 +18,9 @@ the members that the rule plays in any case count, or groups that end early woul
 The last line is JSON: for each run `parts`, each with `groups`, `tasks`, `success`, `variance`, and the shares `task`,
 `instance` and `within` of that variance (a share can be a little below 0, being an unbiased estimate). A critic of the
 first screen is worth building where `instance` is above a fifth; `by_task` has the shares of `instance` in the
-variance within each task, over the whole run.
+variance within each task, over the whole run. `bound_trajectories_ratio` is the mean over the parts of within / (within +
+instance): if noise of outcomes were all that costs trajectories, a baseline that knows each instance's success
+exactly would need that share of those that one by task needs.
 """
 
 from __future__ import annotations
@@ -106,7 +108,11 @@ def told(groups: Sequence[Counted], parts: int) -> dict[str, Any]:
         within, between = split_of(own)
         if len(own) >= LEAST_GROUPS and within + between > 0:
             by_task[task] = round(between / (within + between), 3)
-    return {"parts": [shares_of(part) for part in cut], "by_task": by_task}
+    shares = [shares_of(part) for part in cut]
+    of_tasks = [(each["within"], each["within"] + each["instance"]) for each in shares]
+    known = [within / whole for within, whole in of_tasks if whole > 0]
+    bound = round(mean(known), 3) if known else None
+    return {"parts": shares, "by_task": by_task, "bound_trajectories_ratio": bound}
 
 
 def shares_of(groups: Sequence[Counted]) -> dict[str, Any]:

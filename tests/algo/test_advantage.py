@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.advantage import EPSILON, Estimator, group_advantages
+from dart_cli.algo.advantage import EPSILON, Estimator, group_advantages, step_advantages
 
 rewards_of_groups = st.lists(
     st.floats(-1e3, 1e3, allow_subnormal=False) | st.sampled_from([0.0, 1.0]),
@@ -90,3 +90,18 @@ def test_an_empty_group_has_no_advantages() -> None:
 def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         group_advantages([0.0, reward])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_advantages_of_steps_are_the_sum_of_their_differences(share: float) -> None:
+    rng = np.random.default_rng(0)
+    for steps in (1, 2, 7):
+        values, reward = rng.random(steps), float(rng.integers(2))
+        ahead = [*values[1:], reward]
+        differences = [after - value for after, value in zip(ahead, values, strict=True)]
+        expected = [
+            sum(share**k * differences[at + k] for k in range(steps - at)) for at in range(steps)
+        ]
+        assert step_advantages(values.tolist(), reward, share) == pytest.approx(expected, abs=1e-12)
+    assert step_advantages([0.3, 0.6], 1.0, 1.0) == pytest.approx([0.7, 0.4])
+    assert step_advantages([], 1.0, 0.9) == []

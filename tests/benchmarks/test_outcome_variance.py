@@ -56,4 +56,7 @@ def test_the_shares_sum_to_one_and_few_groups_tell_nothing() -> None:
     for part in found["parts"]:
         assert part["task"] + part["instance"] + part["within"] == pytest.approx(1, abs=2e-3)
     assert list(found["by_task"]) == ["a"]
+    bounds = [part["within"] / (part["within"] + part["instance"]) for part in found["parts"]]
+    assert found["bound_trajectories_ratio"] == pytest.approx(np.mean(bounds), abs=1e-3)
     assert shares_of(groups[:1])["groups"] == 0
+    assert told(groups[:1], 2)["bound_trajectories_ratio"] is None

@@ -116,8 +116,8 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     assert len(sent) == 4
     for names in sent:
         assert names <= documented
-        # What a batch may lack: tokens of the present weights, or of others; it may not be looked at.
-        lacked = ("parity_", "stale_", "sees")
+        # What a batch may lack: tokens of the present weights, or of others; a look at it; a critic.
+        lacked = ("parity_", "stale_", "sees", "tracker_", "critic_")
         assert all(name.startswith(lacked) for name in documented - names)
     events = list((config.run.dir / "tensorboard").iterdir())
     assert events
