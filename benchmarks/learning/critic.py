@@ -43,7 +43,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.learning.curation_arms import OURS  # noqa: E402 - after the path
+from benchmarks.learning.curation_arms import TRACKED  # noqa: E402 - after the path
 from benchmarks.learning.lockstep import Loop  # noqa: E402
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing  # noqa: E402
 from benchmarks.speed.playing import GroupMember, Played  # noqa: E402
@@ -214,7 +214,7 @@ class Plan:
 
     def sets(self, cell: Cell, scratch: Path) -> list[str]:
         """The `--set` of a run."""
-        arm = replace(OURS, budget=self.trajectories)
+        arm = replace(TRACKED, budget=self.trajectories)
         return [
             *arm.sets(Path("none")),
             f"run.seed={cell.seed}",

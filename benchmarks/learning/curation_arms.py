@@ -161,7 +161,9 @@ NAMED: dict[str, Arm] = {
 }
 """Short name -> arm of the first study of curation (configs/curation.toml)."""
 
-BASELINE, OURS = Arm(GRPO), Arm(SINGLE, ("replay", "margin"))
+TRACKED = Arm(SINGLE, ("replay", "margin"))
+"""Ours without its critic."""
+BASELINE, OURS = Arm(GRPO), replace(TRACKED, parts=(*TRACKED.parts, "critic"))
 
 GROUPS: dict[str, tuple[Arm, ...]] = {
     "main": (BASELINE, OURS),
@@ -171,6 +173,7 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
         *(Arm(GRPO, (part,)) for part in NEW_PARTS),
     ),
     "left-out": (
+        TRACKED,
         Arm(SINGLE, ("margin",)),
         Arm(SINGLE, ("replay",)),
         Arm(GRPO, ("replay",), "1.5e-4"),
