@@ -178,6 +178,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         assert torch.equal(resumed.state()[name], value), name
 
 
+@pytest.mark.parametrize("model", [{"dtype": "bfloat16"}, {"freeze_vision": True}], ids=str)
+def test_it_reads_what_is_sharded_and_what_is_frozen(
+    config: Config, batches: list[Batch], model: dict[str, object]
+) -> None:
+    config = with_critic(config)
+    made = learner(config.model_copy(update={"model": config.model.model_copy(update=model)}))
+    updates = [made.update(tracked(batch), done) for done, batch in enumerate(batches)]
+    assert all(update.applied for update in updates)
+    assert len({round(each.value, 6) for each in updates[-1].values}) > 1
+
+
 def test_a_critic_may_be_turned_on_and_off_between_two_starts(
     config: Config, batches: list[Batch]
 ) -> None:

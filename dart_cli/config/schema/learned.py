@@ -163,8 +163,8 @@ class TrainConfig(Section):
     `data.advantage`'s trackers, and advantages are by generalised advantage estimation."""
 
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
-    """1 compares the episode's reward with what was expected before a step; less, more and more, what was
-    expected before with what is expected after it."""
+    """1 compares the episode's reward with what was expected before a step, 0 what is expected after the
+    step; between them a mix of all that follows."""
 
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the k3 KL to the model the run began with, of each token at most 10 nats; 0 keeps no
