@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/bench-curation"))
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "curation.toml")
     parser.add_argument("--set", action="append", default=[], help="passed to every run")
-    parser.add_argument("--variance", type=Path, help="a run of plain GRPO: what its outcomes vary by")
+    parser.add_argument(
+        "--variance", type=Path, help="a run of plain GRPO: what its outcomes vary by"
+    )
     parser.add_argument("--out", type=Path, help="also write the result here")
     arguments = parser.parse_args()
     work, names, seeds, budget = (
@@ -93,7 +95,9 @@ def main() -> None:
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     if arguments.out:
-        kept = {name: value for name, value in result.items() if name != "pictures"}  # of this machine
+        kept = {
+            name: value for name, value in result.items() if name != "pictures"
+        }  # of this machine
         arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
