@@ -95,9 +95,7 @@ def main() -> None:
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     if arguments.out:
-        kept = {
-            name: value for name, value in result.items() if name != "pictures"
-        }  # of this machine
+        kept = {name: value for name, value in result.items() if name != "pictures"}
         arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
