@@ -60,7 +60,9 @@ class PlainLoop:
         self._config = config
         self._seed = seed
         self._policy = load_policy(config.model.path, weights=False)  # for prompts and pixels alone
-        self._model: Any = AutoModelForImageTextToText.from_pretrained(self._policy.folder)
+        self._model: Any = AutoModelForImageTextToText.from_pretrained(
+            self._policy.folder, dtype=getattr(torch, config.model.dtype)
+        )
         self._model.model.visual.requires_grad_(not config.model.freeze_vision)
         trained = [each for each in self._model.parameters() if each.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=config.train.rate, weight_decay=0.0)
