@@ -29,7 +29,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -44,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.learning.curation_arms import TRACKED  # noqa: E402 - after the path
+from benchmarks.learning.curation_study import thirds  # noqa: E402
 from benchmarks.learning.lockstep import Loop  # noqa: E402
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing  # noqa: E402
 from benchmarks.speed.playing import GroupMember, Played  # noqa: E402
@@ -244,16 +244,11 @@ async def play(plan: Plan, cell: Cell, scratch: Path) -> Result:
         "points": points,
         "end": points[-1]["success"],
         "mean": fmean(each["success"] for each in points[1:]),
-        "explained": [_explained(each) for each in _thirds(loop.told)],
+        "explained": [_explained(each) for each in thirds(loop.told)],
         "updates": loop.version,
         "cpu_s": round(time.process_time() - spent, 1),
         "wall_s": round(time.monotonic() - began, 1),
     }
-
-
-def _thirds(told: Sequence[Any]) -> list[Sequence[Any]]:
-    cuts = [len(told) * part // 3 for part in range(4)]
-    return [told[a:b] for a, b in pairwise(cuts)]
 
 
 def _explained(told: Sequence[tuple[float | None, float | None]]) -> list[float | None]:

@@ -18,10 +18,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from benchmarks.learning.curation_arms import BASELINE, FILE, NAMED, OURS, Arm
 from benchmarks.learning.curves import isotonic, reach
@@ -29,6 +29,8 @@ from benchmarks.learning.study import Cell, Result, call, call_within, dart, ove
 from benchmarks.run_times import episode_times
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
+
+_T = TypeVar("_T")
 
 CostAxis = Literal["trajectories", "actions", "minutes"]
 COSTS: tuple[CostAxis, ...] = ("trajectories", "actions", "minutes")
@@ -121,7 +123,7 @@ def play_run(
     call_within(DEADLINE_S, command, log, study.root)
     cpu_s = round(_children_s() - spent, 1) if is_alone else None
     with open_reader(run_dir) as reader:
-        paid, groups = costs(reader), _groups(reader)
+        paid, groups, told = costs(reader), _groups(reader), explained(reader)
     versions = spread(sorted(paid))
     scores = _held_out(study, options, log, versions, episodes)
     judged: Result = {}
@@ -146,6 +148,7 @@ def play_run(
             for version, tasks in sorted(scores.items())
         },
         "groups": groups,
+        "explained": told,
         "cpu_s": cpu_s,
     }
 
@@ -237,6 +240,22 @@ def _groups(reader: Reader) -> dict[str, int]:
     return counts
 
 
+def explained(reader: Reader) -> dict[str, list[float]]:
+    """How much of the rewards trackers and a critic explained, by thirds of the run; empty without a critic."""
+    found: dict[str, list[float]] = {}
+    for name in ("tracker_explained", "critic_explained"):
+        told = [each.value for each in reader.metrics(name)]
+        if len(told) >= 3:
+            found[name] = [round(mean(third), 3) for third in thirds(told)]
+    return found
+
+
+def thirds(told: Sequence[_T]) -> list[Sequence[_T]]:
+    """Its beginning, middle and end."""
+    cuts = [len(told) * part // 3 for part in range(4)]
+    return [told[a:b] for a, b in pairwise(cuts)]
+
+
 # --- all runs -------------------------------------------------------------------------------
 
 
@@ -291,6 +310,7 @@ def summarize(
             "at_the_end": {cost: round(mean(_end(run, cost) for run in runs), 2) for cost in COSTS},
             "steps_at_the_end": _mean_of([_end(run, "steps") for run in runs]),
             "cpu_s": _mean_of([run.get("cpu_s") for run in runs]),
+            "explained": [run["explained"] for run in runs if run.get("explained")],
             "to_level": {cost: cost_to(runs, cost, level, is_baseline) for cost in COSTS},
             "to_level_by_seed": [
                 cost_to([run], "trajectories", level, is_baseline) for run in runs
