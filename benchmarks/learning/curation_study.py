@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, TypeVar
 
-from benchmarks.learning.curation_arms import BASELINE, FILE, NAMED, OURS, Arm
+from benchmarks.learning.curation_arms import BASELINE, NAMED, OURS, Arm
 from benchmarks.learning.curves import isotonic, reach
 from benchmarks.learning.study import Cell, Result, call, call_within, dart, overrides
 from benchmarks.run_times import episode_times
@@ -288,7 +288,7 @@ def summarize(
     An arm's curve is the isotonic fit to the points of all its seeds. A cost to the level is None
     where an arm never reaches it; a ratio is None where one of its two values is. `limit` is the ratio
     of a curation that plays no group without a gradient and leaves those with a gradient as they are.
-    The baseline is plain GRPO, or where it was not played the older study's; likewise ours.
+    Which two are compared: `_compared`.
     """
     runs_of: dict[str, list[Result]] = {}
     for cell, result in results.items():
@@ -346,16 +346,21 @@ def summarize(
 
 
 def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
-    """The names of the baseline and of the arm that is held against it, at any rate and budget."""
+    """The names of the baseline and of the arm that is held against it.
 
-    def of_kind(kind: Arm) -> str:
-        alike = [name for name, arm in arms.items() if arm.kind == kind.kind]
-        return kind.name if kind.name in alike or not alike else alike[0]
+    Plain GRPO and ours, at any rate and budget; those of the first study; else the first arm and the last.
+    """
+    for pair in ((BASELINE, OURS), (NAMED["uniform"], NAMED["all"])):
+        baseline, ours = (_of_kind(arms, each) for each in pair)
+        if baseline in arms or len(arms) == 1:
+            return baseline, ours
+    return next(iter(arms)), list(arms)[-1]
 
-    baseline, ours = of_kind(BASELINE), of_kind(OURS)
-    if baseline in arms or FILE not in arms:
-        return baseline, ours
-    return FILE, of_kind(NAMED["all"])
+
+def _of_kind(arms: Mapping[str, Arm], wanted: Arm) -> str:
+    """The name of an arm with those parts; its own where there is none, or it is one of them."""
+    alike = [name for name, arm in arms.items() if arm.kind == wanted.kind]
+    return wanted.name if wanted.name in alike or not alike else alike[0]
 
 
 def _per_task(runs: Sequence[Result]) -> dict[str, list[float]]:

@@ -163,6 +163,16 @@ def test_arms_of_another_budget_or_rate_are_compared_too() -> None:
     assert summary_of(results)["trajectories_ratio"] == 0.5
 
 
+def test_of_other_arms_the_first_is_the_baseline_and_the_last_is_held_against_it() -> None:
+    names = ("grpo+fresh@2048", "single+fresh@1024", "single+critic+fresh@1024")
+    results = {
+        Cell(name, 0): run((0, 0.3), (1000 - 200 * at, 0.7)) for at, name in enumerate(names)
+    }
+    summary = summary_of(results)
+    assert (summary["baseline"], summary["ours"]) == (names[0], names[-1])
+    assert summary["trajectories_ratio"] == pytest.approx(0.6)
+
+
 def test_a_baseline_that_stagnates_is_compared_at_where_it_began_to() -> None:
     results = {
         Cell(BASELINE.name, 0): run((0, 0.3), (1000, 0.7), (2000, 0.7), (3000, 0.7)),
