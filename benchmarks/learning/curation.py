@@ -130,9 +130,11 @@ def measure(
     cells = ResultCache(study.work / "results", settings)
     results = play_missing(wanted, cells, play, at_once=at_once, tell=tell)
     summary = summarize(results, named, levels)
-    pictures = [study.work / "curation.png", study.work / "out-of-reach.png"]
+    pictures = [study.work / "curation.png"]
     draw_curves(pictures[0], results, summary)
-    draw_out_of_reach(pictures[1], results, summary)
+    if tasks := out_of_reach(results):
+        pictures.append(study.work / "out-of-reach.png")
+        draw_out_of_reach(pictures[1], results, summary, tasks)
     return {**summary, "pictures": [str(path) for path in pictures]}
 
 
@@ -160,10 +162,12 @@ def draw_curves(path: Path, results: Mapping[Cell, Result], summary: Mapping[str
 
 
 def draw_out_of_reach(
-    path: Path, results: Mapping[Cell, Result], summary: Mapping[str, Any]
+    path: Path,
+    results: Mapping[Cell, Result],
+    summary: Mapping[str, Any],
+    tasks: Sequence[str],
 ) -> None:
-    """The tasks that the model hardly ever solves at first."""
-    tasks = out_of_reach(results)
+    """`tasks`, which the model hardly ever solves at first."""
     found, whole = _whole(results, summary)
     shown = [*whole, *(arm for arm in found if "pool" in arm)] or found[:PANEL]
     lines = [line_of(arm, shown, results, summary, tasks) for arm in shown]
