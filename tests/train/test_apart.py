@@ -103,10 +103,11 @@ def test_several_ranks_of_it_compute_the_update_of_one_cpu(
         one = rank_cases.alone(config.model_copy(update={"train": train}), [batch])
         assert lead[way]["told"] == one["told"] == [(True, "", "")], way
         assert lead[way]["published"].keys() == one["published"].keys()
-        close = 0.05 if config.model.dtype == "bfloat16" else 1e-3
+        is_rounded = config.model.dtype == "bfloat16"
+        rel, least = (0.05, 5e-3) if is_rounded else (1e-3, 1e-5)  # terms of the loss cancel out
         [got], [wanted] = lead[way]["metrics"], one["metrics"]
         for name in ("loss", "grad_norm", "entropy", "tokens"):
-            assert got[name] == pytest.approx(wanted[name], rel=close, abs=1e-5), (way, name)
+            assert got[name] == pytest.approx(wanted[name], rel=rel, abs=least), (way, name)
 
 
 def on_the_cpu(config: Config, learner: PolicyLearner) -> PolicyLearner:
