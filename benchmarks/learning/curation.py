@@ -61,7 +61,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm")
     parser.add_argument("--first-seed", type=int, default=4, help="0 to 3 chose the set-up")
-    parser.add_argument("--arms", default="main", help="comma-separated arms and groups of arms")
+    parser.add_argument(
+        "--arms",
+        default="main",
+        help="comma-separated arms and groups of arms; baseline first, ours last",
+    )
     parser.add_argument("--tune", action="store_true", help="each at every rate and schedule")
     parser.add_argument("--quick", action="store_true", help="two arms, one seed, short")
     parser.add_argument("--budget", type=int, default=0, help="of every arm, instead of its own")

@@ -348,7 +348,8 @@ def summarize(
 def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
     """The names of the baseline and of the arm that is held against it.
 
-    Plain GRPO and ours, at any rate and budget; those of the first study; where not both are there the first arm and the last.
+    Plain GRPO and ours, at any rate and budget; else those of the first study; else the first arm
+    and the last.
     """
     for pair in ((BASELINE, OURS), (NAMED["uniform"], NAMED["all"])):
         baseline, ours = (_of_kind(arms, each) for each in pair)
