@@ -24,11 +24,12 @@ from benchmarks.gpu.speeds import ASSUMED, H100, H200, GpuSpeed, screens_a_day, 
 from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.model_folder import Screens
-from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
-from dart_cli.doctor.plan import ENGINE_PASSING, Plan, make_plan
+from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, VllmConfig
+from dart_cli.doctor.plan import Plan, make_plan
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.planned import planned
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
+from dart_cli.engines.vllm.room import divide
 from dart_cli.rehearsal.report import MACHINE_ONLY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,10 @@ END = "<!-- end of {name} -->"
 
 RANKS = (1, 2, 4, 8)
 TOKENS = (9_500, 17_600, 32_768)
+PROMPT = 17_600
+"""Tokens of DART's prompt: five 1080p screens, 35 turns of text."""
+SHOWN = 32 * 6 * 2691
+"""Tokens of the screens in play of 32 episodes with such prompts."""
 LORA = 32
 _TOWER = {
     "depth": 32,
@@ -175,7 +180,7 @@ def _engines() -> Iterator[str]:
         "### Room of an engine",
         "",
         "Prompts whose keys and values vLLM has room for at `vllm.gpu_memory_utilization = 0.9`, of 17,600",
-        "tokens (five 1080p screens), and bytes of a token:",
+        "tokens (five 1080p screens), beside the features of 32 episodes' screens; and bytes of a token:",
         "",
     )
     rows = []
@@ -188,8 +193,9 @@ def _engines() -> Iterator[str]:
 
 
 def _prompts(shape: Shape, gpu: GpuSpeed, share: int) -> str:
-    room = 0.9 * gpu.memory - 2 * shape.parameters / share - ENGINE_PASSING
-    count = room * share / (17_600 * 2 * shape.cached)
+    config = VllmConfig(tensor_parallel=share)
+    room = divide(config, shape, wide=2, memory=gpu.memory, length=PROMPT, shown=SHOWN)
+    count = room.cache * share / (PROMPT * 2 * shape.cached)
     return f"{count:.0f}" if count >= 1 else "none"
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import Config
+from dart_cli.config.screens import UNEVEN, screens_in_play
 from dart_cli.doctor.plan import EpisodeTokens, Plan
 from dart_cli.doctor.trainer_memory import trained_parameters
 
@@ -88,12 +89,14 @@ def work_of(
     share: float = 1.0,
     passes: float = 3.0,
     caches: bool = True,
+    keeps: bool = False,
 ) -> Work:
     """Of `episodes` of `steps` steps, of which `share` is trained on.
 
     `passes` are forward passes that an update costs: 3 for forward and backward, and one each for
     recompute and for the reference. A chain is computed whole where one of its steps is trained on.
-    Screens of a frozen tower are encoded once an update; an engine encodes each screen that it reads.
+    Screens of a frozen tower are encoded once an update. An engine encodes each screen that it reads, or each one
+    once where it `keeps` the features of the screens in play.
     """
     per_token, per_pair = 2.0 * shape.layers * shape.layer, 4.0 * shape.queries * shape.layers
     seen = vision_flops(shape, screen)
@@ -108,7 +111,7 @@ def work_of(
         read = episode.alone - steps * completion
         pairs = read**2 / steps / 2
         screens = read // max(1, screen)
-    prefilled = per_token * read + per_pair * pairs + screens * seen
+    prefilled = per_token * read + per_pair * pairs + (steps if keeps else screens) * seen
     return Work(
         trained=episodes * trained,
         prefilled=episodes * prefilled,
@@ -205,6 +208,7 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
         passes=passes + setup.recompute + setup.reference,
         caches=config.rollout.engine != "vllm"
         or bool(config.vllm.options.get("enable_prefix_caching", True)),
+        keeps=plan.engine.screens * UNEVEN >= screens_in_play(config),
     )
     share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
     engines, slots = max(1, config.up.rollouts), max(1, config.up.envs) * config.env.slots

@@ -2,6 +2,7 @@
 
 screen_of             the pixels of a screen, where the configuration names them
 screen_of_suite       those of the suite's own default
+run_screen            either, or an assumption
 screens_in_play       screens that the prompts of one engine's episodes show
 image_cache_bytes     room for them as decoded bytes
 vllm_image_cache_gb   the same in vLLM's own process: its `mm_processor_cache_gb`
@@ -66,6 +67,11 @@ def screen_of_suite(config: Config) -> tuple[int, int] | None:
         return None
 
 
+def run_screen(config: Config) -> tuple[int, int]:
+    """Return the pixels of a run's screens; SCREEN where neither its options nor its suite name them."""
+    return screen_of(config) or screen_of_suite(config) or SCREEN
+
+
 def screens_in_play(config: Config) -> int:
     """Screens that the next prompts of one engine's episodes show: slots x history, and each one's newest."""
     slots, engines = max(1, config.up.envs) * config.env.slots, max(1, config.up.rollouts)
@@ -76,7 +82,7 @@ def screens_in_play(config: Config) -> int:
 
 def image_cache_bytes(config: Config) -> int:
     """Bytes of decoded screens that a rollout worker keeps: those in play."""
-    width, height = screen_of(config) or screen_of_suite(config) or SCREEN
+    width, height = run_screen(config)
     return max(LEAST_CACHE, screens_in_play(config) * width * height * CHANNELS)
 
 

@@ -22,6 +22,7 @@ from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
 from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
 from dart_cli.doctor.planned import plan
+from dart_cli.doctor.vllm_parts import vllm_parts
 from dart_cli.runtime.run_dir import read_run
 
 Check = Callable[[], Iterable[Finding]]
@@ -91,13 +92,14 @@ def examine(
 
 
 def _of_host(config: Config | None) -> dict[str, Check]:
-    suite = None
+    suite, vllm = None, config is not None and config.rollout.engine == "vllm"
     if config is not None and "url" not in config.env.options:
         suite = config.env.suite  # a guest that runs already has its programs where it runs
     return {
         "python": machine.python,
         "packages": machine.packages,
         "gpu": partial(machine.gpus, needed=config is not None and _asks_gpu(config)),
+        **({"vllm": vllm_parts} if vllm else {}),
         "programs": partial(machine.programs, suite),
         "memory": machine.memory,
         "shared memory": machine.shared_memory,

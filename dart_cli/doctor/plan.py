@@ -20,7 +20,7 @@ from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.served import KV_CACHE_MB, PREFIX_CACHE_MB
-from dart_cli.config.screens import SCREEN, screen_of
+from dart_cli.config.screens import SCREEN, screen_of, screens_in_play
 from dart_cli.doctor.host_room import EpisodeForm, HostPlan, host_plan
 from dart_cli.doctor.trainer_memory import (
     WIDTH,
@@ -28,7 +28,8 @@ from dart_cli.doctor.trainer_memory import (
     TrainerSetup,
     trainer_memory,
 )
-from dart_cli.policy.coordinates import smart_resize
+from dart_cli.engines.vllm.room import divide
+from dart_cli.policy.coordinates import screen_tokens
 
 MIB = 2**20
 
@@ -38,8 +39,6 @@ PAST_TURN = 100
 """Tokens of a completion, as most are shorter than the longest: an assumption."""
 STEPS = 30
 """Steps of an episode where the tasks cannot be listed: DART's."""
-ENGINE_PASSING = 4_000_000_000
-"""Bytes of vLLM's activations and CUDA graphs: an assumption."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,13 @@ class EnginePlan:
     cache: int  # for keys and values
     passing: int
     prompts: float  # longest ones whose keys and values fit
+    features: int = 0  # of screens that are shown again
+    screens: int = 0  # whose features these are
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.cache + self.passing
+        return self.weights + self.cache + self.passing + self.features
 
 
 @dataclass(frozen=True)
@@ -106,18 +107,18 @@ def make_plan(
     shape = shape_of(tree)
     screen = screen_of(config) or screen or SCREEN
     try:
-        height, width = smart_resize(screen[1], screen[0], **cut._asdict())
+        tokens = screen_tokens(screen, cut)
     except ActionError as fault:
         raise ConfigError(f"env.options.size cannot be used: {fault}") from None
-    form = held_form(config, max(1, width * height // cut.factor**2), round(steps))
+    form = held_form(config, tokens, round(steps))
     episode = episode_tokens(form)
     longest_form = replace(form, steps=max(1, most_steps))
     longest = longest_form.longest + config.rollout.max_tokens
     setup = trainer_setup(config, tree, form, episode, longest)
     trainer = trainer_memory(shape, setup) if config.train.learner == "torch" else None
-    engine = None
+    engine, positions = None, _positions(config, tree)
     if config.rollout.engine in MODEL_ENGINES:
-        engine = _engine(config, shape, gpu, longest)
+        engine = _engine(config, shape, gpu, longest, positions or longest, form.screen)
     return Plan(
         shape=shape,
         setup=setup,
@@ -130,7 +131,7 @@ def make_plan(
         trainer=trainer,
         engine=engine,
         host=host_plan(config, shape, setup, form, screen),
-        positions=_positions(config, tree),
+        positions=positions,
     )
 
 
@@ -183,7 +184,10 @@ def trainer_setup(
     )
 
 
-def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EnginePlan:
+def _engine(
+    config: Config, shape: Shape, gpu: GpuKind, longest: int, length: int, screen: int
+) -> EnginePlan:
+    """Return the plan of an engine that takes sequences of `length` tokens and prompts of up to `longest`."""
     wide = WIDTH[config.model.dtype]
     token = shape.cached * wide
     if config.rollout.engine != "vllm":
@@ -192,13 +196,16 @@ def _engine(config: Config, shape: Shape, gpu: GpuKind, longest: int) -> EngineP
         passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
         prompts = cache / (longest * token)
         return EnginePlan(wide * shape.parameters, cache + kept, passing, prompts)
-    share = config.vllm.tensor_parallel
-    weights = wide * shape.parameters // share
-    cache = int(config.vllm.options.get("kv_cache_memory_bytes", 0))
-    if not cache:
-        room = int(config.vllm.gpu_memory_utilization * gpu.memory)
-        cache = max(0, room - weights - ENGINE_PASSING)
-    return EnginePlan(weights, cache, ENGINE_PASSING, cache * share / (longest * token))
+    shown = screens_in_play(config) * screen
+    room = divide(config.vllm, shape, wide=wide, memory=gpu.memory, length=length, shown=shown)
+    return EnginePlan(
+        weights=room.weights,
+        cache=room.cache,
+        passing=room.passing,
+        prompts=room.cache * config.vllm.tensor_parallel / (longest * token),
+        features=room.features,
+        screens=room.kept // screen,
+    )
 
 
 # --- episodes -------------------------------------------------------------------------------

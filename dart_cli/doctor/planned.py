@@ -276,12 +276,15 @@ def _engine(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
     each = "" if count == 1 else f"{count} engines, each "
     each += "" if share == 1 else f"on {share} GPUs, each of these "
     where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
+    shown = screens_in_play(config)
     text = (
-        f"{each}{gb(engine.total)}{where}: weights {gb(engine.weights)}, keys and values "
-        f"{gb(engine.cache)}, room for {engine.prompts:.1f} prompts of {plan.longest} tokens, "
-        f"at most {together_at_most(config)} are there at once"
+        f"{each}{gb(engine.total)}{where}: weights {gb(engine.weights)}, activations and graphs "
+        f"{gb(engine.passing)}, keys and values {gb(engine.cache)}, room for {engine.prompts:.1f} prompts of "
+        f"{plan.longest} tokens, at most {together_at_most(config)} are there at once"
     )
-    text += f"; {gb(screen_caches(config))} of main memory for the {screens_in_play(config)} screens in play"
+    if engine.features:
+        text += f"; features of {engine.screens} screens {gb(engine.features)}"
+    text += f"; {gb(screen_caches(config))} of main memory for the {shown} screens in play"
     if plan.positions >= plan.longest:
         past = plan.past
         left = plan.positions - plan.longest + past * plan.form.completion

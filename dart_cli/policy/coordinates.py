@@ -4,6 +4,7 @@
     make_coordinate_map   the mapping of a configured convention (`policy.coordinates`)
     resize_of             how the model's image processor resizes a screen
     smart_resize          the size Qwen's image processors give a screenshot
+    screen_tokens         how many tokens a screen takes
     pointer_after         where an action leaves the pointer
 
 A model number names a cell of its grid; it maps to the pixel that holds the cell's centre, and a
@@ -140,6 +141,12 @@ def smart_resize(
         new_height = math.ceil(height * grow / factor) * factor
         new_width = math.ceil(width * grow / factor) * factor
     return new_height, new_width
+
+
+def screen_tokens(screen: tuple[int, int], resize: Screens) -> int:
+    """Return the tokens of a screen of these pixels. Raises ActionError as `smart_resize` does."""
+    height, width = smart_resize(screen[1], screen[0], **resize._asdict())
+    return max(1, width * height // resize.factor**2)
 
 
 def _rescale(axis: str, value: int, from_size: int, to_size: int) -> int:

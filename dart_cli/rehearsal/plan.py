@@ -23,7 +23,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rules import value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.config.screens import SCREEN, screen_of, screen_of_suite
+from dart_cli.config.screens import run_screen
 from dart_cli.config.values import to_toml
 from dart_cli.rehearsal.coin import suite_file
 
@@ -102,7 +102,7 @@ def make_plan(path: Path, given: list[str]) -> Rehearsal:
     shutil.rmtree(where, ignore_errors=True)
     make_private_dir(where)
     (where / MARK).touch()
-    screen = screen_of(written) or screen_of_suite(written) or SCREEN
+    screen = run_screen(written)
     plan = Rehearsal(path, given, written, where, screen)
     for change in _changes(written, where):
         if change.written != change.rehearsed:

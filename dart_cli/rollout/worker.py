@@ -47,7 +47,12 @@ from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.served import PERMIT_S
-from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
+from dart_cli.config.screens import (
+    image_cache_bytes,
+    run_screen,
+    screens_in_play,
+    vllm_image_cache_gb,
+)
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
 from dart_cli.engines.completions import unsampled
 from dart_cli.rollout.sync import WeightSync
@@ -234,9 +239,11 @@ def load_model(config: Config) -> Model:
 
 def _vllm_engine(config: Config, policy: LoadedPolicy) -> Engine:
     from dart_cli.engines.vllm.engine import VllmEngine
+    from dart_cli.policy.coordinates import screen_tokens
     from dart_cli.weights.file import load
 
     sizes = {"mm_processor_cache_gb": vllm_image_cache_gb(config)}
+    screen = screen_tokens(run_screen(config), policy.images.screens)
     return VllmEngine(
         policy,
         config.vllm.model_copy(update={"options": sizes | config.vllm.options}),
@@ -248,6 +255,7 @@ def _vllm_engine(config: Config, policy: LoadedPolicy) -> Engine:
         max_batch=config.rollout.max_batch,
         deadline_s=config.rollout.deadline_s,
         versions=config.data.max_staleness + 1,
+        shown=screens_in_play(config) * screen,
     )
 
 

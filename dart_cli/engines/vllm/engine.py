@@ -127,6 +127,7 @@ class VllmEngine:
     `policy` needs no weights, vLLM loads its own. `load_weights` checks a published set
     (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error. Of
     adapters that are served beside the weights, `versions` can be in use at once (at least two).
+    `shown` are the tokens of the screens in play, whose features vLLM keeps where they have room.
     """
 
     def __init__(
@@ -142,8 +143,9 @@ class VllmEngine:
         max_batch: int = 32,
         deadline_s: float = 600.0,
         versions: int = 1,
+        shown: int = 0,
     ) -> None:
-        """Starts vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
+        """Start vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
         self.policy = policy
         self._config = config or VllmConfig()
         self._version = policy_version
@@ -190,6 +192,7 @@ class VllmEngine:
             max_batch=max_batch,
             device=device,
             threads=threads,
+            shown=shown,
         )
 
     @property

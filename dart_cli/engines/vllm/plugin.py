@@ -2,6 +2,8 @@
 
     Parts         what vLLM's configuration holds, so that every process imports this module
     FileWeights   the back end `file` of vLLM's native weight transfer
+    CountedBatch  vLLM's batch, which does not wait for the token ids of the step before
+    keep_alone    features of a screen in a tensor of their own
 
 vLLM's configuration is sent to every process, pickled: unpickling it imports this module first. So nothing
 depends on how dart was installed, and vLLM in processes that dart did not start is unchanged.
@@ -39,6 +41,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.gpu_input_batch import InputBatch
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from dart_cli.engines.vllm import models
 from dart_cli.engines.vllm.sampler import Draws, ExactSampler
@@ -134,12 +138,40 @@ class Parts(Draws):
     """Draws; vLLM imports this module by its name."""
 
 
+class CountedBatch(InputBatch):
+    """vLLM's batch, whose lists of output tokens keep their placeholders, as without a logits processor.
+
+    With one vLLM would wait, in each step, until the ids of the step before are on the host; Draws reads the
+    lengths of the lists alone. Penalties and banned words, which read ids, still get them.
+    """
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options | {"logitsprocs_need_output_token_ids": False})
+
+
+_keep = GPUModelRunner._cache_encoder_output  # noqa: SLF001 - it has no public name
+
+
+def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest: Any) -> None:
+    """Keep the features of one screen in a tensor of their own.
+
+    vLLM keeps a part of the tensor of all screens that were encoded together, which stays as long as any of its
+    parts does: then features take more memory than the encoder cache counts.
+    """
+    if output.untyped_storage().nbytes() > output.nbytes:
+        output = output.clone()
+    _keep(runner, mm_hash, output, *rest)
+
+
 def _install() -> None:
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
     models.register_models()
     models.replace_processors()
     models.scale_pixels()
-    gpu_model_runner.Sampler = ExactSampler  # vLLM has no setting for it
+    # vLLM has no settings for these.
+    gpu_model_runner.Sampler = ExactSampler
+    gpu_model_runner.InputBatch = CountedBatch
+    GPUModelRunner._cache_encoder_output = keep_alone  # noqa: SLF001
     if current_platform.is_cpu():
         _pad_heads()
     # By name: a process that is still reading its configuration has no parent_process() yet.

@@ -1,9 +1,11 @@
 """How vLLM is started: its parts, platform and arguments.
 
-engine_args  our configuration and the model, as vLLM's arguments
-start        the engine, or an error with its cause and cure
+engine_args    our configuration and the model, as vLLM's arguments
+start          the engine, or an error with its cause and cure
+_environment   the variables of its processes
 
-The settings that the CPU build needs are made here; the user sets none.
+What vLLM would compile with nvcc, download or look up at its start is turned off here, as is all that the CPU build
+cannot do; docs/engines.md has each default and its reason.
 """
 
 from __future__ import annotations
@@ -16,10 +18,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bus.errors import EngineError, MissingPartError
+from dart_cli.config.architecture import shape_of
 from dart_cli.config.devices import VLLM_VERSIONS, vllm_problem
+from dart_cli.config.model_folder import read_json
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.vllm import SECTION
+from dart_cli.engines.vllm.room import BATCH_TOKENS, divide, kept_tokens
 from dart_cli.policy.model import LoadedPolicy
 
 if TYPE_CHECKING:
@@ -46,12 +53,16 @@ def engine_args(
     max_batch: int,
     on_cpu: bool,
     adapter_slots: int = 0,
+    features: float = 0.0,
 ) -> dict[str, Any]:
-    """Arguments for vLLM's AsyncEngineArgs."""
+    """Return the arguments for vLLM's AsyncEngineArgs.
+
+    `features` is the share of a GPU's memory that features of screens take, beside what vLLM measures.
+    """
     from dart_cli.engines.vllm.plugin import BACKEND, Parts
     from dart_cli.engines.vllm.set_files import adapter_args
 
-    length = min(config.max_model_len or policy.max_positions, policy.max_positions)
+    length = sequence_length(policy, config)
     arguments: dict[str, Any] = {
         "model": str(policy.folder),
         "dtype": dtype,
@@ -60,7 +71,7 @@ def engine_args(
         "tensor_parallel_size": config.tensor_parallel,
         "max_model_len": length,
         "max_num_seqs": max_batch,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "gpu_memory_utilization": config.gpu_memory_utilization - features,
         "enforce_eager": on_cpu,
         "enable_prefix_caching": True,
         "async_scheduling": True,  # the CPU's platform turns it off
@@ -88,7 +99,33 @@ def engine_args(
         arguments["max_num_batched_tokens"] = max(length, 4096)
         if config.tensor_parallel == 1:
             arguments["distributed_executor_backend"] = IN_ENGINE
+    else:
+        arguments |= _gpu_args(config, dtype, max_batch, length)
     return arguments | config.options
+
+
+def _gpu_args(config: VllmConfig, dtype: str, max_batch: int, length: int) -> dict[str, Any]:
+    """Return the arguments of a GPU: larger batches, and nothing that FlashInfer compiles or downloads."""
+    options = config.options
+    whole = options.get("enable_chunked_prefill") is False  # a pass then holds a whole prompt
+    arguments: dict[str, Any] = {
+        "max_num_batched_tokens": max(BATCH_TOKENS, max_batch, length if whole else 0)
+    }
+    if "kernel_config" not in options:  # vLLM takes either
+        arguments["enable_flashinfer_autotune"] = False
+    if dtype == "bfloat16" and "attention_config" not in options:
+        # vLLM's own choice before Blackwell, where it would choose FlashInfer's. It has no float32.
+        arguments["attention_backend"] = "FLASH_ATTN"
+    if config.tensor_parallel > 1:
+        # All GPUs are of this host, also where Ray has placed this process.
+        arguments["distributed_executor_backend"] = "mp"
+        arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+    return arguments
+
+
+def sequence_length(policy: LoadedPolicy, config: VllmConfig) -> int:
+    """Return the most tokens of a prompt and its completion."""
+    return min(config.max_model_len or policy.max_positions, policy.max_positions)
 
 
 def largest_screen(policy: LoadedPolicy, max_model_len: int) -> Any:
@@ -118,10 +155,12 @@ def start(
     device: str = "auto",
     threads: int = 1,
     adapter_slots: int = 0,
+    shown: int = 0,
 ) -> AsyncLLM:
-    """An AsyncLLM with its processes, serving the folder's own weights.
+    """Start an AsyncLLM with its processes, serving the folder's own weights.
 
-    It has room for `adapter_slots` versions of the policy's adapters beside them.
+    It has room for `adapter_slots` versions of the policy's adapters beside them, and for features of screens of
+    `shown` tokens, or of as many as leave room for keys and values.
 
     Raises MissingPartError for a part that is not installed, EngineError if it does not start.
     """
@@ -130,10 +169,13 @@ def start(
     with _environment(device, threads):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         on_cpu = bool(current_platform.is_cpu())
         _check_platform(config, device, on_cpu)
+        memory = 0 if on_cpu else _memory_of(current_platform)
+        kept, features = _features(policy, config, dtype, memory, shown)
         arguments = engine_args(
             policy,
             config,
@@ -141,10 +183,19 @@ def start(
             max_batch=max_batch,
             on_cpu=on_cpu,
             adapter_slots=adapter_slots,
+            features=features,
         )
         log.info("starting vLLM %s: up to a minute", "on the CPU" if on_cpu else f"on {device}")
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            made = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            # No argument sets it; the scheduler's EncoderCacheManager is made with it.
+            scheduler = made.scheduler_config
+            scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, kept)
+            return AsyncLLM.from_vllm_config(
+                made,
+                enable_log_requests=bool(arguments.get("enable_log_requests")),
+                disable_log_stats=bool(arguments["disable_log_stats"]),
+            )
         except TypeError as error:  # from AsyncEngineArgs: an unknown name
             raise EngineError(
                 f"vllm.options: {error}; see the engine arguments of vLLM's documentation"
@@ -153,9 +204,31 @@ def start(
             raise EngineError(f"vLLM did not start: {root_cause(error)}") from error
 
 
+def _memory_of(platform: Any) -> int:
+    """Return the bytes of the first GPU, without a CUDA context here. Raises EngineError."""
+    try:
+        return int(platform.get_device_total_memory())
+    except Exception as error:  # NVML's own
+        raise EngineError(
+            f"vLLM cannot read the memory of the GPU: {root_cause(error)}; see `nvidia-smi`"
+        ) from error
+
+
+def _features(
+    policy: LoadedPolicy, config: VllmConfig, dtype: str, memory: int, shown: int
+) -> tuple[int, float]:
+    """Return the tokens of screens whose features are kept, and their share of a GPU's `memory` (0 for a CPU)."""
+    shape, wide = shape_of(read_json(policy.folder, "config.json")), getattr(torch, dtype).itemsize
+    if not memory:
+        return kept_tokens(shape, wide, CPU_KV_MB << 20, shown), 0.0
+    length = sequence_length(policy, config)
+    room = divide(config, shape, wide=wide, memory=memory, length=length, shown=shown)
+    return room.kept, room.features / memory
+
+
 @contextlib.contextmanager
 def _environment(device: str, threads: int) -> Iterator[None]:
-    """The environment that vLLM's processes inherit; user settings are kept unless exactness forbids.
+    """Set the environment that vLLM's processes inherit; user settings are kept unless exactness forbids.
 
     CUDA_VISIBLE_DEVICES is restored afterwards: `dart doctor` loads a trainer on another GPU.
     """
@@ -175,6 +248,9 @@ def _environment(device: str, threads: int) -> Iterator[None]:
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # FlashInfer compiles its kernels with nvcc and ninja, which few machines have; dart samples with none.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     }.items():
         os.environ.setdefault(name, value)
     try:
