@@ -25,8 +25,8 @@ from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, VllmConfig
-from dart_cli.doctor.plan import Plan, make_plan
 from dart_cli.doctor.plan import H100 as ROOM
+from dart_cli.doctor.plan import Plan, make_plan
 from dart_cli.doctor.planned import planned
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 from dart_cli.engines.vllm.room import divide
