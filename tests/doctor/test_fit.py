@@ -99,7 +99,7 @@ def test_the_engine_line_says_which_turns_its_length_holds() -> None:
 def test_more_requests_than_have_room_are_a_warning() -> None:
     sections: Sections = {"rollout": {"max_batch": 64}, "up": {"rollouts": 1, "envs": 4}}
     [found] = cautions(plan_of(**sections), config_of(**sections), EIGHT)
-    assert found.text.startswith("64 requests of 17467 tokens do not fit together, 56 do")
+    assert found.text.startswith("64 requests of 17467 tokens do not fit together, 47 do")
     fewer = cured(sections, found.cure.replace(", or show", ", or"))
     assert not list(cautions(plan_of(**fewer), config_of(**fewer), EIGHT))
     slots: Sections = {"rollout": {"max_batch": 64}, "up": {"rollouts": 4, "envs": 4}}

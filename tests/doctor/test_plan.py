@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
+from dart_cli.config.schema import VllmConfig
 from dart_cli.doctor.fit import Room
 from dart_cli.doctor.host_room import EpisodeForm
 from dart_cli.doctor.plan import H100, episode_tokens, make_plan
 from dart_cli.doctor.planned import plan_lines
+from dart_cli.engines.vllm.room import divide
 from tests.doctor.parts import misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
@@ -81,6 +84,47 @@ def test_keys_and_values_of_a_token_are_57_kilobytes() -> None:
     shared = plan_of(vllm={"tensor_parallel": 2}).engine
     assert shared is not None
     assert shared.weights == engine.weights // 2
+
+
+def test_features_of_the_screens_in_play_are_beside_the_keys_and_values() -> None:
+    """384 screens (64 slots, six each) of 2,691 vectors of 3,584 numbers, where a sixth of the room holds them."""
+    plan = plan_of()
+    engine = plan.engine
+    assert engine is not None
+    assert engine.screens == 384
+    assert engine.features == 384 * 2691 * 3584 * 2
+    assert engine.total == int(0.9 * H100.memory)
+    batch = 8192 * 2 * (4 * 3584 + 2 * 18944)  # activations of a pass: 0.9 GB
+    assert engine.passing == 4_000_000_000 + batch
+    smaller = plan_of(vllm={"options": {"max_num_batched_tokens": 4096}}).engine
+    assert smaller is not None
+    assert smaller.passing == 4_000_000_000 + batch // 2
+
+
+def test_features_never_take_the_room_of_the_longest_sequence() -> None:
+    """On a card on which one sequence fits, vLLM would refuse to start without it."""
+    shape, length = shape_of(CONFIG), 24_576
+    config = VllmConfig(max_model_len=length)
+    for spare in (-1, 0, 6_000_000, 10**10):
+        whole = 2 * shape.parameters + 4 * 10**9 + 8192 * 2 * (4 * 3584 + 2 * 18944)
+        memory = int((whole + length * 57_344 + spare) / 0.9) + 2
+        room = divide(config, shape, wide=2, memory=memory, length=length, shown=10**9)
+        assert room.features == pytest.approx(max(0, spare) // 6, abs=7168)
+        assert room.features + room.cache == pytest.approx(length * 57_344 + spare, abs=4)
+    given = VllmConfig(options={"kv_cache_memory_bytes": 10**10})
+    room = divide(given, shape, wide=2, memory=H100.memory, length=length, shown=10**9)
+    assert room.cache == 10**10
+    assert room.total < H100.memory
+
+
+def test_features_of_deeper_layers_are_counted_and_each_gpu_of_a_shared_model_has_all() -> None:
+    """Qwen3-VL gives three layers features of their own beside the first."""
+    deep = replace(shape_of(CONFIG), deepstack=3)
+    for share in (1, 2):
+        config = VllmConfig(tensor_parallel=share)
+        room = divide(config, deep, wide=2, memory=H100.memory, length=24_576, shown=100_000)
+        assert room.kept == 100_000
+        assert room.features == 100_000 * 4 * 3584 * 2
 
 
 # --- what fits -----------------------------------------------------------------------------
