@@ -34,18 +34,27 @@ pytestmark = [
 MAX_BATCH = 4
 BLOCKS = 24
 """Of 32 tokens: too few for as many requests at their length, so some are preempted."""
+LENGTH = 512
+"""Tokens of a sequence and of a pass: the encoder cache of vLLM's own size holds 14 screens of 36 tokens."""
+SHOWN = 30 * 42
+"""Tokens of the screens in play."""
 
 
 @pytest.fixture(scope="module")
 def served(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     from tests.engines import async_cpu
 
-    options = {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
-    config = VllmConfig(max_model_len=512, tensor_parallel=2, options=options)
+    options = {
+        "num_gpu_blocks_override": BLOCKS,
+        "block_size": 32,
+        "max_num_batched_tokens": LENGTH,
+        "enable_mm_processor_stats": True,
+    }
+    config = VllmConfig(max_model_len=LENGTH, tensor_parallel=2, options=options)
     with pytest.MonkeyPatch.context() as patch:
         async_cpu.install(patch.setattr)
         with started(
-            untrained_folder, tmp_path_factory.mktemp("weights"), MAX_BATCH, config
+            untrained_folder, tmp_path_factory.mktemp("weights"), MAX_BATCH, config, SHOWN
         ) as engine:
             engine.engine.policy.end_token_ids = ()
             yield engine
@@ -72,6 +81,25 @@ def test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preem
             other.sampled.behaviour_logprobs, abs=EXACT
         )
         assert one.sampled.entropies == pytest.approx(other.sampled.entropies, abs=EXACT)
+
+
+def test_a_screen_in_play_is_encoded_once_also_if_more_were_shown_than_a_pass_has_tokens(
+    served: Served, ask: Asker
+) -> None:
+    requests = [ask(1000 + i, max_tokens=2) for i in range(24)]
+    screens = sum(len(set(request.images)) for request in requests)
+    assert 36 * screens > 2 * LENGTH
+
+    async def encoded() -> list[int]:
+        """On each worker, requests of which a screen was encoded; they are counted from the last call."""
+        await served.engine._llm.reset_prefix_cache()
+        await served.generate(*requests)
+        workers = await served.engine._llm.collective_rpc("get_encoder_timing_stats")
+        return [sum(each["num_encoder_calls"] for each in worker.values()) for worker in workers]
+
+    first, again = served.run(encoded()), served.run(encoded())
+    assert min(first) >= len(requests)
+    assert again == [0, 0]
 
 
 def test_an_interrupted_completion_goes_on_at_its_place(served: Served, ask: Asker) -> None:

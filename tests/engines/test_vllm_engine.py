@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ import torch
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
+from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.caches import vision_digest
+from dart_cli.engines.vllm.start import engine_args
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.weights.manifest import WEIGHTS
@@ -390,6 +393,76 @@ def test_prompts_that_cannot_be_served_are_refused_before_they_wait(
         with pytest.raises(EngineError):
             served.run(served.generate(request))
     assert served.run(served.generate(good))[0].sampled.token_ids
+
+
+def test_features_of_a_screen_keep_no_screen_alive_that_was_encoded_with_it() -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from dart_cli.engines.vllm import plugin  # noqa: F401 - it replaces what is called here
+
+    runner: Any = SimpleNamespace(encoder_cache={}, maybe_save_ec_to_connector=lambda *_: None)
+    together, alone = torch.rand(72, 8), torch.rand(36, 8)
+    for name, output in zip("abc", (*together.split(36), alone), strict=True):
+        GPUModelRunner._cache_encoder_output(runner, name, output, None, [])
+    held = runner.encoder_cache
+    assert torch.equal(torch.cat([held["a"], held["b"]]), together)
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in held.values())
+    assert held["c"] is alone
+
+
+def test_a_batch_does_not_wait_for_the_token_ids_of_the_step_before() -> None:
+    """Draws counts the tokens of the lists; an event that is waited for fails here."""
+    from vllm import SamplingParams
+    from vllm.v1.worker import gpu_model_runner
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    from dart_cli.engines.vllm import plugin  # noqa: F401 - it replaces what is called here
+
+    batch = gpu_model_runner.InputBatch(
+        max_num_reqs=1,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        device=torch.device("cpu"),
+        vocab_size=100,
+        block_sizes=[16],
+        max_num_blocks_per_req=[4],
+        logitsprocs_need_output_token_ids=True,  # as vLLM sets it where there is a processor
+    )
+    request = CachedRequestState(
+        req_id="a",
+        prompt_token_ids=[1, 2, 3],
+        mm_features=[],
+        sampling_params=SamplingParams(),
+        generator=None,
+        block_ids=([0],),
+        num_computed_tokens=3,
+        output_token_ids=[],
+    )
+    batch.add_request(request)
+    [(_, _, _, drawn)] = batch.batch_update_builder.added
+    batch.refresh_metadata()
+    request.output_token_ids.append(-1)  # its token is on its way
+    batch.prev_req_id_to_index = {"a": 0}
+    event: Any = SimpleNamespace(synchronize=lambda: pytest.fail("waited"))
+    batch.set_async_sampled_token_ids(torch.tensor([[7]]), event)
+    batch.update_async_output_token_ids()
+    assert len(drawn) == 1
+
+
+def test_vllm_takes_the_arguments_of_a_gpu(policy: LoadedPolicy) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    config = VllmConfig(tensor_parallel=2, max_model_len=1024)
+    arguments = engine_args(
+        policy, config, dtype="bfloat16", max_batch=32, on_cpu=False, features=0.1
+    )
+    made = AsyncEngineArgs(**arguments).create_engine_config()
+    assert made.attention_config.backend.name == "FLASH_ATTN"
+    assert made.kernel_config.enable_flashinfer_autotune is False
+    assert made.compilation_config.pass_config.fuse_allreduce_rms is False
+    assert made.parallel_config.distributed_executor_backend == "mp"
+    assert made.scheduler_config.max_num_batched_tokens == 8192
+    assert made.cache_config.gpu_memory_utilization == pytest.approx(0.8)
 
 
 def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:

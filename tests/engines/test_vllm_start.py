@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bus.errors import WeightsError
+from bus.errors import EngineError, WeightsError
+from dart_cli.config.schema import VllmConfig
+from dart_cli.doctor.plan import H100
 from dart_cli.engines.vllm.set_files import open_files
-from dart_cli.engines.vllm.start import _environment, _visible, root_cause
+from dart_cli.engines.vllm.start import (
+    _environment,
+    _features,
+    _gpu_args,
+    _memory_of,
+    _visible,
+    root_cause,
+)
+from tests.doctor.seven_b import config_of, plan_of, write_seven_b
 
 
 def raised(text: str) -> BaseException:
@@ -46,6 +58,104 @@ def test_a_numbered_device_is_one_of_those_the_process_sees(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert _visible(device) == meant
+
+
+FORCED = {
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+"""What exactness needs, whatever the user's shell has."""
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "OMP_NUM_THREADS": "3",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def test_vllms_processes_get_these_variables_and_a_users_own_where_exactness_permits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.environ", {})
+    with _environment("auto", 3):
+        assert os.environ == FORCED | DEFAULTS
+    own = dict.fromkeys(FORCED | DEFAULTS, "theirs")
+    monkeypatch.setattr("os.environ", dict(own))
+    with _environment("auto", 3):
+        assert os.environ == own | FORCED
+
+
+def test_vllm_reads_these_variables_as_they_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = pytest.importorskip("vllm.envs", reason="vLLM is not installed: scripts/setup-vllm")
+    for name, value in (FORCED | DEFAULTS).items():
+        monkeypatch.setenv(name, value)
+    assert envs.VLLM_USE_V2_MODEL_RUNNER is False
+    assert envs.VLLM_USE_FLASHINFER_SAMPLER is False
+    assert envs.VLLM_ALLREDUCE_USE_FLASHINFER is False
+    assert envs.VLLM_NO_USAGE_STATS is True
+    unknown = {name for name in FORCED | DEFAULTS if name.startswith("VLLM_")} - set(dir(envs))
+    assert not unknown  # a name that this version has not does nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "share", "expected"),
+    [
+        ({}, "bfloat16", 1, {"max_num_batched_tokens": 8192, "attention_backend": "FLASH_ATTN"}),
+        ({}, "float32", 1, {"max_num_batched_tokens": 8192}),
+        ({"attention_config": {}}, "bfloat16", 1, {"max_num_batched_tokens": 8192}),
+        ({"enable_chunked_prefill": False}, "float32", 1, {"max_num_batched_tokens": 24_576}),
+        ({"enable_chunked_prefill": True}, "float32", 1, {"max_num_batched_tokens": 8192}),
+        (
+            {},
+            "float32",
+            2,
+            {
+                "max_num_batched_tokens": 8192,
+                "distributed_executor_backend": "mp",
+                "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
+            },
+        ),
+    ],
+)
+def test_on_a_gpu_batches_are_large_and_flashinfer_compiles_nothing(
+    options: dict[str, Any], dtype: str, share: int, expected: dict[str, Any]
+) -> None:
+    config = VllmConfig(tensor_parallel=share, options=options)
+    tuned = {"enable_flashinfer_autotune": False}
+    assert _gpu_args(config, dtype, 32, 24_576) == expected | tuned
+    own = VllmConfig(tensor_parallel=share, options=options | {"kernel_config": {}})
+    assert _gpu_args(own, dtype, 32, 24_576) == expected
+    assert (
+        _gpu_args(config, dtype, 9000, 512)["max_num_batched_tokens"] == 9000
+    )  # rollout.max_batch
+
+
+def test_the_engine_keeps_as_many_screens_features_as_doctor_plans(tmp_path: Path) -> None:
+    policy: Any = SimpleNamespace(folder=write_seven_b(tmp_path / "7b"), max_positions=128_000)
+    for sections in ({}, {"vllm": {"max_model_len": 24_576}}, {"up": {"rollouts": 1}}):
+        planned = plan_of(**sections).engine
+        assert planned is not None
+        shown = planned.screens * 2691 + (2690 if sections else 0)
+        kept, share = _features(policy, config_of(**sections).vllm, "bfloat16", H100.memory, shown)
+        assert kept // 2691 == planned.screens
+        assert share * H100.memory == pytest.approx(planned.features, abs=2691 * 7168)
+    kept, share = _features(policy, VllmConfig(), "float32", 0, 10**6)  # on a CPU
+    assert (kept, share) == (512 * 2**20 // 6 // (4 * 3584), 0.0)
+
+
+def test_a_gpu_whose_memory_cannot_be_read_is_one_line() -> None:
+    class Broken:
+        def get_device_total_memory(self) -> int:
+            raise OSError("Driver/library version mismatch")
+
+    with pytest.raises(EngineError, match=r"the memory of the GPU: .*mismatch; see `nvidia-smi`"):
+        _memory_of(Broken())
 
 
 @pytest.mark.parametrize("chosen", [None, "4,6"])
