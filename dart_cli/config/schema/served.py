@@ -66,7 +66,7 @@ class VllmConfig(Section):
     """GPUs that share one model; `dart rollout` takes the first ones that it sees."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of each GPU's memory for weights, activations and keys and values together."""
+    """Share of each GPU's memory for weights, activations, features of screens and keys and values together."""
 
     max_model_len: int = Field(default=0, ge=0, le=16 * MANY)
     """Most tokens of prompt and completion together; 0 for as many as the model has positions. A

@@ -2,6 +2,7 @@
 
 engine     VllmEngine: requests in, exact samples out, weights taken in flight
 start      parts, platform and arguments of vLLM; errors before the first request
+room       how a GPU's memory is divided, for doctor's plan too
 set_files  the files that weights and adapters are read from
 prompts    a request in vLLM's types, and its outputs in ours
 plugin     what every process of vLLM loads before the model: the modules below, and the weight transfer
