@@ -764,3 +764,25 @@ async def test_an_engine_of_a_users_own_is_loaded_by_its_name(
         assert reply.text == "comp"
     with pytest.raises(ConfigError, match="returned NoneType, not a Model"):
         load_model(scripted(config, f"{file}:nothing"))
+
+
+def test_vllm_is_told_how_many_tokens_the_screens_in_play_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    def engine(*_: object, **options: object) -> ScriptedEngine:
+        given.update(options)
+        return ScriptedEngine(lambda _: say("noop"))
+
+    monkeypatch.setattr("dart_cli.engines.vllm.engine.VllmEngine", engine)
+    config = Config.model_validate(
+        {
+            "run": {"dir": tmp_path / "run"},
+            "rollout": {"engine": "vllm"},
+            "policy": {"history_images": 2},
+            "env": {"slots": 5, "options": {"size": "336x168"}},
+        }
+    )
+    load_model(config)
+    assert given["shown"] == 5 * (2 + 1) * (336 // 28) * (168 // 28)

@@ -1,9 +1,9 @@
 """How the memory of a GPU is divided that vLLM serves on; without torch and vLLM, so that doctor plans with it too.
 
-    BATCH_TOKENS   tokens of one forward pass
-    VllmRoom       bytes of weights, of what passes, of features of screens, of keys and values
-    divide         the room of a model on a GPU
-    kept_tokens    tokens of screens whose features have room
+    VllmRoom      bytes of weights, of what passes, of features of screens, of keys and values
+    divide        the room of a model on a GPU
+    batch_tokens  tokens of one forward pass
+    kept_tokens   tokens of screens whose features have room
 
 vLLM measures what passes in a dry run, which holds the features of one screen (`profile_run`). Features that are
 kept for longer are not measured, so the engine lowers `gpu_memory_utilization` by their bytes.
@@ -52,7 +52,7 @@ def divide(
     """
     share = config.tensor_parallel
     weights = wide * shape.parameters // share
-    batch = _number(config, "max_num_batched_tokens") or BATCH_TOKENS
+    batch = batch_tokens(config, length)
     passing = PASSING + batch * wide * (4 * shape.width + 2 * shape.mlp // share)
     cache = _number(config, "kv_cache_memory_bytes")
     if cache:  # in place of gpu_memory_utilization
@@ -63,6 +63,13 @@ def divide(
     kept = kept_tokens(shape, wide, room - length * wide * shape.cached // share, shown)
     features = kept * _feature(shape, wide)
     return VllmRoom(weights, passing, features, room - features, kept)
+
+
+def batch_tokens(config: VllmConfig, length: int, max_batch: int = 1) -> int:
+    """Return the tokens of one pass: a whole sequence of `length` where vLLM may not cut prompts into chunks."""
+    whole = config.options.get("enable_chunked_prefill") is False
+    given = _number(config, "max_num_batched_tokens")
+    return given or max(BATCH_TOKENS, max_batch, length if whole else 0)
 
 
 def kept_tokens(shape: Shape, wide: int, room: int, shown: int) -> int:

@@ -26,7 +26,7 @@ from dart_cli.config.devices import VLLM_VERSIONS, vllm_problem
 from dart_cli.config.model_folder import read_json
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.vllm import SECTION
-from dart_cli.engines.vllm.room import BATCH_TOKENS, divide, kept_tokens
+from dart_cli.engines.vllm.room import batch_tokens, divide, kept_tokens
 from dart_cli.policy.model import LoadedPolicy
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ def engine_args(
 def _gpu_args(config: VllmConfig, dtype: str, max_batch: int, length: int) -> dict[str, Any]:
     """Return the arguments of a GPU: larger batches, and nothing that FlashInfer compiles or downloads."""
     options = config.options
-    whole = options.get("enable_chunked_prefill") is False  # a pass then holds a whole prompt
-    arguments: dict[str, Any] = {
-        "max_num_batched_tokens": max(BATCH_TOKENS, max_batch, length if whole else 0)
-    }
+    arguments: dict[str, Any] = {"max_num_batched_tokens": batch_tokens(config, length, max_batch)}
     if "kernel_config" not in options:  # vLLM takes either
         arguments["enable_flashinfer_autotune"] = False
     if dtype == "bfloat16" and "attention_config" not in options:
