@@ -26,7 +26,7 @@ from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.caches import vision_digest
-from dart_cli.engines.vllm.start import engine_args
+from dart_cli.engines.vllm.start import engine_args, start
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.weights.manifest import WEIGHTS
@@ -463,6 +463,38 @@ def test_vllm_takes_the_arguments_of_a_gpu(policy: LoadedPolicy) -> None:
     assert made.parallel_config.distributed_executor_backend == "mp"
     assert made.scheduler_config.max_num_batched_tokens == 8192
     assert made.cache_config.gpu_memory_utilization == pytest.approx(0.8)
+
+
+def test_on_a_gpu_the_features_of_screens_are_taken_from_the_share_that_vllm_measures(
+    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dart_cli.engines.vllm import plugin  # noqa: F401 - it asks for the platform, too
+
+    given: dict[str, Any] = {}
+
+    class Arguments:
+        def __init__(self, **arguments: Any) -> None:
+            given.update(arguments)
+
+        def create_engine_config(self, _: Any) -> Any:
+            return SimpleNamespace(scheduler_config=SimpleNamespace(encoder_cache_size=8192))
+
+    gpu = SimpleNamespace(is_cpu=lambda: False, get_device_total_memory=lambda: 80 * 10**9)
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu)
+    monkeypatch.setattr("vllm.engine.arg_utils.AsyncEngineArgs", Arguments)
+    monkeypatch.setattr(
+        "vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config", lambda made, **_: made
+    )
+    monkeypatch.setattr("dart_cli.policy.accelerator.device_count", lambda: 1)
+    sizes = policy.model.config.vision_config  # of Qwen3-VL, with features for deeper layers
+    width = sizes.out_hidden_size * (1 + len(sizes.deepstack_visual_indexes))
+    for shown, held in ((10**6, 10**6), (0, 8192)):
+        made: Any = start(
+            policy, VllmConfig(), dtype="bfloat16", max_batch=8, device="cuda", shown=shown
+        )
+        assert made.scheduler_config.encoder_cache_size == held
+        share = 0.9 - shown * width * 2 / 80e9
+        assert given["gpu_memory_utilization"] == pytest.approx(share)
 
 
 def test_an_image_is_sent_once(served: Served, ask: Asker) -> None:
