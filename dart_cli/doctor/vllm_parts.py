@@ -54,9 +54,8 @@ def judge_compiler(chosen: str | None) -> Finding:
 def python_header() -> Path:
     """Return the path of Python.h where Triton looks for it."""
     scheme = sysconfig.get_default_scheme()
-    scheme = (
-        "posix_prefix" if scheme == "posix_local" else scheme
-    )  # Debian's own, without the headers
+    if scheme == "posix_local":  # Debian's own, without the headers
+        scheme = "posix_prefix"
     return Path(sysconfig.get_path("include", scheme)) / "Python.h"
 
 
