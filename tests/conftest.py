@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.progress import pytest_timeout_set_timer  # noqa: F401 - pytest finds the hook here
+
 settings.register_profile(
     "patient",
     deadline=None,

@@ -62,7 +62,6 @@ x INFO t: update 3 on batch 3: loss 0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 async def test_each_role_killed_in_turn_nothing_finished_is_lost_or_trained_twice(
     tmp_path: Path,
 ) -> None:

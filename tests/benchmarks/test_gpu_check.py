@@ -31,7 +31,7 @@ from benchmarks.gpu.check import (
 )
 from benchmarks.gpu.kernels import judged
 from benchmarks.gpu.settings import BrokenError, MissedError, Settings
-from tests.waiting import lives, wait_until
+from tests.waiting import PATIENCE_S, lives, wait_until
 
 LONG_S = 1000.0
 
@@ -213,7 +213,7 @@ def test_the_command_ends_in_time_whatever_hangs(tmp_path: Path, how: str) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == (0 if how == "check" else 1), done.stderr
     pid = int((tmp_path / "begun").read_text())
@@ -333,7 +333,7 @@ def gpu_check(tmp_path: Path, *lacking: str, only: str = "") -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=1200,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Traceback" not in done.stderr
@@ -342,7 +342,6 @@ def gpu_check(tmp_path: Path, *lacking: str, only: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(1300)
 @pytest.mark.slow
 def test_on_a_bare_machine_each_check_says_what_it_lacks(tmp_path: Path) -> None:
     found = gpu_check(tmp_path, "pydantic", "zmq", "lark", "sqlite_utils", "typer", "msgpack")
@@ -355,7 +354,6 @@ def test_on_a_bare_machine_each_check_says_what_it_lacks(tmp_path: Path) -> None
     assert all("pydantic" in found["missed"][name] for name in ("model", "update", "parity"))
 
 
-@pytest.mark.timeout(1300)
 @pytest.mark.slow
 def test_every_check_runs_on_a_cpu_with_a_small_model_and_without_the_bus(tmp_path: Path) -> None:
     found = gpu_check(tmp_path, "zmq", "lark", "sqlite_utils", "typer", "tensorboard")
@@ -373,7 +371,6 @@ def test_every_check_runs_on_a_cpu_with_a_small_model_and_without_the_bus(tmp_pa
     assert not list(Path("/dev/shm").glob("gpu-check-*/shards/complete"))
 
 
-@pytest.mark.timeout(1300)
 @pytest.mark.slow
 def test_parity_runs_on_a_cpu_with_a_small_model(tmp_path: Path) -> None:
     """Beside it all ran above."""

@@ -19,6 +19,7 @@ from benchmarks.learning.study import (
 from bus.errors import ConfigError
 from dart_cli.config.load import load_config
 from dart_cli.runtime.supervisor import ChildError
+from tests.waiting import PATIENCE_S
 
 WANTED = [Cell(arm, seed) for seed in range(2) for arm in ("uniform", "all")]
 
@@ -82,7 +83,7 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_runs_at_once_all_come_back_in_order(tmp_path: Path) -> None:
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=PATIENCE_S)
 
     def play(cell: Cell) -> dict[str, object]:
         together.wait()

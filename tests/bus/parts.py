@@ -16,9 +16,9 @@ from bus.messages import (
     StopRequest,
 )
 from bus.requests import Replier
+from tests.waiting import PATIENCE_S
 
 ASK = StopRequest(reason="enough")
-DEADLINE_S = 60.0
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ class RawDealer:
         await self.socket.send_multipart(frames)
 
     async def receive(self) -> list[bytes]:
-        return await asyncio.wait_for(self.socket.recv_multipart(), DEADLINE_S)
+        return await asyncio.wait_for(self.socket.recv_multipart(), PATIENCE_S)
 
     def close(self) -> None:
         self.socket.close(linger=0)

@@ -15,11 +15,9 @@ from bus.endpoints import Endpoints
 from bus.errors import DeadlineError
 from bus.messages import Ack, Reply, Request, StopRequest
 from bus.requests import Replier, Requester
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ASK = StopRequest(reason="enough")
-DEADLINE_S = 60.0
-WAIT_S = 20.0
 
 SILENT_SERVER = """
 import asyncio, sys
@@ -46,7 +44,7 @@ class Server:
 
     async def line(self) -> str:
         assert self.process.stdout is not None
-        return (await asyncio.wait_for(self.process.stdout.readline(), WAIT_S)).decode().strip()
+        return (await asyncio.wait_for(self.process.stdout.readline(), PATIENCE_S)).decode().strip()
 
     async def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -80,12 +78,12 @@ async def given_up(task: asyncio.Task[Reply]) -> None:
 
 async def test_a_pending_request_learns_at_once_that_its_server_was_killed(address: str) -> None:
     async with silent_server(address) as (server, endpoint), Requester(endpoint) as requester:
-        asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+        asking = asyncio.create_task(requester.request(ASK, PATIENCE_S))
         assert await server.line() == "asked"
         await until(lambda: requester.connected)
         assert not requester.lost.is_set()
         await server.signal(signal.SIGKILL)
-        await asyncio.wait_for(requester.lost.wait(), WAIT_S)
+        await asyncio.wait_for(requester.lost.wait(), PATIENCE_S)
         assert not requester.connected
         assert not asking.done()  # it still asks any later server, until its deadline
         await given_up(asking)
@@ -101,19 +99,19 @@ async def test_a_lost_server_that_is_back_is_asked_again_before_the_retry_time(
 
     async with Requester(endpoint) as requester:
         async with silent_server(endpoint) as (server, _):
-            asking = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=DEADLINE_S))
+            asking = asyncio.create_task(requester.request(ASK, PATIENCE_S, retry_s=PATIENCE_S))
             assert await server.line() == "asked"
             await server.signal(signal.SIGKILL)
-            await asyncio.wait_for(requester.lost.wait(), WAIT_S)
+            await asyncio.wait_for(requester.lost.wait(), PATIENCE_S)
         async with serving(endpoint, ack):
-            assert await asyncio.wait_for(asking, WAIT_S) == Ack()
+            assert await asyncio.wait_for(asking, PATIENCE_S) == Ack()
             await until(lambda: requester.connected)
             assert not requester.lost.is_set()
 
 
 async def test_a_stopped_server_is_not_lost(address: str) -> None:
     async with silent_server(address) as (server, endpoint), Requester(endpoint) as requester:
-        asking = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+        asking = asyncio.create_task(requester.request(ASK, PATIENCE_S))
         assert await server.line() == "asked"
         server.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(0.3)
@@ -134,7 +132,7 @@ async def test_closing_watched_connections_does_not_hang_the_others(tmp_path: Pa
                 Requester(endpoints.address("rollout-0")),  # no server
                 Requester(endpoints.address("data")) as requester,
             ):
-                assert await requester.request(ASK, WAIT_S) == Ack()
+                assert await requester.request(ASK, PATIENCE_S) == Ack()
 
 
 async def test_a_peer_that_was_never_there_is_not_lost(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from bus.messages import (
 )
 from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.requests import Replier, Requester
-from tests.bus.parts import DEADLINE_S, key_pair
-from tests.waiting import wait_until
+from tests.bus.parts import key_pair
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def run_state(version: int) -> RunState:
@@ -43,7 +43,7 @@ def forwarder(tmp_path: Path) -> Iterator[Forwarder]:
 async def published(publisher: Publisher, message: Message, subscriber: Subscriber) -> Message:
     """Publish until the subscriber gets something: connections take a moment to be established."""
     waiting = asyncio.ensure_future(subscriber.next())
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not waiting.done():
             publisher.publish(message)
             await asyncio.wait([waiting], timeout=0.02)
@@ -65,7 +65,7 @@ async def test_published_messages_reach_subscribers_of_their_type_only(
 
 
 async def _until(subscriber: Subscriber, last: RunState) -> AsyncIterator[RunState]:
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in subscriber:
             assert isinstance(message, RunState)
             yield message
@@ -81,7 +81,7 @@ async def test_a_malformed_publication_is_counted_and_skipped(forwarder: Forward
         await published(publisher, run_state(0), subscriber)
         raw = zmq.Context.instance().socket(zmq.PUB)
         raw.connect(forwarder.publish_at)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not subscriber.malformed:
                 raw.send_multipart([b"RunState", b"\xc1garbage"])
                 publisher.publish(run_state(1))
@@ -106,7 +106,7 @@ async def test_messages_that_a_subscriber_sends_upstream_do_not_end_the_forwarde
         # already, and its message never ends (libzmq 4.3.5): that killed an XSUB-XPUB forwarder.
         strangers[1].send_multipart([b"x", b"\x01abc"])
         for each in strangers:
-            each.close(linger=int(1000 * DEADLINE_S))
+            each.close(linger=int(1000 * PATIENCE_S))
         for version in range(1, 50):
             await published(publisher, run_state(version), subscriber)
     assert forwarder._thread.is_alive()
@@ -128,7 +128,7 @@ async def test_subscribers_and_publishers_find_a_forwarder_that_starts_late_and_
     async with Publisher(inlet) as publisher, Subscriber(outlet, [RunState]) as subscriber:
         for version in range(2):
             with Forwarder(inlet, outlet):
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(PATIENCE_S):
                     while await published(publisher, run_state(version), subscriber) != run_state(
                         version
                     ):

@@ -29,8 +29,8 @@ from bus.messages import (
 )
 from bus.requests import Replier, Requester
 from bus.sockets import remove_socket_file, socket_file
-from tests.bus.parts import ASK, DEADLINE_S, RawDealer, ack, key_pair, serving
-from tests.waiting import until
+from tests.bus.parts import ASK, RawDealer, ack, key_pair, serving
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_a_repeated_request_is_executed_once(address: str) -> None:
@@ -65,7 +65,7 @@ async def test_a_repeat_joins_the_request_being_handled(address: str) -> None:
         return Ack(note="slow")
 
     async with serving(address, slow) as replier, Requester(address) as requester:
-        waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=0.02))
+        waiting = asyncio.create_task(requester.request(ASK, PATIENCE_S, retry_s=0.02))
         await until(lambda: replier.served.repeats >= 3)
         release.set()
         assert await waiting == Ack(note="slow")
@@ -85,7 +85,7 @@ async def test_a_lost_reply_is_given_again_to_any_client_with_the_id(address: st
         await done.wait()
         first.close()  # the reply cannot be delivered
         async with Requester(address) as second:
-            reply = await second.request(ASK, DEADLINE_S, request_id=b"i" * 16)
+            reply = await second.request(ASK, PATIENCE_S, request_id=b"i" * 16)
         assert isinstance(reply, Ack)
         assert not reply.note.startswith("client.")
         assert replier.served.requests == 1
@@ -97,7 +97,7 @@ async def test_the_record_of_replies_is_bounded_and_keeps_the_newest(address: st
         Requester(address) as requester,
     ):
         for key in (b"a" * 16, b"b" * 16, b"b" * 16, b"a" * 16):
-            await requester.request(ASK, DEADLINE_S, request_id=key)
+            await requester.request(ASK, PATIENCE_S, request_id=key)
         assert (replier.served.requests, replier.served.repeats) == (3, 1)
 
 
@@ -111,10 +111,10 @@ async def test_a_crash_of_the_handler_is_logged_and_refused_and_serving_continue
 
     async with serving(address, moody), Requester(address) as requester:
         with caplog.at_level(logging.ERROR), pytest.raises(RefusedError) as refused:
-            await requester.request(ASK, DEADLINE_S)
+            await requester.request(ASK, PATIENCE_S)
         assert "secret detail" not in str(refused.value)
         assert "ZeroDivisionError: secret detail" in caplog.text
-        assert isinstance(await requester.request(StatusRequest(), DEADLINE_S), StatusReply)
+        assert isinstance(await requester.request(StatusRequest(), PATIENCE_S), StatusReply)
 
 
 async def test_malformed_messages_never_stop_a_server(address: str) -> None:
@@ -134,7 +134,7 @@ async def test_malformed_messages_never_stop_a_server(address: str) -> None:
         refusals = [await raw.receive() for _ in range(5)]
         assert {frames[1] for frames in refusals} == {b"ErrorReply"}
         async with Requester(address) as requester:
-            assert isinstance(await requester.request(ASK, DEADLINE_S), Ack)
+            assert isinstance(await requester.request(ASK, PATIENCE_S), Ack)
         assert replier.served.malformed == 7
         raw.close()
 
@@ -150,7 +150,7 @@ async def test_a_message_of_batch_size_is_accepted_by_a_client_that_wants_a_batc
         return reply
 
     async with serving(address, give) as replier, Requester(address) as requester:
-        assert await requester.request(BatchRequest(policy_version=0), DEADLINE_S) == reply
+        assert await requester.request(BatchRequest(policy_version=0), PATIENCE_S) == reply
         raw = RawDealer(address)
         await raw.send(b"i" * 16, *encode(reply))
         assert b"20000 blobs, limit 16384" in (await raw.receive())[2]
@@ -170,7 +170,7 @@ async def test_handlers_never_exceed_their_bound(address: str) -> None:
         return Ack()
 
     async with serving(address, handler, max_handlers=3), Requester(address) as requester:
-        await asyncio.gather(*(requester.request(ASK, DEADLINE_S) for _ in range(30)))
+        await asyncio.gather(*(requester.request(ASK, PATIENCE_S) for _ in range(30)))
     assert most == 3
 
 
@@ -184,7 +184,7 @@ async def test_closing_a_server_lets_running_handlers_answer(address: str) -> No
 
     async with Requester(address) as requester:
         async with serving(address, handler):
-            waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+            waiting = asyncio.create_task(requester.request(ASK, PATIENCE_S))
             await started.wait()
         assert await waiting == Ack(note="late but there")
 
@@ -193,7 +193,7 @@ async def test_an_address_in_use_is_refused_and_its_server_continues(address: st
     async with serving(address, ack), Requester(address) as requester:
         with pytest.raises(BusError, match="another process does; stop it first"):
             Replier(address)
-        assert isinstance(await requester.request(ASK, DEADLINE_S), Ack)
+        assert isinstance(await requester.request(ASK, PATIENCE_S), Ack)
     async with Replier("tcp://127.0.0.1:*") as replier:
         cure = r"in use; .*change bus\.port: .* that port and the two after it"
         with pytest.raises(ConfigError, match=cure):
@@ -212,7 +212,7 @@ async def test_curve_lets_in_known_keys_only() -> None:
         # The first address is a wildcard; its domain is allowed all the same.
         task = asyncio.create_task(replier.serve(ack))
         async with Requester(replier.endpoint, curve=CurveKeys(*known, server=server[0])) as friend:
-            assert isinstance(await friend.request(ASK, DEADLINE_S), Ack)
+            assert isinstance(await friend.request(ASK, PATIENCE_S), Ack)
         for curve in (
             CurveKeys(*stranger, server=server[0]),
             CurveKeys(*known, server=known[0]),

@@ -27,12 +27,13 @@ from bus.messages import (
 )
 from bus.requests import Replier, Requester
 from bus.sockets import HIGH_WATER_MARK
-from tests.bus.parts import ASK, DEADLINE_S, ack, serving
+from tests.bus.parts import ASK, ack, serving
+from tests.waiting import PATIENCE_S
 
 
 async def test_a_request_gets_its_typed_reply(address: str) -> None:
     async with serving(address, ack), Requester(address, name="env-0") as requester:
-        assert await requester.request(ASK, DEADLINE_S) == Ack(note="env-0 StopRequest")
+        assert await requester.request(ASK, PATIENCE_S) == Ack(note="env-0 StopRequest")
         assert requester.in_flight == 0
 
 
@@ -57,7 +58,7 @@ async def test_a_screenshot_of_megabytes_crosses_unchanged(address: str) -> None
     )
     async with serving(address, look), Requester(address) as requester:
         with pytest.raises(ProtocolError, match="answered ActRequest with StatusReply"):
-            await requester.request(request, DEADLINE_S)
+            await requester.request(request, PATIENCE_S)
     assert seen == [shot]
 
 
@@ -72,7 +73,7 @@ async def test_many_requests_are_in_flight_at_once_and_each_gets_its_own_answer(
         return Ack(note=request.reason)
 
     async with serving(address, handler), Requester(address) as requester:
-        asks = [requester.request(StopRequest(reason=str(i)), DEADLINE_S) for i in range(20)]
+        asks = [requester.request(StopRequest(reason=str(i)), PATIENCE_S) for i in range(20)]
         replies = await asyncio.gather(*asks)
     assert [reply.note for reply in replies if isinstance(reply, Ack)] == [
         str(i) for i in range(20)
@@ -87,7 +88,7 @@ async def test_requests_beyond_max_in_flight_wait_within_their_deadline(address:
         return Ack()
 
     async with serving(address, handler) as replier, Requester(address, max_in_flight=1) as one:
-        first = asyncio.create_task(one.request(ASK, DEADLINE_S))
+        first = asyncio.create_task(one.request(ASK, PATIENCE_S))
         await asyncio.sleep(0)  # the first takes the only place
         with pytest.raises(DeadlineError):
             await one.request(StatusRequest(), 0.3)
@@ -112,7 +113,7 @@ async def test_requests_made_before_a_server_starts_are_sent_in_order_once_it_do
         # No timer sends again: each is sent when ZeroMQ says that there is room.
         asks = [
             asyncio.create_task(
-                requester.request(StopRequest(reason=reason), DEADLINE_S, retry_s=DEADLINE_S)
+                requester.request(StopRequest(reason=reason), PATIENCE_S, retry_s=PATIENCE_S)
             )
             for reason in asked
         ]
@@ -139,7 +140,7 @@ async def test_a_cancelled_request_gives_its_place_to_the_next(address: str) -> 
     async with Requester(address, max_in_flight=1) as requester:
         stuck = asyncio.create_task(requester.request(StopRequest(reason="never answered"), 60))
         queued = asyncio.create_task(requester.request(StopRequest(reason="gives up"), 60))
-        after = asyncio.create_task(requester.request(StopRequest(reason="next"), DEADLINE_S))
+        after = asyncio.create_task(requester.request(StopRequest(reason="next"), PATIENCE_S))
         await asyncio.sleep(0)
         for given_up in (queued, stuck):
             given_up.cancel()
@@ -151,7 +152,7 @@ async def test_a_cancelled_request_gives_its_place_to_the_next(address: str) -> 
 
 async def test_a_request_made_before_its_server_starts_is_answered(address: str) -> None:
     async with Requester(address) as requester:
-        waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=0.1))
+        waiting = asyncio.create_task(requester.request(ASK, PATIENCE_S, retry_s=0.1))
         await asyncio.sleep(0.3)
         async with serving(address, ack):
             assert isinstance(await waiting, Ack)
@@ -168,13 +169,13 @@ async def test_a_request_survives_the_restart_of_its_server(address: str) -> Non
     async with Requester(address) as requester:
         first = Replier(address)
         serving_first = asyncio.create_task(first.serve(never))
-        waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S, retry_s=0.1))
+        waiting = asyncio.create_task(requester.request(ASK, PATIENCE_S, retry_s=0.1))
         await received.wait()
         await first.close(linger_s=0)
         await serving_first
         async with serving(address, ack):
             assert isinstance(await waiting, Ack)
-            assert isinstance(await requester.request(ASK, DEADLINE_S), Ack)
+            assert isinstance(await requester.request(ASK, PATIENCE_S), Ack)
 
 
 async def test_a_deadline_names_the_message_the_address_and_the_cure(address: str) -> None:
@@ -206,7 +207,7 @@ async def test_an_error_of_the_handler_is_raised_at_the_client_by_its_class(addr
 
     async with serving(address, broken) as replier, Requester(address) as requester:
         with pytest.raises(StoreError, match="disk full: free some space"):
-            await requester.request(ASK, DEADLINE_S)
+            await requester.request(ASK, PATIENCE_S)
         assert replier.served.refused == 1
 
 
@@ -214,7 +215,7 @@ async def test_a_malformed_request_is_refused_by_field_at_the_client(address: st
     async with serving(address, ack), Requester(address) as requester:
         wrong = LeaseRequest.model_construct(worker="env-0", slot="one", suites=[])
         with pytest.raises(ProtocolError, match=r"LeaseRequest\.slot: "):
-            await requester.request(wrong, DEADLINE_S)
+            await requester.request(wrong, PATIENCE_S)
 
 
 async def test_a_reply_of_the_wrong_kind_is_refused_by_name(address: str) -> None:
@@ -223,12 +224,12 @@ async def test_a_reply_of_the_wrong_kind_is_refused_by_name(address: str) -> Non
 
     async with serving(address, confused), Requester(address) as requester:
         with pytest.raises(ProtocolError, match="answered StopRequest with LeaseReply, want Ack"):
-            await requester.request(ASK, DEADLINE_S)
+            await requester.request(ASK, PATIENCE_S)
 
 
 async def test_closing_a_requester_raises_in_waiting_callers(address: str) -> None:
     requester = Requester(address)
-    waiting = asyncio.create_task(requester.request(ASK, DEADLINE_S))
+    waiting = asyncio.create_task(requester.request(ASK, PATIENCE_S))
     await asyncio.sleep(0.01)
     await requester.close()
     with pytest.raises(BusError, match="requester closed"):

@@ -13,12 +13,13 @@ import pytest
 from bus.errors import MissingPartError
 from dart_cli.data.store.open import open_reader
 from envs.registry import check_parts
+from tests.waiting import PATIENCE_S
 
 CONFIG = Path(__file__).parents[2] / "configs" / "miniwob.toml"
 ONE_STEP = ("click-test", "click-color", "focus-text", "click-dialog")
 PAGES = (*ONE_STEP, "click-dialog-2", "click-tab", "click-button")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def finished(*arguments: str) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def finished(*arguments: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=800,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]

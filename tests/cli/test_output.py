@@ -22,8 +22,9 @@ from dart_cli.runtime.streams import READER_GONE
 from tests.cli.test_up import write_config
 from tests.data.parts import small_config
 from tests.inspection.parts import Played, evaluation
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 DONE = 300
 """Seconds within which a process ends: a bound, no expectation."""
@@ -109,7 +110,7 @@ def code_with_closed_streams(arguments: list[str]) -> int:
     """Of `dart ARGUMENTS`, a new process without standard output and error."""
     command = ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "dart_cli"]
     ended = subprocess.run(
-        [*command, *arguments], stdin=subprocess.DEVNULL, timeout=DONE, check=False
+        [*command, *arguments], stdin=subprocess.DEVNULL, timeout=PATIENCE_S, check=False
     )
     return ended.returncode
 
@@ -162,7 +163,7 @@ class Forks:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.communicate(timeout=DONE)
+        self._process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from bus.errors import RunDirectoryError
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.rows import BatchRow
 from dart_cli.runtime.liveness import workers_of
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 UPDATES = 3
 CONFIG = """
@@ -57,9 +57,7 @@ checkpoint_every = 1
 """
 UNREPEATED = {"opened_at", "closed_at", "leased_at", "ended_at", "reset_s", "wall_s", "worker"}
 """Moments and durations, and a name that holds the process id."""
-PATIENCE_S = 300.0  # a bound, no expectation
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def dart(*arguments: str) -> subprocess.Popen[str]:
@@ -98,7 +96,7 @@ def batches(run_dir: Path) -> list[BatchRow]:
 
 def kill_trainer_when(run_dir: Path, true: Callable[[list[BatchRow]], bool]) -> int:
     """Kill -9 as soon as `true` holds for the ledger's batches; returns how many of them are not trained then."""
-    wait_until(lambda: true(batches(run_dir)), patience_s=PATIENCE_S, every_s=0.005)
+    wait_until(lambda: true(batches(run_dir)), every_s=0.005)
     [trainer] = [worker for worker in workers_of(run_dir) if worker.name == "train"]
     os.kill(trainer.pid, signal.SIGKILL)
     return sum(batch.state != "trained" for batch in batches(run_dir))

@@ -13,12 +13,9 @@ import psutil
 import pytest
 
 from tests.cli.test_up import NO_MODEL, until, updates_done, write_config
-from tests.waiting import lives, wait_until
+from tests.waiting import PATIENCE_S, lives, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-DONE = 300
-"""Seconds within which a process ends: a bound, no expectation."""
+pytestmark = pytest.mark.slow
 
 
 # --- processes that go on ----------------------------------------------------------------------
@@ -76,7 +73,7 @@ def test_a_run_whose_reader_is_gone_ends_whole_at_the_first_signal(
     assert len(below) >= 4
     os.close(reader)
     up.send_signal(number)
-    assert up.wait(DONE) == 130
+    assert up.wait(PATIENCE_S) == 130
     wait_until(lambda: not any(map(lives, below)), "the end of all its processes")
     logs = tmp_path / "run" / "logs"
     for name in ("data", "train", "rollout-0", "env-0", "serve-0"):
@@ -93,4 +90,4 @@ def test_a_process_whose_reader_is_gone_goes_on_and_ends_at_the_first_signal(
     os.close(reader)
     wait_until(lambda: catches_sigterm(process.pid), "its signal handlers")
     process.send_signal(signal.SIGINT)
-    assert process.wait(DONE) == 0
+    assert process.wait(PATIENCE_S) == 0

@@ -20,7 +20,7 @@ from dart_cli.data.store.open import open_reader
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.runtime.run_dir import claim
 from tests.simulated import SLOW
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 SUITES = Path(__file__).parents[1] / "suites"
 CONFIG = """
@@ -48,7 +48,7 @@ around = {around}
 """
 
 # Bounds, not expectations: five processes that load torch on a machine that may be busy.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def write_config(folder: Path, *, updates: int, around: bool = False, more: str = "") -> Path:
@@ -70,10 +70,10 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def finish(child: subprocess.Popen[str], timeout_s: float = 300) -> tuple[str, str]:
+def finish(child: subprocess.Popen[str]) -> tuple[str, str]:
     """(stdout, stderr) of a child that ends by itself; killed where it does not."""
     try:
-        return child.communicate(timeout=timeout_s)
+        return child.communicate(timeout=PATIENCE_S)
     finally:
         child.kill()
 
@@ -89,7 +89,7 @@ def updates_done(run_dir: Path) -> int:
 
 def until(condition: Callable[[], object], what: str) -> None:
     """Wait for another process to make something true."""
-    wait_until(condition, what, patience_s=300, every_s=0.1)
+    wait_until(condition, what, every_s=0.1)
 
 
 @pytest.fixture

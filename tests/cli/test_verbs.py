@@ -17,6 +17,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_store
 from dart_cli.runtime.run_dir import save_config
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
@@ -82,7 +83,7 @@ def loaded_by(*arguments: str) -> tuple[list[str], str]:
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     )
     output, _, names = ended.stdout.rpartition("loaded:")
@@ -113,7 +114,7 @@ def test_a_help_page_fills_its_lines_whatever_the_source_wraps_at() -> None:
         env=os.environ | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     ).stdout
     assert "With --ray each runs where the cluster has room for it;" in page
@@ -245,7 +246,7 @@ def test_a_place_that_cannot_be_is_refused_before_torch_is_loaded(
         [sys.executable, "-c", script, *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (ended.returncode, ended.stdout.strip()) == (2, "False")

@@ -13,6 +13,7 @@ from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from tests.config.mistakes import Case, assert_one_line, write
+from tests.waiting import PATIENCE_S
 
 CASES = [
     # no TOML at all
@@ -65,7 +66,7 @@ def test_a_real_process_ends_with_two_and_no_traceback(
         [sys.executable, "-m", "dart_cli", "train", str(path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 2

@@ -34,12 +34,12 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.data import service
 from tests.data.parts import (
-    DEADLINE_S,
     heartbeat,
     hello,
     step_record,
     trajectory_end,
 )
+from tests.waiting import PATIENCE_S
 
 
 @dataclass
@@ -53,13 +53,13 @@ class Client:
     async def lease(self, slot: int, worker: str = "env-0", started_at: float = 0.0) -> LeaseReply:
         """Ask for a lease."""
         request = LeaseRequest(worker=worker, slot=slot, suites=["mini"], started_at=started_at)
-        reply = await self.requester.request(request, DEADLINE_S)
+        reply = await self.requester.request(request, PATIENCE_S)
         assert isinstance(reply, LeaseReply)
         return reply
 
     async def must_lease(self, slot: int, worker: str = "env-0") -> Lease:
         """A lease, asked for until it is there."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 if lease := (await self.lease(slot, worker)).lease:
                     return lease
@@ -74,13 +74,13 @@ class Client:
         | SyncDone,
     ) -> Ack:
         """Hand something in."""
-        reply = await self.requester.request(message, DEADLINE_S)
+        reply = await self.requester.request(message, PATIENCE_S)
         assert isinstance(reply, Ack)
         return reply
 
     async def greet(self, last_batch_id: int) -> HelloReply:
         """A trainer whose checkpoint ends at that batch."""
-        reply = await self.requester.request(hello(last_batch_id), DEADLINE_S)
+        reply = await self.requester.request(hello(last_batch_id), PATIENCE_S)
         assert isinstance(reply, HelloReply)
         return reply
 
@@ -111,7 +111,7 @@ class Client:
 
     async def batch(self, version: int = 0) -> BatchReply:
         """Ask for a batch."""
-        reply = await self.requester.request(BatchRequest(policy_version=version), DEADLINE_S)
+        reply = await self.requester.request(BatchRequest(policy_version=version), PATIENCE_S)
         assert isinstance(reply, BatchReply)
         return reply
 
@@ -134,19 +134,19 @@ class Client:
     async def sync(self, worker: str, version: int) -> SyncReply:
         """A rollout worker that serves `version` asks for newer weights."""
         request = SyncRequest(worker=worker, policy_version=version)
-        reply = await self.requester.request(request, DEADLINE_S)
+        reply = await self.requester.request(request, PATIENCE_S)
         assert isinstance(reply, SyncReply)
         return reply
 
     async def snapshot(self) -> Snapshot:
         """The run as status sees it."""
-        reply = await self.requester.request(StatusRequest(), DEADLINE_S)
+        reply = await self.requester.request(StatusRequest(), PATIENCE_S)
         assert isinstance(reply, StatusReply)
         return Snapshot.model_validate(reply.snapshot)
 
     async def eventually(self, wanted: Callable[[Snapshot], bool]) -> Snapshot:
         """The first snapshot that is as wanted."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 if wanted(seen := await self.snapshot()):
                     return seen
@@ -154,7 +154,7 @@ class Client:
 
     async def state(self) -> RunState:
         """The next published RunState."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             message = await self.states.next()
         assert isinstance(message, RunState)
         return message
@@ -171,7 +171,7 @@ class Client:
         def is_heard(seen: Snapshot) -> bool:
             return (worker, version) in {(p.worker, p.policy_version) for p in seen.processes}
 
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not is_heard(await self.snapshot()):
                 self.publisher.publish(heartbeat(worker, version, state=state))
                 await asyncio.sleep(0.05)
@@ -209,5 +209,5 @@ async def serving(config: Config) -> AsyncIterator[Client]:
             yield client
     finally:
         stop.set()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await task

@@ -37,9 +37,6 @@ from dart_cli.data.store.steps import StepRow
 from dart_cli.data.store.writer import Store
 from envs.base import content_hash
 from tests.altered import altered
-from tests.waiting import PATIENCE_S
-
-DEADLINE_S = PATIENCE_S
 
 
 def small_config(

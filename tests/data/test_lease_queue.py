@@ -11,18 +11,18 @@ from dart_cli.config.schema import Config
 from dart_cli.data import service
 from tests.data.client import serving
 from tests.data.parts import (
-    DEADLINE_S,
     heartbeat,
     small_config,
     step_record,
     trajectory_end,
 )
+from tests.waiting import PATIENCE_S
 
 
 async def test_a_held_lease_request_is_answered_the_moment_a_place_is_free(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     config = config.model_copy(
         update={"data": config.data.model_copy(update={"max_open_groups": 2})}
     )
@@ -37,7 +37,7 @@ async def test_a_held_lease_request_is_answered_the_moment_a_place_is_free(
 async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     config = config.model_copy(
         update={"data": config.data.model_copy(update={"max_open_groups": 2})}
     )
@@ -56,7 +56,7 @@ async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
 async def test_what_a_slot_has_leased_already_is_answered_at_once(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     async with serving(config) as client:
         full = config.data.max_open_groups * config.data.group_size
         leases = [await client.must_lease(slot) for slot in range(full)]
@@ -75,7 +75,7 @@ async def test_what_a_slot_has_leased_already_is_answered_at_once(
 async def test_what_a_slot_gives_up_goes_to_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     config = small_config(tmp_path / "run", max_open_groups=2, group_size=2)
     async with serving(config) as client:
         leases = [await client.must_lease(slot) for slot in range(4)]

@@ -46,13 +46,13 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.runtime.background import background
 from tests.data.client import Client, connect, serving
 from tests.data.parts import (
-    DEADLINE_S,
     MIXED,
     pool_member,
     small_config,
     step_record,
     trajectory_end,
 )
+from tests.waiting import PATIENCE_S
 
 DRAWN = 400
 """Trajectories among which each of two tasks surely has its newest ones."""
@@ -81,7 +81,7 @@ class Processes:
     def kill(self) -> None:
         """kill -9."""
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(DEADLINE_S)
+        self._process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_what_is_acknowledged_is_durable(config: Config) -> None:
 async def test_a_held_batch_request_is_answered_the_moment_a_batch_is_ready(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     async with serving(config) as client:
         held = asyncio.create_task(client.batch())
         for _ in range(2):
@@ -149,7 +149,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
     def slow(reader: Reader, plan: BatchPlan) -> Batch:
         loaded.append(plan.batch_id)
         begun.set()
-        assert go_on.wait(DEADLINE_S)
+        assert go_on.wait(PATIENCE_S)
         return original(reader, plan)
 
     monkeypatch.setattr(loading, "load", slow)
@@ -157,7 +157,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
         for _ in range(config.data.groups_per_batch):
             await client.play_group(MIXED)
         first = asyncio.create_task(client.must_batch())
-        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         again = asyncio.create_task(client.must_batch())  # the trainer asks again meanwhile
         lease = await client.must_lease(0)
         await client.hand_in(lease, "pass", steps=3)
@@ -179,7 +179,7 @@ async def test_steps_are_acknowledged_while_a_batch_is_encoded(
     def slow(message: Message) -> list[bytes]:
         if isinstance(message, BatchReply) and message.batch is not None:
             begun.set()
-            assert go_on.wait(DEADLINE_S)
+            assert go_on.wait(PATIENCE_S)
         return bus.codec.encode(message)
 
     monkeypatch.setattr(bus.requests, "encode", slow)
@@ -187,7 +187,7 @@ async def test_steps_are_acknowledged_while_a_batch_is_encoded(
         for _ in range(config.data.groups_per_batch):
             await client.play_group(MIXED)
         batch = asyncio.create_task(client.must_batch())
-        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         await client.hand_in(await client.must_lease(0), "pass", steps=3)
         assert not batch.done()
         go_on.set()
@@ -203,7 +203,7 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
     def slow(reader: Reader, plan: BatchPlan) -> Batch:
         if plan.batch_id == 2 and not begun.is_set():
             begun.set()
-            assert go_on.wait(DEADLINE_S)
+            assert go_on.wait(PATIENCE_S)
         return original(reader, plan)
 
     async with serving(config) as client:
@@ -214,7 +214,7 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
                 await client.play_group(MIXED, version=version)
         monkeypatch.setattr(loading, "load", slow)
         asked = asyncio.create_task(client.must_batch(1))
-        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         await client.greet(0)  # from before batch 1
         go_on.set()
         assert (await asked).batch_id == 1
@@ -311,7 +311,7 @@ async def test_faults_reach_the_asker_as_what_they_are(config: Config) -> None:
     async with serving(config) as client:
         with pytest.raises(TaskError, match="plays mini"):
             await client.requester.request(
-                LeaseRequest(worker="env-0", slot=0, suites=["other"]), DEADLINE_S
+                LeaseRequest(worker="env-0", slot=0, suites=["other"]), PATIENCE_S
             )
         with pytest.raises(CheckpointError, match="different runs"):
             await client.greet(9)
@@ -358,7 +358,7 @@ def time_to_be_heard(short_holds: None, monkeypatch: pytest.MonkeyPatch) -> None
     """A run that is over lasts until the tests have seen it, on a busy machine, too."""
     monkeypatch.setattr(run_end, "STOP_LEAST_S", 3.0)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 3.0)
-    monkeypatch.setattr(run_end, "STOP_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(run_end, "STOP_S", 2 * PATIENCE_S)
 
 
 @pytest.mark.usefixtures("time_to_be_heard")
@@ -376,7 +376,7 @@ async def test_the_run_ends_after_its_updates_and_all_processes_hear_of_it(confi
         while not state.stopping:
             state = await client.state()
         assert state.reason == "1 updates are done"
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
 
 
@@ -397,12 +397,12 @@ async def test_the_run_ends_after_its_trajectories_of_any_outcome_and_stays_over
         await client.tell(trajectory_end(lease.trajectory_id, 0, "invalid"))
         reply = await client.lease(0)
         assert reply.reason == "the run is over: 6 trajectories were played"
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
     running = asyncio.create_task(service.run(config, asyncio.Event()))
     async with connect(config) as client:
         assert (await client.lease(0)).reason == "the run is over: 6 trajectories were played"
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
 
 
@@ -456,7 +456,7 @@ async def test_what_is_ready_after_the_last_trajectory_is_trained_on_while_a_tra
         assert (seen.played, seen.stopping) == (played, False)
         assert await train(client, 0) == 1
         await client.until(lambda state: state.stopping)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
 
 
@@ -472,7 +472,7 @@ async def test_a_run_also_ends_where_its_last_trajectory_was_lost_before_its_fir
     async with connect(config) as client:
         assert (await client.lease(0, started_at=1.0)).lease
         assert (await client.lease(0, started_at=2.0)).lease is None
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
 
 
@@ -496,7 +496,7 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
             await client.hand_in(lease, "pass")  # what is in play may still be handed in
             await asyncio.sleep(run_end.STOP_LEAST_S + 0.5)
             assert not running.done()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await running
     with open_reader(config.run.dir) as reader:
         assert [t.id for t in reader.trajectories(state="finished")] == [lease.trajectory_id]
@@ -513,7 +513,7 @@ async def test_a_stop_request_outlives_kill_9_and_then_lets_the_run_go_on(
     async with connect(config) as client:
         state = await client.state()
         assert (state.stopping, state.reason) == (True, "enough")
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         await running
     async with serving(config) as client:
         assert not (await client.state()).stopping
@@ -713,7 +713,7 @@ async def test_a_batch_is_trained_on_again_by_a_service_that_was_started_again(
 async def test_a_slot_that_waits_for_a_replay_plays_the_moment_it_is_refused(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
     monkeypatch.setattr(batches, "most_behind", lambda *_: -1)  # any batch is too old
     config = on_policy(config)

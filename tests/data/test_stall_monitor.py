@@ -48,7 +48,7 @@ groups_per_batch = 1
 learner = "{learner}"
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -19,18 +19,18 @@ from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.writer import Store
 from tests.data.client import serving
 from tests.data.parts import (
-    DEADLINE_S,
     MIXED,
     heartbeat,
     small_config,
     sync_done,
 )
+from tests.waiting import PATIENCE_S
 
 
 async def test_coupled_rollouts_are_suspended_from_a_full_batch_until_all_have_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     config = small_config(tmp_path / "run", scheduling="batch")
     async with serving(config) as client:
         await client.publish(0)
@@ -70,7 +70,7 @@ async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_wei
 ) -> None:
     config = small_config(tmp_path / "run", scheduling="batch")
     unserved = "no rollout worker serves weights v1 yet"
-    async with serving(config) as client, asyncio.timeout(DEADLINE_S):
+    async with serving(config) as client, asyncio.timeout(PATIENCE_S):
         await client.publish(0)
         await client.be_heard("rollout-0", version=0)  # and never again
         await client.publish(1)
@@ -87,7 +87,7 @@ async def test_a_turn_waits_for_no_dead_worker_and_ends_when_another_has_the_wei
 async def test_one_worker_after_the_other_takes_the_weights_that_are_newest_then(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     async with serving(config) as client:
         first_ones = asyncio.create_task(client.sync("rollout-0", -1))  # before there are any
         await client.publish(0)
@@ -147,7 +147,7 @@ async def test_a_database_that_fails_while_a_worker_waits_for_its_turn_is_the_er
             done = client.tell(sync_done("rollout-0", 1))
             await asyncio.gather(done, held, return_exceptions=True)
 
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     monkeypatch.setattr(Store, "add_sync", broken)
     with pytest.raises(StoreError, match="free space"):
         await serve()
@@ -168,7 +168,7 @@ async def test_a_worker_first_heard_of_after_it_was_given_a_permit_keeps_it(
 async def test_a_worker_that_asks_again_with_the_newest_weights_waits_no_longer(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "HOLD_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     async with serving(config) as client:
         await client.publish(1)
         assert (await client.sync("rollout-0", 0)).granted
@@ -194,7 +194,7 @@ async def test_a_worker_that_never_comes_back_holds_the_others_up_no_longer(
         assert (await client.sync("rollout-0", 0)).granted
         if end == "goodbye":
             await client.be_heard("rollout-0", version=0, state="stopping")
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await client.sync("rollout-1", 0)).granted:
                 pass
 

@@ -15,11 +15,11 @@ from dart_cli.data import ledger, service
 from dart_cli.data.store.open import open_reader
 from tests.data.client import serving
 from tests.data.parts import (
-    DEADLINE_S,
     heartbeat,
     small_config,
     step_record,
 )
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.usefixtures("short_holds")
@@ -69,7 +69,7 @@ async def test_a_lease_that_is_not_renewed_expires_and_heartbeats_renew(
     config = small_config(tmp_path / "run")
     async with serving(config) as client:
         lost, kept = await client.must_lease(0), await client.must_lease(1)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while "lease_expired" not in (await client.snapshot()).dropped:
                 client.beat([kept.trajectory_id])
                 await asyncio.sleep(0.05)

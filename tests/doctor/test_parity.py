@@ -19,8 +19,6 @@ from tests.doctor.parts import doctor
 
 Family = Callable[[str], Path]
 
-pytestmark = pytest.mark.timeout(400)  # torch is loaded twice; on a busy machine that takes long
-
 
 def compared(several_off: float) -> ComparedTokens:
     """40 tokens of each kind of prompt; those of several screens are off by `several_off` nats."""

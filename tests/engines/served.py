@@ -15,7 +15,7 @@ from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load
 from tests.engines.exact import Weights, largest_error, random_versions
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.weights.sets import publish
 
 Asker = Callable[..., GenerateRequest]
@@ -37,7 +37,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(self._bounded(work), self.loop).result()
 
     async def _bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_S):
             return await work
 
     async def generate(self, *requests: GenerateRequest) -> list[Generation]:

@@ -45,7 +45,6 @@ pytestmark = [
         find_spec("vllm") is None, reason="vLLM is not installed: scripts/setup-vllm"
     ),
     pytest.mark.filterwarnings("ignore"),  # vLLM's own
-    pytest.mark.timeout(900),  # the first starts vLLM's processes
     pytest.mark.slow,
 ]
 
@@ -562,13 +561,12 @@ def test_an_image_that_vllm_has_forgotten_is_sent_again(
     assert errors(policy, [request], served.run(forgotten()), at(served, served.start)) < EXACT
 
 
-@pytest.mark.timeout(400)  # another process imports vLLM
 def test_a_process_of_vllm_ends_with_a_parent_that_is_killed() -> None:
     parent = subprocess.run(
         [sys.executable, "-m", "tests.engines.parent"],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=350,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert parent.returncode == -signal.SIGKILL

@@ -32,7 +32,6 @@ pytestmark = [
         find_spec("vllm") is None, reason="vLLM is not installed: scripts/setup-vllm"
     ),
     pytest.mark.filterwarnings("ignore"),  # vLLM's own
-    pytest.mark.timeout(900),  # the first of a module starts vLLM's processes
     pytest.mark.slow,
 ]
 

@@ -21,7 +21,7 @@ from envs.actions import Click
 from envs.registry import find_task, make_env
 from tests.env.parts import Memory, Says, action_spec, lease
 from tests.env.unruly_suite import SUITE, UnrulySuite
-from tests.waiting import lives, until
+from tests.waiting import PATIENCE_S, lives, until
 
 
 def isolated(*, deadline_s: float = 30.0) -> AsyncEnv:
@@ -154,7 +154,7 @@ async def test_it_ends_with_all_it_started_when_the_slots_process_is_killed(
     ended = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", script, str(told)],
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         cwd=Path(__file__).parents[2],
     )

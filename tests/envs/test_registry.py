@@ -11,6 +11,7 @@ import pytest
 from bus.errors import MissingPartError, TaskError
 from envs.base import GuiEnv
 from envs.registry import Suite, check_parts, find_task, load_suite, make_env, suite_names, tasks_of
+from tests.waiting import PATIENCE_S
 
 OWN_SUITE = """
 from bus.errors import MissingPartError
@@ -158,7 +159,7 @@ def test_a_module_of_the_current_folder_is_found_where_the_import_path_lacks_it(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (ran.stdout, ran.stderr) == ("own\n", "")
 

@@ -23,6 +23,7 @@ from dart_cli.player.episodes import in_slots
 from envs.elements import Element, performing
 from envs.registry import find_task, make_env
 from tests.explore.maze_suite import KILL_AT, PAGES, SUITE
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 REACHED = {"/home", "/list", "/item", "/edit", "/saved", "/help", "/#"}  # without "Delete all"
@@ -170,7 +171,7 @@ def test_a_kill_loses_at_most_the_running_steps(tmp_path: Path, slots: int) -> N
     out = tmp_path / "out"
     environment = os.environ | {"PYTHONPATH": str(ROOT), KILL_AT: "9"}
     command = [sys.executable, "-c", KILLED, str(out), str(slots)]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, cwd=ROOT, timeout=PATIENCE_S, check=False)
     assert ended.returncode == -signal.SIGKILL
     before = found(out)[1]
     assert 8 - 2 * slots <= len(before) <= 8  # typing takes two steps of the environment

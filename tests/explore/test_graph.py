@@ -17,6 +17,7 @@ from bus.errors import RunDirectoryError, UserError
 from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph, read_graph, screen_id
 from envs.base import content_hash
 from envs.elements import Element, ScreenState
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG fake "
@@ -134,7 +135,11 @@ os.kill(os.getpid(), 9)
 def test_a_kill_within_a_step_leaves_the_steps_before_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "out")]
     ended = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=60, check=False
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ended.returncode == -signal.SIGKILL
     with open_graph(tmp_path / "out") as graph:

@@ -16,6 +16,7 @@ from dart_cli.config.schema import EnvConfig
 from dart_cli.explore.graph import read_graph
 from dart_cli.explore.run import with_tree
 from tests.explore.maze_suite import SUITE
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,7 +146,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert any("the maze pauses" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        told = json.loads((process.communicate(timeout=60)[0]).splitlines()[-1])
+        told = json.loads((process.communicate(timeout=PATIENCE_S)[0]).splitlines()[-1])
     assert process.returncode == 130
     assert told["stopped"] == "interrupted"
     assert 2 <= told["steps"] <= 5

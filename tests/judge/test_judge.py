@@ -17,6 +17,7 @@ from dart_cli.config.schema import JudgeConfig
 from dart_cli.judge.evidence import Evidence, shrunk
 from dart_cli.judge.judge import Judge, JudgeLimits, Purpose, name_of
 from tests.judge.chat_server import Says, chat
+from tests.waiting import PATIENCE_S
 
 
 def png(number: int, size: tuple[int, int] = (40, 30)) -> bytes:
@@ -162,7 +163,7 @@ def test_a_late_answer_is_none(settings: dict[str, Any], reason: str) -> None:
 
 def test_no_more_episodes_are_judged_at_once_than_its_limit() -> None:
     inside, most, lock = 0, 0, threading.Lock()
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def says(_: dict[str, Any]) -> str:
         nonlocal inside, most

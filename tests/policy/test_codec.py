@@ -40,6 +40,7 @@ from envs.actions import (
     Type,
     Wait,
 )
+from tests.waiting import PATIENCE_S
 
 WIDTH, HEIGHT = 448, 336
 THOUSANDTHS = make_coordinate_map("thousandths", WIDTH, HEIGHT)
@@ -544,7 +545,10 @@ def test_the_language_side_of_the_policy_never_loads_torch() -> None:
         "import sys; from dart_cli.policy.codecs import make_codec; make_codec('uitars');"
         "import dart_cli.policy.history; sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("name", ["compact", "uitars"])

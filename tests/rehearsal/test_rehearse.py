@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from dart_cli.cli.main import main
+from tests.waiting import PATIENCE_S
 
 SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> None:
     """The one that we recommend: it cannot rot."""
     run = tmp_path / "run"
@@ -29,7 +29,7 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
     ]
     command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--rehearse"]
     command += [part for each in sets for part in ("--set", each)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["failed"] == {}

@@ -655,7 +655,7 @@ async def test_publication_under_load_loses_no_request(config: Config) -> None:
 
     try:
         async with (
-            asyncio.timeout(100),  # a bound, no expectation: the process imports torch
+            asyncio.timeout(PATIENCE_S),
             telemetry(config.run.dir) as data,
             asks(config) as client,
         ):

@@ -26,7 +26,7 @@ from dart_cli.runtime.role import run_role
 from dart_cli.runtime.run_dir import claim
 from dart_cli.status.processes import last_error
 from dart_cli.weights.storage import atomic_directory
-from tests.waiting import lives, wait_until
+from tests.waiting import PATIENCE_S, lives, wait_until
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def _running(script: str, config: Config, seconds: float) -> Iterator[subprocess
 def test_a_process_that_does_not_end_in_time_is_killed(config: Config) -> None:
     with _busy(config, 0.2) as child:
         child.terminate()
-        _, err = child.communicate(timeout=100)
+        _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 1
     assert "did not end within" in err
 
@@ -155,7 +155,7 @@ sys.exit(role.run_role("env", config, finishes))
 def test_what_would_be_lost_is_finished(config: Config, last_work_s: float, code: int) -> None:
     with _running(FINISHING, config, last_work_s) as child:
         child.terminate()
-        out, err = child.communicate(timeout=100)
+        out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     assert ("written" in out) == (code == 0)
     assert ("still writing a checkpoint" in err) == (code == 0)
@@ -166,7 +166,7 @@ def test_it_is_ended_though_its_output_is_not_read(config: Config) -> None:
         assert child.stderr is not None
         child.stderr.close()
         child.terminate()
-        assert child.wait(timeout=100) == 1
+        assert child.wait(timeout=PATIENCE_S) == 1
 
 
 def test_the_second_signal_ends_at_once(config: Config) -> None:
@@ -176,7 +176,7 @@ def test_the_second_signal_ends_at_once(config: Config) -> None:
         while "second signal" not in child.stderr.readline():
             pass
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=100) == 128 + signal.SIGINT
+        assert child.wait(timeout=PATIENCE_S) == 128 + signal.SIGINT
 
 
 def test_a_child_of_dart_up_does_not_hang_when_its_parent_is_gone(config: Config) -> None:
@@ -190,7 +190,7 @@ def test_a_child_of_dart_up_does_not_hang_when_its_parent_is_gone(config: Config
         [sys.executable, "-c", script, BUSY, str(config.run.dir), "0.2"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     )
     pid = int(ended.stdout)
@@ -337,7 +337,7 @@ def test_a_process_that_does_not_end_when_its_directory_is_gone_is_ended(tmp_pat
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "error: " in done.stderr

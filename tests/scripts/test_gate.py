@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PYTHON = shlex.quote(sys.executable)
-DEADLINE_S = 100.0
 
 FLAKY = """
 from pathlib import Path
@@ -63,6 +64,8 @@ class Copy:
             (root / path).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / path, root / path)
         shutil.copy(ROOT / "tests/conftest.py", root)
+        (root / "tests").mkdir()
+        shutil.copy(ROOT / "tests/progress.py", root / "tests")
         self.write(".ci/hidden", 'echo "$*" >> hidden; [ "$1" != --extras ] || shift; exec "$@"')
         self.write("scripts/setup", 'say() { printf "==> %s\\n" "$*"; }; PATH=$PWD/.venv/bin:$PATH')
         self.write("scripts/setup-vllm")
@@ -108,7 +111,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=PATIENCE_S,
             check=False,
             env={
                 **{key: text for key, text in os.environ.items() if not key.startswith("PYTEST_")},

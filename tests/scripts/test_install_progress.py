@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 OLD_PIP = """\
@@ -45,7 +47,7 @@ def shown(text: str, folder: Path) -> list[str]:
         input=text,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     return [line.strip() for line in ended.stdout.splitlines()]
@@ -89,7 +91,7 @@ def test_one_package_is_no_plural(tmp_path: Path) -> None:
         input="Installing collected packages: torch\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert "installed 0 of 1 package\n" in ended.stdout
@@ -108,7 +110,7 @@ def test_setup_is_run_or_sourced_and_names_a_python_that_cannot_be_used(
         env=os.environ | {"DART_PYTHON": str(old), "DART_VENV": str(tmp_path / "venv")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 1

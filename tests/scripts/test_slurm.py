@@ -59,7 +59,7 @@ def script(job: dict[str, str], *arguments: object) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=os.environ | job,
     )
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "tmux.sh"
-DEADLINE_S = 60.0
 
 
 def script(*arguments: object, env: dict[str, str]) -> tuple[int, str, str]:
@@ -25,7 +26,7 @@ def script(*arguments: object, env: dict[str, str]) -> tuple[int, str, str]:
         [SCRIPT, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
         env=os.environ | env,
         cwd=ROOT,
@@ -234,7 +235,7 @@ def _tmux(env: dict[str, str], *arguments: str) -> str:
         ["tmux", *arguments],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
         env=os.environ | env,
     ).stdout
@@ -246,7 +247,7 @@ def test_every_pane_runs_its_role(config: Path, tmux: dict[str, str]) -> None:
     arguments = ("--detached", "--session", "a", "--rollouts", 2, config)
     code, out, err = script(*arguments, env=tmux)
     assert (code, out, err) == (0, "tmux attach -t a\n", "")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         panes = {
             window: [

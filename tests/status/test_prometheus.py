@@ -16,11 +16,12 @@ from dart_cli.train.metric_writer import MetricWriter, check_wandb
 from tests.data.client import serving
 from tests.data.parts import MIXED, small_config
 from tests.snapshots import snapshot
+from tests.waiting import PATIENCE_S
 
 
 def scrape(url: str) -> dict[str, float]:
     """Series -> value."""
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {series: float(value) for series, value in pairs}
@@ -37,7 +38,7 @@ async def test_a_scrape_gives_the_run_on_loopback_alone(
         await client.play_group(MIXED)
         await client.be_heard("env-0")
         metrics = asyncio.create_task(run_prometheus(config, 0, every_s=0.05, say=said.append))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not said:  # noqa: ASYNC110 - a list
                 await asyncio.sleep(0.01)
             url = said[0].removeprefix("metrics at ")

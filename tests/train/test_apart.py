@@ -22,8 +22,6 @@ from tests.train.test_families import config_of, trial_of
 from tests.train.world import run_world
 from tests.weights.sets import publish
 
-pytestmark = pytest.mark.timeout(400)  # every operation passes through Python
-
 Family = Callable[[str], Path]
 
 LORA = LoraConfig(rank=4, alpha=8.0)

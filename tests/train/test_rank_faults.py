@@ -32,9 +32,6 @@ and the first checkpoint is that of two updates: before the last but one no star
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(
-    900
-)  # eight trainers of two processes, one after the other, beside other tests
 async def test_ranks_that_end_or_hang_end_all_and_nothing_is_lost_or_trained_twice(
     config: Config, batches: list[Batch]
 ) -> None:

@@ -19,7 +19,6 @@ WAYS = ((2, 1), (1, 2), (4, 4))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two trainers, of six processes, beside other tests
 async def test_a_run_of_2_ranks_goes_on_with_1_and_then_4_as_if_it_had_been_one(
     config: Config, batches: list[Batch]
 ) -> None:

@@ -81,7 +81,6 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two trainers of two processes, one after the other, beside other tests
 async def test_torchruns_next_start_under_the_same_id_and_port_trains_on(
     config: Config, batches: list[Batch], tmp_path: Path
 ) -> None:

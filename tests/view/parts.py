@@ -23,8 +23,6 @@ from tests.altered import altered
 from tests.data.parts import ask_lease, step_record, trajectory_end
 from tests.waiting import PATIENCE_S, wait_until
 
-DEADLINE_S = PATIENCE_S
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -47,7 +45,7 @@ class Server:
 
     def get(self, path: str, *, method: str = "GET", **headers: str) -> Answer:
         """Ask for a path exactly as it is written; `Host` is replaced where it is given."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             connection.putrequest(method, path, skip_host="Host" in headers)
             for key, value in headers.items():
@@ -76,7 +74,7 @@ def serving(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> Itera
         yield Server(listener.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(DEADLINE_S)
+        thread.join(PATIENCE_S)
         listener.close()
 
 

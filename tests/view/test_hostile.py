@@ -21,6 +21,7 @@ from dart_cli.view.site import stylesheet
 from envs.base import Task, content_hash
 from tests.data.parts import ask_lease, make_ledger, small_config, trajectory_end
 from tests.view.parts import Bones, Server, play_shown, png, serving, shown_step
+from tests.waiting import PATIENCE_S
 
 HOSTILE = (
     "\"'><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -155,7 +156,7 @@ def _browse(folder: Path, *arguments: str) -> bytes:
             *arguments,
         ],
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     ).stdout
 

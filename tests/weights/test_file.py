@@ -25,6 +25,7 @@ from dart_cli.weights.manifest import (
     newest_version,
     read_manifest,
 )
+from tests.waiting import PATIENCE_S
 from tests.weights.sets import publish
 
 
@@ -232,7 +233,7 @@ def test_manifest_reads_do_not_race_with_removal(tmp_path: Path) -> None:
         if found is not None:
             assert found.policy_version >= last
             last = found.policy_version
-    thread.join(timeout=30)
+    thread.join(timeout=PATIENCE_S)
     assert read_manifest(tmp_path / "v000199").policy_version == 199
 
 

@@ -13,6 +13,7 @@ import torch
 
 from bus.errors import WeightsError
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS, Published, check_announced, check_files
+from tests.waiting import PATIENCE_S
 from tests.weights.sets import publish
 
 
@@ -84,5 +85,5 @@ def test_no_torch_is_needed_to_read_it() -> None:
         [sys.executable, "-c", script],
         cwd=Path(__file__).parents[2],
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )

@@ -15,6 +15,7 @@ from dart_cli.weights import storage
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.manifest import WEIGHTS, newest_version
 from dart_cli.weights.storage import Storage
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not storage.SHARED.is_dir(), reason="there is no /dev/shm here")
 
@@ -149,7 +150,7 @@ def test_a_killed_trainer_goes_on_with_what_it_left(tmp_path: Path, shared: Path
         [sys.executable, "-c", _KILLED, str(tmp_path / "weights"), str(shared)],
         cwd=Path(__file__).parents[2],
         check=False,
-        timeout=110,  # a bound, no expectation: the process imports torch
+        timeout=PATIENCE_S,
     )
     channel = FileChannel(tmp_path / "weights", keep=2, shared=True)
     assert channel.resume(tensors(2), 1).policy_version == 2

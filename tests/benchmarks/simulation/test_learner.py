@@ -39,6 +39,7 @@ from dart_cli.weights.file import load
 from dart_cli.weights.manifest import newest_version
 from tests.simulated import QUICK
 from tests.train.parts import Data, Held, another_run, final_weights, serving, versions
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,7 +108,7 @@ async def test_a_run_publishes_real_sets_and_resumes_from_real_checkpoints(timed
     first, second = Data(batches), Data(batches)
     longer = timed.model_copy(update={"run": short.run})
     for config, data in ((short, first), (longer, second)):
-        async with serving(config.run.dir, data), asyncio.timeout(60):
+        async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
             await run(config, asyncio.Event())
     hello = second.of(TrainerHello)[0]
     assert isinstance(hello, TrainerHello)
@@ -138,7 +139,7 @@ async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipp
         update={"weights": timed.weights.model_copy(update={"publish_every": 4})}
     )
     data = Data([batch(number) for number in (1, 2, 3)])
-    async with serving(rarely.run.dir, data), asyncio.timeout(60):
+    async with serving(rarely.run.dir, data), asyncio.timeout(PATIENCE_S):
         await run(rarely, asyncio.Event())
     assert versions(data) == [0, 1]
     published = newest_version(rarely.run.dir / "weights")
@@ -161,7 +162,7 @@ async def test_the_trainer_outlives_a_data_process_whose_disk_is_full(
             return await super().handle(client, message)
 
     data = Full([batch(number) for number in (1, 2, 3)])
-    async with serving(timed.run.dir, data), asyncio.timeout(60):
+    async with serving(timed.run.dir, data), asyncio.timeout(PATIENCE_S):
         await run(timed, asyncio.Event())
     assert refused == {TrainerHello, WeightsPublished, BatchRequest, BatchTrained}
     assert [message.batch_id for message in data.of(BatchTrained)] == [1, 2, 3]  # type: ignore[attr-defined]
@@ -174,7 +175,7 @@ async def test_every_second_of_the_trainer_is_in_one_phase(timed: Config) -> Non
     with Forwarder(endpoints.address(TELEMETRY_IN), endpoints.address(TELEMETRY_OUT)):
         async with (
             serving(timed.run.dir, data),
-            asyncio.timeout(60),
+            asyncio.timeout(PATIENCE_S),
             Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat]) as heartbeats,
         ):
             began = time.monotonic()
@@ -202,7 +203,7 @@ def test_the_trainer_of_a_timed_run_loads_no_model_code() -> None:
         "import sys, dart_cli.train.loop, benchmarks.simulation.learner; "
         "sys.exit('transformers' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 def test_staleness_is_counted_over_tokens() -> None:

@@ -79,7 +79,6 @@ def test_an_episode_ends_alike_after_any_other_of_its_page(env: MiniwobEnv, page
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_all_recorded_episodes_end_as_recorded_and_as_browsergym_judges(env: MiniwobEnv) -> None:
     for episode in EPISODES:
         assert replay(env, episode) == [], (episode["page"], episode["seed"])

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
+from tests.waiting import PATIENCE_S
+
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("DART_OPENENV_PYTHON") or str(
     Path(__file__).parents[3] / ".venv-openenv" / "bin" / "python"
@@ -53,7 +55,7 @@ def says(*answers: object) -> Callable[[ServerConnection], None]:
 
     def handle(connection: ServerConnection) -> None:
         for answer in answers:
-            connection.recv(timeout=30)
+            connection.recv(timeout=PATIENCE_S)
             connection.send(answer if isinstance(answer, str) else json.dumps(answer))
 
     return handle

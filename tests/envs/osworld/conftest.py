@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 from envs.osworld import downloads
+from tests.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
-DEADLINE_S = 30.0
 
 
 class XGuest:
@@ -64,8 +64,8 @@ class XGuest:
         if not says:
             return ""
         assert process.stdout is not None
-        if not select.select([process.stdout], [], [], DEADLINE_S)[0]:
-            pytest.fail(f"{command[0]} printed nothing in {DEADLINE_S:g} s")
+        if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
+            pytest.fail(f"{command[0]} printed nothing in {PATIENCE_S:g} s")
         return process.stdout.readline().decode().strip()
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class Window:
     def wait_for(self, holds: object) -> list[list[object]]:
         """The events until `holds` of them is true."""
         seen: list[list[object]] = []
-        until = time.monotonic() + DEADLINE_S
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             seen += self.events()
             if holds(seen):  # type: ignore[operator]

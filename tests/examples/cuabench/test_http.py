@@ -12,6 +12,7 @@ import pytest
 from bus.errors import EnvError
 from dart_cuabench.http import JsonClient, RefusedError
 from envs.remote.servers import Access, Address
+from tests.waiting import PATIENCE_S
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"is": 1}'
 
@@ -69,7 +70,7 @@ def test_a_connection_that_the_server_closed_is_opened_anew():
     with server.running() as client:
         for _ in range(2):
             assert client.call("POST", "/step", {"a": 1}, deadline_s=30) == {"is": 1}
-            assert server.closed.acquire(timeout=30)
+            assert server.closed.acquire(timeout=PATIENCE_S)
     assert len(server.requests) == 2
 
 

@@ -1,0 +1,114 @@
+"""The limit of a test: time without progress, so that a slow or busy machine fails no test.
+
+pytest-timeout ends a test after `timeout` seconds (pyproject.toml) by a timer of the wall clock. The timer here
+replaces that one, by pytest-timeout's own hook. It runs out in two cases, of which neither depends on what else the
+machine does:
+
+    stands still   in `timeout` seconds the processes of the test used less than LEAST_SHARE of one core
+    runs away      since the test began they have used MOST_CPU_S seconds of processor time
+
+The processes of a test are pytest's own and all below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Mapping
+
+import psutil
+import pytest
+from pytest_timeout import Settings, timeout_sigalrm
+
+LEAST_SHARE = 0.05
+"""Of one core. Processes that only poll and send heartbeats use less; one that computes beside forty others uses more."""
+MOST_CPU_S = 1800.0
+LOOKS = 24
+"""How often the watch looks at the processes within a test's limit."""
+
+
+class CpuMeter:
+    """The processor time that this process and all below it have used."""
+
+    def __init__(self) -> None:
+        self._own = psutil.Process()
+        self._seen = self._times()
+
+    def used_s(self) -> float:
+        """Return the seconds of processor time since the last call. A process that is new counts whole."""
+        now, before = self._times(), self._seen
+        self._seen = now
+        return sum(max(0.0, cpu_s - before.get(pid, 0.0)) for pid, cpu_s in now.items())
+
+    def _times(self) -> Mapping[int, float]:
+        """Return by process id the seconds that a process and its children that have ended used."""
+        times: dict[int, float] = {}
+        with contextlib.suppress(
+            psutil.Error
+        ):  # this process has lost sight of itself: no progress
+            for process in (self._own, *self._own.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                    times[process.pid] = sum(process.cpu_times()[:4])
+        return times
+
+
+class ProgressTimer:
+    """Sends SIGALRM to the main thread when a test stands still or runs away."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.reason = ""  # why it ran out
+        self._limit_s = limit_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress timer", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End the watch."""
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        of_test_s = since_mark_s = 0.0
+        mark = time.monotonic()
+        if self._over.wait(self._limit_s / LOOKS):  # so long, most tests cost nothing
+            return
+        meter = CpuMeter()
+        while not self._over.wait(self._limit_s / LOOKS):
+            used_s = meter.used_s()
+            of_test_s += used_s
+            since_mark_s += used_s
+            now = time.monotonic()
+            if since_mark_s >= LEAST_SHARE * self._limit_s:
+                mark, since_mark_s = now, 0.0
+            if now - mark >= self._limit_s:
+                self.reason = f"stands still: in {now - mark:.0f} s its processes used {since_mark_s:.1f} s of processor time"
+            elif of_test_s >= MOST_CPU_S:
+                self.reason = f"runs away: its processes used {of_test_s:.0f} s of processor time"
+            if self.reason:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+                return
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
+    """Take the place of pytest-timeout's timer, which counts seconds of the wall clock."""
+
+    def alarm(*_: object) -> None:
+        try:
+            timeout_sigalrm(
+                item, settings
+            )  # prints all stacks, and fails unless a debugger is at work
+        except pytest.fail.Exception:
+            pytest.fail(f"the test {timer.reason}")
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    timer = ProgressTimer(settings.timeout)
+
+    def cancel() -> None:
+        timer.cancel()
+        signal.signal(signal.SIGALRM, before)
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # pytest-timeout calls it
+    return True

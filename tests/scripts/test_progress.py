@@ -1,0 +1,77 @@
+"""A test's limit is time without progress: it ends one that stands still, and none that computes, however slowly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import progress
+from tests.waiting import PATIENCE_S
+
+LIMIT_S = 1.0
+BUSY = """
+import time
+while time.process_time() < {seconds}:
+    pass
+"""
+SUITE = """
+import subprocess, sys, threading, time
+
+BUSY = {busy!r}
+
+def test_waits_for_what_never_comes():
+    threading.Event().wait()
+
+def test_waits_for_a_process_that_sleeps():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+
+def test_computes():
+    until = time.process_time() + {seconds}
+    while time.process_time() < until:
+        pass
+
+def test_a_process_of_its_own_computes():
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
+"""
+
+
+def test_a_test_that_stands_still_fails_and_one_that_computes_beyond_the_limit_passes(
+    tmp_path: Path,
+) -> None:
+    seconds = 3 * LIMIT_S
+    (tmp_path / "conftest.py").write_text(
+        "from tests.progress import pytest_timeout_set_timer  # noqa\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        SUITE.format(busy=BUSY.format(seconds=seconds), seconds=seconds)
+    )
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"),
+            *("--rootdir", tmp_path, "--timeout", str(LIMIT_S), tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert "2 failed, 2 passed" in ended.stdout
+    for name in ("waits_for_what_never_comes", "waits_for_a_process_that_sleeps"):
+        assert f"test_it.py::test_{name}\n" in ended.stdout.replace(" - Failed: the test", "\n")
+    assert ended.stdout.count("Failed: the test stands still: in 1 s its processes used 0.") == 2
+
+
+def test_a_test_that_runs_away_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MOST_CPU_S", 0.2)
+    rung: list[int] = []
+    monkeypatch.setattr(
+        progress.signal, "pthread_kill", lambda _thread, number: rung.append(number)
+    )
+    timer = progress.ProgressTimer(LIMIT_S)
+    while not rung:  # it computes
+        pass
+    timer.cancel()
+    assert timer.reason.startswith("runs away: its processes used ")
