@@ -77,7 +77,8 @@ class Copy:
         (root / "plot.png").write_bytes(b"\x89PNG")
         self.write(".venv/bin/dpkg")  # all programs are installed
         self.write(".venv/bin/python", f'exec {PYTHON} "$@"')
-        self.write(".venv/bin/pytest", f'exec {PYTHON} -m pytest -p xdist "$@"')
+        # One worker suffices for what is tested here, and each has its own imports.
+        self.write(".venv/bin/pytest", f'exec {PYTHON} -m pytest -p xdist "$@" -n 0')
 
     def write(self, path: str, text: str = "true") -> None:
         """A script of one line."""
