@@ -13,7 +13,7 @@ import random
 import types
 import typing
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,7 +35,8 @@ GAUGES = (
     "seconds.starting",
 )
 """Gauges that data computes with; others it only passes on."""
-_EDGES = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63) - 1)
+_EDGES = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63))
+"""All can be sent: one integer that msgpack cannot carry would cost the whole message."""
 
 
 def random_value(kind: Any, chance: random.Random) -> Any:
@@ -80,15 +81,23 @@ def _random_array(code: Code, chance: random.Random) -> Any:
 
 
 def random_message(kind: type[Message], chance: random.Random) -> Message:
-    """A well-formed message of random values."""
+    """Return a well-formed message of random values. Fields that are out of bounds are drawn again."""
     hints = _hints(kind)
+    values: dict[str, Any] = {}
+    refused: Iterable[str] = kind.model_fields
     while True:
-        values = {name: random_value(hints[name], chance) for name in kind.model_fields}
-        if "gauges" in values:
+        values |= {name: random_value(hints[name], chance) for name in refused}
+        if "gauges" in refused:
             names = chance.sample(GAUGES, chance.randrange(len(GAUGES) + 1))
             values["gauges"] |= {name: random_value(float, chance) for name in names}
-        with contextlib.suppress(ValidationError):  # a bound was missed
+        try:
             return kind.model_validate(values)
+        except ValidationError as error:
+            places = [each["loc"] for each in error.errors(include_url=False)]
+            # An error without a place says that the fields do not go together. In order: seeds repeat.
+            refused = (
+                dict.fromkeys(str(each[0]) for each in places) if all(places) else kind.model_fields
+            )
 
 
 @functools.cache
