@@ -126,6 +126,7 @@ def print_dry_run(
     Raises ConfigError where the start would be refused without `force`, and where it cannot fit.
     With `fresh` the run begins anew.
     """
+    from dart_cli.config.devices import gpus_of
     from dart_cli.config.dry_run import describe
     from dart_cli.doctor.machine import refuse_slots
     from dart_cli.doctor.planned import refuse_misfit
@@ -138,6 +139,8 @@ def print_dry_run(
 
     if role in (None, "env"):
         refuse_slots(config, envs=max(1, config.up.envs) if role is None else 1)
+    if role in ("train", "rollout"):
+        gpus_of(config, role, role)
     for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
     if role in (None, "train", "rollout"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bus.endpoints import DATA
 from bus.errors import ModelError
 from dart_cli.config.architecture import shape_of
+from dart_cli.config.devices import gpus_of
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.families import FAMILIES, origins, told
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
@@ -40,6 +41,8 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
         lines.append(("batch", _batch(config)))
     if role in (None, "train"):
         lines.append(("train", _train(config)))
+    if role is None and (gpus := _gpus(config)):
+        lines.append(("gpus", gpus))
     lines += [(f"[{name}]", text) for name, text in _changed(config)]
     without = ", ".join(f"{key} (only with {reader})" for key, reader in unread(config))
     if without:
@@ -105,6 +108,13 @@ def _train(config: Config) -> str:
     text = " or ".join(f"{value} {unit}" for unit, value in ends.items() if value)
     text += f", lr {train.rate:g}" + (f" ({origin})" if origin else "")
     return text if train.lr_end == 1 else f"{text} falling to {train.rate * train.lr_end:g}"
+
+
+def _gpus(config: Config) -> str:
+    """What CUDA_VISIBLE_DEVICES will be for each process; empty where all see what is here."""
+    names = ["train", *(f"rollout-{index}" for index in range(config.up.rollouts))]
+    seen = {name: gpus_of(config, name.partition("-")[0], name) for name in names}
+    return "; ".join(f"{name} sees {gpus}" for name, gpus in seen.items() if gpus)
 
 
 def _groups_in_flight(config: Config) -> int:

@@ -26,6 +26,8 @@ from dart_cli.doctor.vllm_parts import vllm_parts
 from dart_cli.runtime.run_dir import read_run
 
 Check = Callable[[], Iterable[Finding]]
+_UNFIT = ("plan", "up.train_gpus", "up.rollout_gpus")
+"""Subjects of errors that say that a run does not fit this host."""
 
 
 def run_doctor(
@@ -38,7 +40,7 @@ def run_doctor(
     steps: int | None = None,
     in_json: bool = False,
 ) -> int:
-    """Examine and print, planning episodes of `steps`; returns 0 where a run can work, 2 where its plan cannot fit, else 1."""
+    """Examine and print, planning episodes of `steps`; returns 0 where a run can work, 2 where it cannot fit, else 1."""
     console = Console(markup=False, highlight=False)
     found = []
     for finding in examine(
@@ -53,7 +55,7 @@ def run_doctor(
         console.print(summary(found))
     if is_healthy(found):
         return 0
-    return 2 if any((each.subject, each.level) == ("plan", "error") for each in found) else 1
+    return 2 if any(each.subject in _UNFIT and each.level == "error" for each in found) else 1
 
 
 def examine(

@@ -10,12 +10,13 @@ Memory and disks of this host are known only where its GPUs are: a plan on a lap
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dart_cli.config.devices import gpus_per_worker
+from dart_cli.config.devices import VISIBLE, gpus_per_worker, shared_out
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import error, warning
@@ -34,7 +35,7 @@ MOST_GPUS = 8
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes of this host; `gpus` are how many there are, 0 for none that is known."""
+    """Bytes of this host; `gpus` are how many a run can be given, 0 for none that is known."""
 
     gpu: GpuKind
     gpus: int = 0
@@ -206,15 +207,16 @@ def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
     )
 
 
-def lies_on(plan: Plan, config: Config) -> list[tuple[str, list[int], int]]:
-    """(process, the GPUs that it takes by nvidia-smi's numbers, bytes of each) of a whole run."""
+def lies_on(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int], int]]:
+    """Return (process, its GPUs by the numbers of [up], bytes of each) of a whole run on a host with `gpus`."""
     found: list[tuple[str, list[int], int]] = []
+    train, listed = shared_out(config, gpus)
     if plan.trainer is not None and config.train.device != "cpu":
         numbered = int(config.train.device.partition(":")[2] or 0)
-        own = config.up.train_gpus or list(range(numbered, numbered + config.train.ranks))
+        own = train or list(range(numbered, numbered + config.train.ranks))
         found.append(("the trainer", own, plan.trainer.total))
     if plan.engine is not None and config.rollout.device != "cpu":
-        each, listed = gpus_per_worker(config), config.up.rollout_gpus
+        each = gpus_per_worker(config)
         numbered = int(config.rollout.device.partition(":")[2] or 0)
         for index in range(config.up.rollouts):
             own = listed[index * each : (index + 1) * each] or list(
@@ -226,7 +228,7 @@ def lies_on(plan: Plan, config: Config) -> list[tuple[str, list[int], int]]:
 
 def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
     """Whether several processes, each of which fits, take one GPU that has no room for all of them."""
-    placed = lies_on(plan, config)
+    placed = lies_on(plan, config, room.gpus)
     if not room.found or any(size > room.gpu.memory for _, _, size in placed):
         return
     needs: Counter[int] = Counter()
@@ -237,9 +239,10 @@ def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
         if len(names) < 2 or need <= room.gpu.memory:
             continue
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        which = f"place {gpu} of {VISIBLE}" if VISIBLE in os.environ else f"GPU {gpu}"
         yield error(
             "gpus",
-            f"{listed} take GPU {gpu} and need {gb(need)} of it, it has {gb(room.gpu.memory)}",
+            f"{listed} take {which} and need {gb(need)} of it, it has {gb(room.gpu.memory)}",
             _apart_hint(plan, config, room),
         )
         return

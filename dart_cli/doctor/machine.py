@@ -198,6 +198,14 @@ def judge_gpus(
     if torch["gpus"]:
         names = "; ".join(listed) or "names unknown"
         yield ok("gpu", f"torch sees {torch['gpus']} of {len(listed) or '?'}{chosen}: {names}")
+        entries = (visible or "").split(",")
+        if not entries[0].startswith("MIG-") and 1 < len(entries) != torch["gpus"]:
+            yield judge(
+                "gpu",
+                f"CUDA_VISIBLE_DEVICES lists {len(entries)}, torch sees {torch['gpus']}: CUDA stops at the "
+                "first that is not here",
+                "name GPUs of `nvidia-smi -L`, each once",
+            )
     elif not listed and not needed:
         yield ok("gpu", "none: the tiny model needs none, others need one")
     elif not listed:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.architecture import MODEL_TYPES
+from dart_cli.config.devices import gpus_here, listed_gpus
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json, screens
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
@@ -54,7 +55,8 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
     `steps` are those of an episode; None for what the tasks allow. config.json and the preprocessor
     are enough: weights may come later.
     """
-    yield from absent_gpus(config.up, len(gpu_kinds()))
+    if not gpus_here() and listed_gpus() is None:  # else it is a mistake of the configuration: rules/machine.py
+        yield from absent_gpus(config.up, len(gpu_kinds()))
     try:
         made = planned(config, steps)
     except ModelError as fault:
@@ -157,14 +159,16 @@ def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
 
 
 def _room(config: Config) -> Room:
-    listed, host = gpu_kinds(), main_memory()
+    listed, host, names = gpu_kinds(), main_memory(), listed_gpus()
+    if names == []:
+        listed = []
     devices = {config.rollout.device, config.train.device}
     asked = bool(config.up.train_gpus or config.up.rollout_gpus)
     on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
     here = bool(listed) or on_cpu  # else it is a plan of another machine
     return Room(
         gpu=min(listed, key=lambda each: each.memory) if listed else H100,
-        gpus=len(listed),
+        gpus=len(listed if names is None else names),
         found=bool(listed),
         on_cpu=on_cpu,
         memory=host[0] if host and here else None,

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, EnvError, UserError
-from dart_cli.config.devices import gpus_of, gpus_per_worker
+from dart_cli.config.devices import absent, gpus_here, gpus_of, gpus_per_worker, shared_out
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.evaluation import EvalOptions
 from dart_cli.evaluation.episodes import (
@@ -96,7 +96,7 @@ def run_eval(
     plan = plan_of(config, options.tasks or (), MODES[options.mode], options.episodes)
     limit_threads(config.rollout.threads)
     end_with_parent()
-    if part.count > 1:
+    if not options.workers:  # these share out what they inherit
         take_gpus(config, "rollout", f"eval-{part.number - 1}")
     make_private_dir(config.run.dir)
     role = "eval" if part.count == 1 else f"eval-{part.number}-of-{part.count}"
@@ -162,16 +162,25 @@ def _checked(config: Config, options: EvalOptions) -> Part:
         raise UserError(f"--part {options.part}: want I/N, e.g. 1/4")
     if options.part and options.workers:
         raise UserError("--part is one process, and --workers starts several: choose one")
-    if options.workers and config.up.rollout_gpus:
-        have = len(config.up.rollout_gpus) // gpus_per_worker(config)
-        if options.workers > have:
-            raise ConfigError(
-                f"--workers {options.workers}: up.rollout_gpus = {config.up.rollout_gpus} has GPUs for {have}; name "
-                f"more of them, or --workers {have}"
-            )
-        for index in range(options.workers):
-            gpus_of(config, "rollout", f"rollout-{index}")
+    if options.workers:
+        _refuse_workers(config, options.workers)
+    else:
+        gpus_of(config, "rollout", f"eval-{int(number) - 1}")
     return Part(int(number), int(count))
+
+
+def _refuse_workers(config: Config, workers: int) -> None:
+    """Raise ConfigError where there are GPUs for some of the workers only."""
+    _, gpus = shared_out(config, gpus_here())
+    each = gpus_per_worker(config)
+    if gpus and workers * each > len(gpus):
+        have = len(gpus) // each
+        raise ConfigError(
+            f"--workers {workers}: up.rollout_gpus = {gpus} has GPUs for {have}; name more of them, or "
+            f"--workers {have}"
+        )
+    if workers > 1 and (problem := absent(gpus[: workers * each])):
+        raise ConfigError(f"--workers {workers}: up.rollout_gpus = {gpus} {problem}")
 
 
 def _choose(config: Config, options: EvalOptions) -> Chosen:

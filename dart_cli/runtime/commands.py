@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bus.errors import ConfigError, DartError
-from dart_cli.config.devices import gpus_of, gpus_per_worker
+from dart_cli.config.devices import gpu_names, gpus_per_worker
 from dart_cli.config.load import Source, load_config
 from dart_cli.config.rules import found_in
-from dart_cli.config.rules.machine import GPUS
+from dart_cli.config.rules.machine import GPUS, OF_UP
 from dart_cli.config.schema import Config
 
 
@@ -39,15 +39,17 @@ def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]
 
 
 def placement(config: Config) -> list[str]:
-    """`envs 2`, `rollouts 1`, and of the GPUs that [up] names `train 0,1` and `rollout 2` for each worker."""
-    names = ["train"] if config.up.train_gpus else []
-    if config.up.rollout_gpus:
-        names += [f"rollout-{index}" for index in range(config.up.rollouts)]
-    roles = [name.partition("-")[0] for name in names]
+    """Return `envs 2`, `rollouts 1`, and of the GPUs that [up] names `train 0,1` and `rollout 2` for each worker.
+
+    The GPUs are as CUDA_VISIBLE_DEVICES is to name them. Raises ConfigError for one that is not here.
+    """
+    each, listed = gpus_per_worker(config), gpu_names(config.up.rollout_gpus)
+    shares = [("train", gpu_names(config.up.train_gpus))]
+    shares += [("rollout", listed[at : at + each]) for at in range(0, len(listed), each)]
     return [
         f"envs {config.up.envs}",
         f"rollouts {config.up.rollouts}",
-        *(f"{role} {gpus_of(config, role, name)}" for role, name in zip(roles, names, strict=True)),
+        *(f"{role} {','.join(gpus)}" for role, gpus in shares if gpus),
     ]
 
 
@@ -66,7 +68,7 @@ def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") 
         given += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
     overrides = [*overrides, *given]
     config = load_config(path, overrides)
-    for found in found_in(GPUS, config):
+    for found in (*found_in(GPUS, config), *found_in(OF_UP, config)):
         raise ConfigError(f"{found} {Source(path, tuple(overrides)).cite(found.subject)}")
     return placement(config)
 

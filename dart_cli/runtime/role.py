@@ -1,7 +1,7 @@
 """The life of one role's process: its start, its signals, its end.
 
     run_role         runs a role's coroutine from start to clean end; returns the exit code
-    take_gpus        lets this process see the GPUs that [up] gives it
+    take_gpus        lets this process see its share of the GPUs alone
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
@@ -97,13 +97,14 @@ def run_role(
 
 
 def take_gpus(config: Config, role: Role, name: str) -> None:
-    """Let this process see the GPUs that [up] gives it, unless its user chose some already.
+    """Let this process see its own share of the GPUs alone: see `gpus_of`.
 
     Before torch is loaded; ranks inherit it. Raises ConfigError where there are none for it.
     """
-    if VISIBLE not in os.environ and (mine := gpus_of(config, role, name)):
+    if mine := gpus_of(config, role, name):
+        if VISIBLE not in os.environ:
+            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
         os.environ[VISIBLE] = mine
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
 
 
 def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -> int:

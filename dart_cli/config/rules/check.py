@@ -37,6 +37,7 @@ TABLES: tuple[Table, ...] = (
     learning.TUNE,
     tasks.ENV,
     machine.GPUS,
+    machine.OF_UP,
     machine.PLACES,
     policy.JUDGE,
     tasks.TASKS,
@@ -73,9 +74,9 @@ def find_mistakes(config: Config, role: Role | Literal["tune"] | None = None) ->
 
 
 def _of_up(config: Config) -> frozenset[str]:
-    """The roles that `dart up` has: without environments of ours, none of those either."""
+    """Return the roles of `dart up`, and `up` itself: without environments of ours, none of those either."""
     plays = config.up.envs > 0 or config.eval.around
-    return frozenset(("data", "train", "rollout", "eval" if plays else "serve"))
+    return frozenset(("up", "data", "train", "rollout", "eval" if plays else "serve"))
 
 
 def unread(config: Config) -> Iterator[tuple[str, str]]:

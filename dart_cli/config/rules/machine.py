@@ -229,13 +229,22 @@ def _not_there(section: str) -> Condition:
 
 
 def _would_share(config: Config) -> bool:
-    """Whether trainer and workers that all start here, by NCCL, would have one GPU."""
-    is_alone = (
-        config.bus.transport == "ipc" and VISIBLE not in os.environ
-    )  # one host, its first GPU
-    placed = config.up.train_gpus and config.up.rollout_gpus
+    """Return whether trainer and workers that all start here, by NCCL, would have one GPU."""
+    if config.weights.channel != "nccl" or config.bus.transport != "ipc":
+        return False
+    placed = all(devices.shared_out(config, devices.gpus_here()))
     are_same = _index(config.train.device) == _index(config.rollout.device)
-    return bool(is_alone and not placed and (are_same or config.up.rollouts > 1))
+    return not placed and (are_same or config.up.rollouts > 1)
+
+
+_ONE_EACH = (
+    '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; '
+    'name theirs by up.train_gpus and up.rollout_gpus, or set "gloo" or "file"'
+)
+
+
+def _absent(key: str) -> Condition:
+    return lambda config: devices.absent(value_of(config, key))
 
 
 def _starts_all() -> bool:
@@ -259,6 +268,17 @@ def _too_many_ranks(config: Config) -> str:
     return f"but no GPU is {used}, and on the CPU there are at most {most} here; lower train.ranks"
 
 
+OF_UP = Table(
+    (
+        *(
+            Rule(key, _absent(key), "= {value} {found}", ends=True)
+            for key in ("up.train_gpus", "up.rollout_gpus")
+        ),
+        Rule("weights.channel", lambda c: VISIBLE in os.environ and _would_share(c), _ONE_EACH),
+    ),
+    ("up",),
+)
+"""Of all processes together. One that is started by hand may have a list of GPUs of its own: devices.gpus_of."""
 TRAINER = Table(
     (
         Rule("train.device", _not_there("train"), "= {value} {found}"),
@@ -276,10 +296,7 @@ TRAINER = Table(
         Rule(
             "up.train_gpus",
             lambda c: (
-                c.up.train_gpus
-                and os.environ.get("WORLD_SIZE", "1") != "1"
-                and "RANK" in os.environ
-                and VISIBLE not in os.environ
+                c.up.train_gpus and devices.is_under_torchrun() and VISIBLE not in os.environ
             ),
             "= {value} and torchrun, which gives each rank a GPU of its own: leave it empty, and choose "
             f"GPUs by {VISIBLE} on each host",
@@ -301,9 +318,8 @@ NCCL = Table(
         ),
         Rule(
             "weights.channel",
-            lambda c: c.weights.channel == "nccl" and _would_share(c),
-            '= "nccl" needs a GPU for each process, and trainer and rollout workers would share one; '
-            'name theirs by up.train_gpus and up.rollout_gpus, or set "gloo" or "file"',
+            lambda c: VISIBLE not in os.environ and _would_share(c),
+            _ONE_EACH,
         ),
     ),
     ("rollout", "train"),

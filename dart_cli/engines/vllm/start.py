@@ -22,7 +22,7 @@ import torch
 
 from bus.errors import EngineError, MissingPartError
 from dart_cli.config.architecture import shape_of
-from dart_cli.config.devices import VLLM_VERSIONS, vllm_problem
+from dart_cli.config.devices import VISIBLE, VLLM_VERSIONS, gpu_names, vllm_problem
 from dart_cli.config.model_folder import read_json
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.vllm import SECTION
@@ -41,7 +41,6 @@ IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 its threads; ours are set before either starts."""
 SEE_LOG = "vLLM's own messages are above, in the log of this rollout worker"
 
-_GPUS = "CUDA_VISIBLE_DEVICES"
 _WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size that the model uses
 
 
@@ -232,9 +231,9 @@ def _environment(device: str, threads: int) -> Iterator[None]:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler cannot be replaced by ours
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a process with threads must not fork
-    chosen = os.environ.get(_GPUS)
+    chosen = os.environ.get(VISIBLE)
     if device.startswith("cuda:"):
-        os.environ[_GPUS] = _visible(device)
+        os.environ[VISIBLE] = gpu_names([int(device.partition(":")[2])], os.environ)[0]
     for name, value in {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -254,17 +253,9 @@ def _environment(device: str, threads: int) -> Iterator[None]:
         yield
     finally:
         if chosen is None:
-            os.environ.pop(_GPUS, None)
+            os.environ.pop(VISIBLE, None)
         else:
-            os.environ[_GPUS] = chosen
-
-
-def _visible(device: str) -> str:
-    """The GPU of `device` as CUDA_VISIBLE_DEVICES names it, which may be set already."""
-    index = int(device.partition(":")[2])
-    chosen = os.environ.get(_GPUS, "")
-    visible = [each.strip() for each in chosen.split(",") if each.strip()]
-    return visible[index] if index < len(visible) else str(index)
+            os.environ[VISIBLE] = chosen
 
 
 def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
