@@ -177,10 +177,10 @@ def _share(config: Config, rollout: Sequence[int], worker: str) -> Sequence[int]
     mine = rollout[index * each : (index + 1) * each]
     if rollout and len(mine) < each:
         listed = config.up.rollout_gpus
-        whose = f"up.rollout_gpus = {listed}" if listed else f"beside the trainer {len(rollout)} GPUs are left: this"
+        whose = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
         raise ConfigError(
-            f"{whose} has GPUs for {len(rollout) // each} workers of {each}, and {worker} "
-            f"is one more; add its GPUs, or start it with {VISIBLE}=N"
+            f"{whose} GPUs for {len(rollout) // each} workers of {each}, and {worker} is one more; add its "
+            f"GPUs, or start it with {VISIBLE}=N"
         )
     return mine
 

@@ -195,12 +195,14 @@ def _engine_hint(config: Config) -> str:
 
 
 def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
-    """GPUs for each process, where there are enough."""
+    """Return the settings that give each process GPUs of its own, where there are enough."""
     ranks = config.train.ranks if plan.trainer is not None else 0
     engines = config.up.rollouts * gpus_per_worker(config)
     if ranks + engines <= room.gpus:
         train, rollout = list(range(ranks)), list(range(ranks, ranks + engines))
-        return f"set up.train_gpus = {train}, up.rollout_gpus = {rollout}"
+        devices = {"train": config.train.device, "rollout": config.rollout.device}
+        numbered = [f'{name}.device = "cuda", ' for name, each in devices.items() if ":" in each]
+        return f"set {''.join(numbered)}up.train_gpus = {train}, up.rollout_gpus = {rollout}"
     return (
         f"{ranks + engines} GPUs ({ranks} for the trainer, {engines} for engines), or lower train.ranks, "
         "up.rollouts or vllm.gpu_memory_utilization"

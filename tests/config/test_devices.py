@@ -8,11 +8,20 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config import devices
-from dart_cli.config.devices import gpus_of
+from dart_cli.config.devices import gpu_names, gpus_of, listed_gpus, shared_out, visible_gpus
 from dart_cli.config.rules import Finding, found_in
-from dart_cli.config.rules.machine import GPUS, NCCL, TRAINER, WORKERS
+from dart_cli.config.rules.machine import GPUS, NCCL, OF_UP, TRAINER, WORKERS
 from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
+
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without GPUs, as far as the tests say nothing else."""
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    monkeypatch.setattr(devices, "_host_gpus", lambda: 0)
+
 
 BY_NCCL: dict[str, dict[str, Any]] = {"weights": {"channel": "nccl"}}
 
@@ -54,9 +63,137 @@ def test_each_process_gets_its_gpus_in_order() -> None:
     assert placement(config) == ["envs 1", "rollouts 2", *gpus]
 
 
-def test_a_worker_too_many_is_refused_with_the_cure() -> None:
+def test_a_worker_too_many_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="rollout-2 is one more; add its GPUs"):
         gpus_of(config_of(), "rollout", "rollout-2")
+    monkeypatch.setattr(devices, "_host_gpus", lambda: 8)
+    unnamed = config_of(up={"train_gpus": [], "rollout_gpus": []})
+    with pytest.raises(ConfigError, match="there are GPUs for 2 workers of 2, and rollout-2"):
+        gpus_of(unnamed, "rollout", "rollout-2")
+
+
+# --- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------
+
+LISTS: list[tuple[str | None, list[str] | None]] = [
+    (None, None),
+    ("", []),
+    ("-1", []),
+    ("0", ["0"]),
+    ("4,5,6,7", ["4", "5", "6", "7"]),
+    (" 4 , 5", ["4", "5"]),
+    ("07,1", ["7", "1"]),
+    ("0,2,-1,1", ["0", "2"]),
+    ("0,1,", ["0", "1"]),
+    ("0,,1", ["0"]),
+    ("1gpu2,2ampere", ["1", "2"]),
+    ("0,x,1", ["0"]),
+    ("0,1,0", []),
+    ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,GPU-12", None),
+    ("GPU-a,GPU-b,0,GPU-c", ["GPU-a", "GPU-b"]),
+    ("GPU-a,GPU-a", []),
+    ("0,GPU-a", ["0"]),
+    ("MIG-a,MIG-b", ["MIG-a", "MIG-b"]),
+    ("MIG-GPU-a/1/0,GPU-a", ["MIG-GPU-a/1/0"]),
+    ("gpu-a", []),
+]
+
+
+@pytest.mark.parametrize(("value", "names"), LISTS)
+def test_a_list_is_read_as_cuda_and_torch_read_it(
+    value: str | None, names: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.cuda import _parse_visible_devices
+
+    if value is None:
+        assert listed_gpus({}) is None
+        return
+    monkeypatch.setenv(devices.VISIBLE, value)
+    found = listed_gpus()
+    assert found == (value.split(",") if names is None else names)
+    assert found == list(map(str, _parse_visible_devices()))
+    slices = value.startswith("MIG-")
+    assert visible_gpus() == (1 if slices else len(found))
+
+
+def test_a_number_beyond_the_hosts_gpus_ends_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_host_gpus", lambda: 4)
+    assert listed_gpus({devices.VISIBLE: "0,3,4,1"}) == ["0", "3"]
+    assert listed_gpus({devices.VISIBLE: "GPU-a"}) == ["GPU-a"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "worker", "seen"),
+    [
+        (None, "train", "0,1,2,3"),
+        ("7,6,5,4,3,2,1,0", "train", "7,6,5,4"),
+        ("7,6,5,4,3,2,1,0", "rollout-1", "1,0"),
+        ("MIG-a,MIG-b,c", "env-0", ""),
+        # what lists just as many as the process takes is the user's own choice for it
+        ("4,5,6,7", "train", ""),
+        ("GPU-a,GPU-b", "rollout-1", ""),
+        ("GPU-a,GPU-b", "rollout-9", ""),
+    ],
+)
+def test_places_are_looked_up_once(visible: str | None, worker: str, seen: str) -> None:
+    environment = {} if visible is None else {devices.VISIBLE: visible}
+    role = worker.partition("-")[0]
+    assert gpus_of(config_of(), role, worker, environment) == seen
+    if visible is not None and seen:  # what the processes that it starts inherit
+        assert gpus_of(config_of(), role, worker, {devices.VISIBLE: seen}) == ""
+
+
+@pytest.mark.parametrize(
+    ("visible", "worker", "words"),
+    [
+        ("0,1,2", "train", "up.train_gpus = [0, 1, 2, 3] for train names place 3 of CUDA_VISIBLE_"),
+        ("0,1,2", "train", "for train alone it may list just 4"),
+        ("6", "rollout-1", "up.rollout_gpus = [6, 7] for rollout-1 names places 6, 7 of"),
+        ("", "rollout-0", "of which CUDA sees no GPU"),
+    ],
+)
+def test_a_process_without_its_gpus_is_refused_with_the_cure(
+    visible: str, worker: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        gpus_of(config_of(), worker.partition("-")[0], worker, {devices.VISIBLE: visible})
+    assert words in str(refused.value)
+
+
+def test_ranks_of_torchrun_choose_by_themselves() -> None:
+    started = {"RANK": "0", "WORLD_SIZE": "4", devices.VISIBLE: "0,1,2,3,4,5,6,7"}
+    assert gpus_of(config_of(), "train", "train", started) == ""
+    assert gpus_of(config_of(), "rollout", "rollout-0", started) == "4,5"
+
+
+def test_a_side_without_a_list_gets_gpus_that_the_other_has_not() -> None:
+    none: dict[str, Any] = {"train_gpus": [], "rollout_gpus": []}
+    unnamed = config_of(up=none)
+    assert shared_out(config_of(), 8) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert shared_out(unnamed, 8) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert shared_out(unnamed, 11) == ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])  # later workers have some
+    assert shared_out(unnamed, 7) == ([], [])
+    assert shared_out(unnamed, None) == ([], [])
+    assert shared_out(config_of(up={"rollout_gpus": []}), 7) == ([0, 1, 2, 3], [])
+    assert shared_out(config_of(up=none | {"train_gpus": [4, 5, 6, 7]}), 8)[1] == [0, 1, 2, 3]
+    assert shared_out(config_of(up=none | {"rollout_gpus": [0, 1, 2, 3]}), 8)[0] == [4, 5, 6, 7]
+    on_cpu = config_of(up=none, train={"device": "cpu"})
+    assert shared_out(on_cpu, 4) == ([], [0, 1, 2, 3])
+    assert shared_out(config_of(up=none, rollout={"engine": "scripted"}), 8) == ([0, 1, 2, 3], [])
+    for section in ({"bus": {"host": "127.0.0.1"}}, {"rollout": {"device": "cuda:1"}}):
+        assert shared_out(config_of(up=none, **section), 16) == ([], [])
+
+
+def test_a_device_by_number_is_one_of_the_list() -> None:
+    assert gpu_names([1], {}) == ["1"]
+    assert gpu_names([1], {devices.VISIBLE: "4,6"}) == ["6"]
+    assert gpu_names([0], {devices.VISIBLE: "GPU-abc"}) == ["GPU-abc"]
+    with pytest.raises(ConfigError, match=r"\[1\] names place 1 of CUDA_VISIBLE_DEVICES=4"):
+        gpu_names([1], {devices.VISIBLE: "4"})
+
+
+def test_a_run_that_is_typed_by_hand_names_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(devices.VISIBLE, "7,6,5,4,3,2,1,0")
+    assert placement(config_of())[2:] == ["train 7,6,5,4", "rollout 3,2", "rollout 1,0"]
 
 
 @pytest.mark.parametrize(
@@ -98,17 +235,22 @@ def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) 
     none = {"train_gpus": [], "rollout_gpus": []}
 
     def told(count: int, **sections: dict[str, Any]) -> str:
-        monkeypatch.setattr(devices, "visible_gpus", lambda: count)
+        monkeypatch.setattr(devices, "_host_gpus", lambda: count)
         found = device_mistakes(config_of(**BY_NCCL, **sections), "train")
         return " ".join(str(each) for each in found if each.subject == "weights.channel")
 
     one = {**none, "rollouts": 1}
     assert not told(8)
     assert not told(8, **apart, up=one)
-    assert "would share one" in told(8, up=none)
-    assert "would share one" in told(8, **apart | {"rollout": {"device": "cuda"}}, up=one)
-    assert not told(8, up=none, bus={"host": "127.0.0.1"})  # each may be on a host of its own
+    assert not told(8, up=none)  # shared out
+    assert "would share one" in told(7, up=none)
+    assert "would share one" in told(1, **apart | {"rollout": {"device": "cuda"}}, up=one)
+    assert not told(7, up=none, bus={"host": "127.0.0.1"})  # each may be on a host of its own
     assert 'set "gloo"' in told(0, **apart, up=one)
+    monkeypatch.setenv(devices.VISIBLE, "GPU-a,GPU-b")
+    assert not told(8, up=none)  # of this process alone, perhaps
+    [whole] = found_in(OF_UP, config_of(**BY_NCCL, up=none))
+    assert "would share one" in str(whole)
 
 
 def test_more_ranks_than_gpus_are_refused_but_under_torchrun(

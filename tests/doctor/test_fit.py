@@ -41,11 +41,15 @@ def cured(sections: Sections, cure: str) -> Sections:
 
 
 def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
-    sections: Sections = {"up": {"rollout_gpus": []}, "train": {"ranks": 3}}
+    none: Sections = {"up": {"rollout_gpus": []}, "train": {"ranks": 3}}
+    assert not refused(EIGHT, none)  # each gets its own
+    sections = {**none, "bus": {"host": "127.0.0.1"}}  # others may be on other hosts
     [found] = [each for each in refused(EIGHT, sections) if each.subject == "gpus"]
     assert "the trainer, rollout-0, rollout-1, rollout-2 and rollout-3 take GPU 0" in found.text
     assert found.cure == "set up.train_gpus = [0, 1, 2], up.rollout_gpus = [3, 4, 5, 6]"
     assert not refused(EIGHT, cured(sections, found.cure))
+    [found] = refused(EIGHT, {**none, "rollout": {"device": "cuda:0"}})
+    assert found.cure.startswith('set rollout.device = "cuda", up.train_gpus = [0, 1, 2], up.')
     apart = {**sections, "rollout": {"device": "cuda:5"}, "up": {"rollouts": 1, "rollout_gpus": []}}
     assert not refused(EIGHT, apart)
     assert not refused(EIGHT, sections, "train")

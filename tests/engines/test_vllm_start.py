@@ -18,7 +18,6 @@ from dart_cli.engines.vllm.start import (
     _features,
     _gpu_args,
     _memory_of,
-    _visible,
     root_cause,
 )
 from tests.doctor.seven_b import config_of, plan_of, write_seven_b
@@ -45,19 +44,6 @@ def test_the_first_cause_is_one_line_with_what_to_change() -> None:
         ValueError("Available memory on node 0 (1/14 GiB)")
     )
     assert "log" in root_cause(RuntimeError("Engine core initialization failed"))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "device", "meant"),
-    [(None, "cuda:1", "1"), ("4,6", "cuda:1", "6"), ("GPU-abc", "cuda:0", "GPU-abc")],
-)
-def test_a_numbered_device_is_one_of_those_the_process_sees(
-    monkeypatch: pytest.MonkeyPatch, chosen: str | None, device: str, meant: str
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert _visible(device) == meant
 
 
 FORCED = {
