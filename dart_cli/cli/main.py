@@ -238,9 +238,11 @@ def train(
     if dry_run:
         print_dry_run(config, "train", force=force)
         return
-    from dart_cli.runtime.role import run_role
+    from dart_cli.runtime.role import grow_segments, run_role
     from dart_cli.train.ranks.watch import rank_of
 
+    if config.train.device != "cpu":
+        grow_segments()  # here, so that all ranks have it, also those of torchrun
     if rank_of():
         from dart_cli.train.ranks.follower import serve
 

@@ -5,6 +5,7 @@
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
+    grow_segments    lets torch's allocator extend its segments of GPU memory
 
 The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly, more
 if it is finishing something (`finishing`); the second signal, or the end of that time, ends the process
@@ -21,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -53,6 +54,9 @@ LAST_WORK_S = 900.0
 
 PARENT_VARIABLE = "DART_PARENT_PID"
 """Environment variable by which `dart up` passes its pid to its children."""
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables that torch reads the settings of its allocator from; the second and third are older names."""
 
 _finishing: list[str] = []
 
@@ -137,6 +141,16 @@ def limit_threads(threads: int) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def grow_segments(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let torch extend its segments of GPU memory, in this process and those that it starts; the user's settings stay.
+
+    For a trainer, before it loads torch: packs of every length leave gaps between segments of fixed sizes. Not for
+    vLLM, whose memory pools and handles for other processes need memory that is not mapped piece by piece.
+    """
+    if not any(name in environment for name in _ALLOCATOR):
+        environment[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def end_with_parent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,8 +84,8 @@ async def test_each_process_of_a_run_sees_its_own_gpu(
         ("4,5", "2 GPUs; name places (0 to 1), list more GPUs there, or unset it"),
         ("4,5,six,7", "2 GPUs; name places (0 to 1)"),
         ("4,-1,6,7", "1 GPU; name places (0)"),
-        ("4,5,6,4", "no GPU; list GPUs there, or unset it"),
-        ("", "no GPU; list GPUs there, or unset it"),
+        ("4,5,6,4", "no GPUs; list GPUs there, or unset it"),
+        ("", "no GPUs; list GPUs there, or unset it"),
     ],
 )
 def test_too_few_gpus_are_refused_alike_before_anything_starts(
@@ -114,3 +115,40 @@ def test_too_few_gpus_are_refused_alike_before_anything_starts(
         assert line.startswith(f"error: {text}")
         assert line.count("\n") == 1
     assert not load_config(config_path).run.dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "changes", "own", "seen"),
+    [
+        ("train", [], {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("train", [], {"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        ("train", [], {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}),
+        ("train", ["--set", "train.device=cpu", "--set", "up.train_gpus=[]"], {}, {}),
+        ("rollout", [], {}, {}),
+        ("up", [], {}, {}),  # its children inherit what it has
+    ],
+)
+def test_the_trainer_alone_lets_torch_extend_its_segments(
+    config_path: Path,
+    verb: str,
+    changes: list[str],
+    own: dict[str, str],
+    seen: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")  # all are put back after the test
+        monkeypatch.delenv(name)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    found: list[dict[str, str]] = []
+
+    def look(*_: object, **__: object) -> int:
+        found.append({k: v for k, v in os.environ.items() if k.endswith("ALLOC_CONF")})
+        return 0
+
+    monkeypatch.setattr("dart_cli.runtime.role.run_role", look)
+    monkeypatch.setattr("dart_cli.cli.up.run_up", look)
+    with pytest.raises(SystemExit):
+        main([verb, str(config_path), *changes])
+    assert found == [seen]

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ITSELF = "dart_cli/policy/accelerator.py"
 
 NAMES = {
+    "dart_cli/config/devices.py": "how CUDA reads a list of GPUs, and what a configuration calls a device; no torch there",
     "dart_cli/config/load.py": "an error that says what a device may be",
     "dart_cli/config/schema/base.py": "what a configuration calls a device",
     "dart_cli/config/schema/learned.py": "what a configuration calls a device",
@@ -23,6 +24,7 @@ NAMES = {
     "dart_cli/config/rules/machine.py": "rules of what a configuration calls a device; no torch there",
     "dart_cli/config/rules/policy.py": "an error that names the configured device",
     "dart_cli/cluster/demands.py": "what a configuration calls a device; no torch there",
+    "dart_cli/doctor/fit.py": "a cure that names a device; no torch there",
     "dart_cli/doctor/plan.py": "the memory of a CUDA context, which is assumed",
     "dart_cli/engines/vllm/models.py": "what vLLM's CUDA graphs and kernels need of a class",
     "dart_cli/policy/model.py": "an error whose cure is a CUDA build of torch",

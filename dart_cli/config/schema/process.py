@@ -56,9 +56,10 @@ class UpConfig(Section):
     in place of our environments."""
 
     train_gpus: Gpus = []
-    """GPUs of the trainer by nvidia-smi's numbers, unless CUDA_VISIBLE_DEVICES is set: one for each of
-    `train.ranks`; empty for all. Not with `torchrun`, which gives ranks their own."""
+    """GPUs of the trainer, one for each of `train.ranks`: nvidia-smi's numbers or, where CUDA_VISIBLE_DEVICES
+    is set, places in its list, from 0 on. Empty: the first that `rollout_gpus` does not name, where there are
+    enough for each process of this host, else all. Not with `torchrun`, which gives ranks their own."""
 
     rollout_gpus: Gpus = []
     """Likewise of the rollout workers, shared out by the number in their names, `vllm.tensor_parallel` for
-    each, to `rollouts` of them; empty for all."""
+    each, to `rollouts` of them. Empty: those that the trainer leaves, where there are enough, else all."""
