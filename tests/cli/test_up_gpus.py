@@ -110,7 +110,9 @@ def test_too_few_gpus_are_refused_alike_before_anything_starts(
     [found] = [each for each in findings if each["subject"].startswith("up.")]
     text = f"{found['subject']} {found['text']}; {found['cure']}"
     listed = f"CUDA_VISIBLE_DEVICES={visible or repr('')}"
-    assert text.startswith(f"up.train_gpus = [3] names place 3 of {listed}, of which CUDA sees {sees}")
+    assert text.startswith(
+        f"up.train_gpus = [3] names place 3 of {listed}, of which CUDA sees {sees}"
+    )
     for line in (refused("up", "--dry-run"), refused("up")):
         assert line.startswith(f"error: {text}")
         assert line.count("\n") == 1

@@ -15,7 +15,6 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
 
 
-
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without GPUs, as far as the tests say nothing else."""

@@ -295,9 +295,7 @@ TRAINER = Table(
         ),
         Rule(
             "up.train_gpus",
-            lambda c: (
-                c.up.train_gpus and devices.is_under_torchrun() and VISIBLE not in os.environ
-            ),
+            lambda c: c.up.train_gpus and devices.is_under_torchrun() and VISIBLE not in os.environ,
             "= {value} and torchrun, which gives each rank a GPU of its own: leave it empty, and choose "
             f"GPUs by {VISIBLE} on each host",
         ),
