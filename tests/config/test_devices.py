@@ -9,6 +9,7 @@ import pytest
 from bus.errors import ConfigError
 from dart_cli.config import devices
 from dart_cli.config.devices import gpu_names, gpus_of, listed_gpus, shared_out, visible_gpus
+from dart_cli.config.dry_run import describe
 from dart_cli.config.rules import Finding, found_in
 from dart_cli.config.rules.machine import GPUS, NCCL, OF_UP, TRAINER, WORKERS
 from dart_cli.config.schema import Config
@@ -188,6 +189,27 @@ def test_a_device_by_number_is_one_of_the_list() -> None:
     assert gpu_names([0], {devices.VISIBLE: "GPU-abc"}) == ["GPU-abc"]
     with pytest.raises(ConfigError, match=r"\[1\] names place 1 of CUDA_VISIBLE_DEVICES=4"):
         gpu_names([1], {devices.VISIBLE: "4"})
+
+
+def test_the_dry_run_shows_what_each_process_will_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "gpus" not in dict(describe(config_of(up={"train_gpus": [], "rollout_gpus": []})))
+    monkeypatch.setenv(devices.VISIBLE, "7,6,5,4,3,2,1,0")
+    assert dict(describe(config_of()))["gpus"] == (
+        "train sees 7,6,5,4; rollout-0 sees 3,2; rollout-1 sees 1,0"
+    )
+
+
+def test_numbers_beyond_the_hosts_gpus_are_refused_without_a_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not list(found_in(OF_UP, config_of()))  # a laptop: the plan is of another machine
+    monkeypatch.setattr(devices, "_host_gpus", lambda: 6)
+    [found] = found_in(OF_UP, config_of())
+    assert str(found) == (
+        "up.rollout_gpus = [4, 5, 6, 7] names GPU 6, 7, and this host has GPU 0 to 5; name those that there are"
+    )
+    monkeypatch.setattr(devices, "_host_gpus", lambda: None)
+    assert not list(found_in(OF_UP, config_of()))
 
 
 def test_a_run_that_is_typed_by_hand_names_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

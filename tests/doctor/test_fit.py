@@ -55,6 +55,13 @@ def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
     assert not refused(EIGHT, sections, "train")
 
 
+def test_a_gpu_is_named_by_its_place_where_a_list_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
+    [found] = refused(Room(H100, gpus=4, found=True), sections)
+    assert "take place 0 of CUDA_VISIBLE_DEVICES and need" in found.text
+
+
 def test_too_few_gpus_are_named() -> None:
     sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
     [found] = refused(Room(H100, gpus=4, found=True), sections)

@@ -29,6 +29,10 @@ CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
         (["H200, 141 GiB"], CUDA, None, True, "error", "the driver is older"),
         (["H200, 141 GiB"], CUDA, "", True, "error", "unset it"),
         (["H200, 141 GiB"], CUDA | {"gpus": 1}, "0", True, "ok", "torch sees 1 of 1"),
+        (["H200"] * 4, CUDA | {"gpus": 2}, "0,1", True, "ok", "torch sees 2 of 4"),
+        (["H200"] * 4, CUDA | {"gpus": 1}, "GPU-a,GPU-x", True, "error", "lists 2, torch sees 1"),
+        (["H200"] * 4, CUDA | {"gpus": 1}, "0,9", False, "warning", "CUDA stops at the first"),
+        (["H200"] * 4, CUDA | {"gpus": 1}, "MIG-a,MIG-b", True, "ok", "torch sees 1 of 4"),
         ([], "exit code 1: no module", None, False, "error", "scripts/setup"),
     ],
 )

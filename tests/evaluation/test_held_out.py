@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dart_cli.evaluation import EvalOptions
 from dart_cli.evaluation.episodes import Kept, KeptEpisodes
 from dart_cli.evaluation.films import films_dir, read_films
 from dart_cli.evaluation.results import read_evaluation
-from dart_cli.evaluation.run import run_eval
+from dart_cli.evaluation.run import plan_eval, run_eval
 from dart_cli.evaluation.text import score_table, summary
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
@@ -195,6 +196,28 @@ def test_several_processes_play_one_evaluation_as_one_would(
     limited = load_config(config_path, ["up.rollout_gpus=[0]"])
     with pytest.raises(UserError, match=r"--workers 2: up\.rollout_gpus = \[0\] has GPUs for 1"):
         run_eval(limited, EvalOptions(workers=2))
+
+
+def test_an_evaluation_takes_the_gpus_of_rollout_workers(
+    config_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    few = ["eval.episodes=1", "eval.compositions=[]", "env.tasks=['mini/click']"]
+    config = load_config(config_path, [*few, "up.rollouts=2", "up.rollout_gpus=[2,3]"])
+    run_eval(config, EvalOptions(mode="random"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"  # of rollout-0
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the numbers are the user's
+    run_eval(config, EvalOptions(mode="random"))  # its own choice, from now on
+    with pytest.raises(
+        UserError, match=r"--workers 2: up\.rollout_gpus = \[2, 3\] names places 2, 3"
+    ):
+        run_eval(config, EvalOptions(workers=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert "2 processes" in plan_eval(config, EvalOptions(workers=2))["workers"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(UserError, match=r"= \[2\] for eval-0 names place 2 of .*list just 1"):
+        plan_eval(config, EvalOptions())
 
 
 def test_a_protocol_sets_what_is_published_and_the_result_tells_what_deviates(
