@@ -57,7 +57,7 @@ from dart_cli.player.episodes import (
 from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.rollout.worker import load_prompt_encoder
 from dart_cli.runtime.logs import logging_to
-from dart_cli.runtime.role import end_with_parent, limit_threads
+from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
 from dart_cli.runtime.tables import page_table, progress
 from envs.base import Task, content_hash
 from envs.registry import select_tasks, tasks_of
@@ -68,12 +68,14 @@ logger = logging.getLogger(__name__)
 def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
     """Collect into the pool of the run, or into the folder --out, and print what it holds now.
 
-    Raises TaskError, RunDirectoryError while the run is live, ExchangeError, UserError if there is
-    no success at all.
+    Raises TaskError, ConfigError without a GPU for the model, RunDirectoryError while the run is live,
+    ExchangeError, UserError if there is no success at all.
     """
     tasks, out = collected_tasks(config, options), options.out
     limit_threads(config.rollout.threads)
     end_with_parent()
+    if options.player != "oracle":
+        take_gpus(config, "rollout", "collect-0")
     with contextlib.ExitStack() as stack:
         if out is None:
             make_private_dir(config.run.dir)

@@ -111,7 +111,7 @@ def _train(config: Config) -> str:
 
 
 def _gpus(config: Config) -> str:
-    """What CUDA_VISIBLE_DEVICES will be for each process; empty where all see what is here."""
+    """Return what CUDA_VISIBLE_DEVICES will be for each process; empty where all see what is here."""
     names = ["train", *(f"rollout-{index}" for index in range(config.up.rollouts))]
     seen = {name: gpus_of(config, name.partition("-")[0], name) for name in names}
     return "; ".join(f"{name} sees {gpus}" for name, gpus in seen.items() if gpus)

@@ -55,9 +55,8 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
     `steps` are those of an episode; None for what the tasks allow. config.json and the preprocessor
     are enough: weights may come later.
     """
-    if (
-        not gpus_here() and listed_gpus() is None
-    ):  # else it is a mistake of the configuration: rules/machine.py
+    # Elsewhere this is a mistake of the configuration (rules/machine.py).
+    if not gpus_here() and listed_gpus() is None:
         yield from absent_gpus(config.up, len(gpu_kinds()))
     try:
         made = planned(config, steps)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import ExchangeError, RunDirectoryError, TaskError, UserError
+from bus.errors import ConfigError, ExchangeError, RunDirectoryError, TaskError, UserError
 from bus.messages import Turn
 from dart_cli.cli.main import main
 from dart_cli.collect import CollectOptions
@@ -100,6 +100,15 @@ def test_held_out_tasks_and_live_runs_are_refused(config: Config) -> None:
         run_collect(config, CollectOptions(tasks=("mini/popupp",)))
     with open_store(config.run.dir), pytest.raises(RunDirectoryError, match="--out"):
         run_collect(config, CollectOptions())
+
+
+def test_a_model_that_collects_takes_the_gpu_of_a_rollout_worker(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    up = config.up.model_copy(update={"rollout_gpus": [2]})
+    with pytest.raises(ConfigError, match=r"up\.rollout_gpus = \[2\] for collect-0 names place 2"):
+        run_collect(config.model_copy(update={"up": up}), CollectOptions(player="policy"))
 
 
 def test_an_environment_without_an_oracle_is_an_error_that_names_it(

@@ -344,11 +344,18 @@ def test_a_process_that_does_not_end_when_its_directory_is_gone_is_ended(tmp_pat
     assert "was moved or removed while the run used it" in done.stderr
 
 
-@pytest.mark.parametrize("chosen", [None, "5"])
+@pytest.mark.parametrize(
+    ("chosen", "sees", "order"),
+    [(None, "3", "PCI_BUS_ID"), ("4,5,6,7", "7", None), ("5", "5", None)],
+)
 def test_a_process_sees_the_gpus_that_the_run_gives_it(
-    config: Config, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+    config: Config,
+    chosen: str | None,
+    sees: str,
+    order: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The name it takes decides which; its user's own choice stands above."""
+    """The name it takes decides which; a list of as many as it takes is its user's own choice for it."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.setenv(name, "")  # both are put back after the test
         monkeypatch.delenv(name)
@@ -358,7 +365,7 @@ def test_a_process_sees_the_gpus_that_the_run_gives_it(
     seen = []
 
     async def look(_name: str, _stop: asyncio.Event) -> None:
-        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        seen.append((os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("CUDA_DEVICE_ORDER")))
 
     assert run_role("rollout", given, look, worker="rollout-1") == 0
-    assert seen == [chosen or "3"]
+    assert seen == [(sees, order)]  # the order is ours where the numbers are
