@@ -106,7 +106,7 @@ class Rates(Part):
 class UsageView(Part):
     """Where a role's processes spent their time, seconds by phase; slots and workers add up.
 
-    env playing, waiting, resetting, idle, dead; rollout busy, idle, syncing, starting;
+    env playing, waiting, resetting, queueing, idle, dead; rollout busy, idle, syncing, starting;
     train training, publishing, waiting, starting; `dead` of any: from the last heartbeat of a
     process that died until its successor began.
     """

@@ -6,6 +6,7 @@
     check_options(name, ...)  whether it would take these options
     check_observe(name, ...)  whether they give these texts beside the screenshot
     check_parts(name, ...)    whether what it needs beside Python is installed
+    longest_reset_s(name, ...)  what its options allow a reset
     find_task, tasks_of  one task by its id, all of a split
     select_tasks(...)    tasks by pattern: what `env.tasks`, `eval.tasks`, `--task` and the like name
 
@@ -181,6 +182,16 @@ def check_parts(
     if "tasks" in inspect.signature(check).parameters:
         options = {**options, "tasks": tasks}
     check(**options, **({"observe": tuple(observe)} if observe else {}))
+
+
+def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
+    """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
+
+    For suites that have a `longest_reset_s(**options)`: without a longer deadline a reset is given up that
+    goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
+    """
+    longest = getattr(load_suite(suite), "longest_reset_s", None)
+    return 0.0 if longest is None else float(longest(**options))
 
 
 def find_task(suite: str, task_id: str) -> Task:

@@ -11,11 +11,20 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from bus.errors import DartError
+from bus.messages import ActRequest, Completion
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.doctor.findings import error, ok
-from dart_cli.player.episodes import PlayedEpisode, answered_by, each_of, planned
+from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.episode import Policy
+from dart_cli.player.episodes import (
+    PlannedEpisode,
+    PlayedEpisode,
+    answered_by,
+    each_of,
+    planned,
+)
 from dart_cli.player.episodes import play as play_episodes
 from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.runtime.role import limit_threads
@@ -50,16 +59,31 @@ async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
     began = time.monotonic()
     async with loaded_model(config, directory, version, load_s=LOAD_S) as model:
         loaded_s = time.monotonic() - began
-        each_s = config.rollout.deadline_s + config.env.step_deadline_s
-        async with asyncio.timeout(config.env.reset_deadline_s + episode.task.max_steps * each_s):
-            over: list[PlayedEpisode] = []
-            answered = answered_by(config, model.responder)
-            await play_episodes(config, each_of([episode]), answered, over.append, most=1)
+        over: list[PlayedEpisode] = []
+        answered = answered_by(config, model.responder)
+
+        def in_time(env: AsyncEnv, planned: PlannedEpisode) -> Policy:
+            return InTime(answered(env, planned), config.rollout.deadline_s)
+
+        # Calls of the environment have deadlines of their own, and wait in queues without one.
+        await play_episodes(config, each_of([episode]), in_time, over.append, most=1)
     return (
         over[0],
         "the model's base weights" if directory is None else f"weights v{version}",
         loaded_s,
     )
+
+
+class InTime:
+    """A policy whose answers have a deadline. Raises TimeoutError."""
+
+    def __init__(self, policy: Policy, deadline_s: float) -> None:
+        self._policy, self._deadline_s = policy, deadline_s
+
+    async def act(self, request: ActRequest) -> Completion:
+        """Return the policy's answer."""
+        async with asyncio.timeout(self._deadline_s):
+            return await self._policy.act(request)
 
 
 def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:

@@ -5,16 +5,18 @@ JudgedEnv       one whose episodes a second model judges as well, or alone where
 Deadlines       how long each call may take
 Carrier         what carries a call: ThreadedEnv or IsolatedEnv (carriers.py)
 make_async_env  the environment of a configuration
-reporting_wait  reports a call that is out to a WaitReporter
+CallReport      what a call that is out waits for, for a WaitReporter and the slot's time
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from bus.errors import UserError, first_line
 from bus.heartbeat import WaitReporter
@@ -24,8 +26,10 @@ from dart_cli.env.calls import Looked, StepResult
 from dart_cli.env.carriers import IsolatedEnv, ThreadedEnv
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, Purpose, judge_of
+from dart_cli.runtime.waits import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict
+from envs.queueing import OnQueue, QueuedFor, ignore_queue
 from envs.registry import make_env
 
 logger = logging.getLogger(__name__)
@@ -55,8 +59,17 @@ class Carrier(Protocol):
         """Environments that overran a deadline and still run."""
         ...
 
-    async def call(self, what: str, payload: Mapping[str, Any], deadline_s: float) -> Any:
-        """The answer, of the type that calls.ANSWERS has for it. Raises EnvError, whatever broke."""
+    async def call(
+        self,
+        what: str,
+        payload: Mapping[str, Any],
+        deadline_s: float,
+        on_queue: OnQueue = ignore_queue,
+    ) -> Any:
+        """Return the answer, of the type that calls.ANSWERS has for it. Raises EnvError, whatever broke.
+
+        The deadline stands still while the environment is in a queue, of which `on_queue` is told.
+        """
         ...
 
     async def renew(self) -> None:
@@ -68,12 +81,21 @@ class AsyncEnv:
     """An environment behind a carrier. All its errors, and an unexpected exit, are EnvErrors."""
 
     def __init__(
-        self, carrier: Carrier, deadlines: Deadlines, waits: WaitReporter | None = None
+        self,
+        carrier: Carrier,
+        deadlines: Deadlines,
+        waits: WaitReporter | None = None,
+        timer: PhaseTimer | None = None,
     ) -> None:
-        """Each pending call is reported to `waits`, e.g. "env-0/2 to reset mini/popup"."""
+        """Each pending call is reported to `waits`, e.g. "env-0/2 to reset mini/popup".
+
+        While it is in a queue, `timer` is in the phase QUEUEING.
+        """
         self.carrier = carrier
+        self.queued_s = 0.0  # that the newest call was in queues
         self._deadlines = deadlines
         self._waits = waits
+        self._timer = timer
         self._task_id = "no task"  # the newest that was begun
         self._steps_left = 0  # until it is cut off
 
@@ -135,8 +157,17 @@ class AsyncEnv:
         self, what: str, deadline_s: float, payload: Mapping[str, Any] | None = None
     ) -> Any:
         told = f"{self.carrier.name} to {what} {self._task_id}"
-        with reporting_wait(self._waits, told, deadline_s):
-            return await self.carrier.call(what, payload or {}, deadline_s)
+        with self._reporting(told, deadline_s) as report:
+            return await self.carrier.call(what, payload or {}, deadline_s, report.queued)
+
+    @contextlib.contextmanager
+    def _reporting(self, what: str, deadline_s: float) -> Iterator[CallReport]:
+        report = CallReport(what, deadline_s, self._waits, self._timer)
+        try:
+            with report:
+                yield report
+        finally:
+            self.queued_s = report.queued_s
 
 
 class JudgedEnv(AsyncEnv):
@@ -147,12 +178,13 @@ class JudgedEnv(AsyncEnv):
         carrier: Carrier,
         deadlines: Deadlines,
         waits: WaitReporter | None = None,
+        timer: PhaseTimer | None = None,
         *,
         judge: Judge,
         checks: bool,
     ) -> None:
         """`checks`: the judge is asked beside an evaluator, too, whose verdict stands."""
-        super().__init__(carrier, deadlines, waits)
+        super().__init__(carrier, deadlines, waits, timer)
         self._judge, self._checks = judge, checks
         self._task: Task | None = None
         self._evidence: Evidence | None = None
@@ -218,8 +250,8 @@ class JudgedEnv(AsyncEnv):
             self._in_use = True
             await self._judge.__aenter__()
         what = f"the judge {self._judge.name} of {self.carrier.name}"
-        with reporting_wait(self._waits, what, self._judge.limits.deadline_s):
-            return await self._judge.judge(evidence, use)
+        with self._reporting(what, self._judge.limits.deadline_s) as report:
+            return await self._judge.judge(evidence, use, report.queued)
 
 
 def judged(opinion: Judgement) -> Verdict:
@@ -232,8 +264,13 @@ def judged(opinion: Judgement) -> Verdict:
     return Verdict(opinion.outcome, reason, opinion.score, judgement=opinion)
 
 
-def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = None) -> AsyncEnv:
-    """An environment of the run's suite, where env.isolation says; `name` is used in errors."""
+def make_async_env(
+    config: EnvConfig,
+    name: str,
+    waits: WaitReporter | None = None,
+    timer: PhaseTimer | None = None,
+) -> AsyncEnv:
+    """Return an environment of the run's suite, where env.isolation says; `name` is used in errors."""
     observe = observed_kinds(config)
     screens = config.screenshots
     carrier: Carrier
@@ -247,15 +284,69 @@ def make_async_env(config: EnvConfig, name: str, waits: WaitReporter | None = No
         config.reset_deadline_s, config.step_deadline_s, config.evaluate_deadline_s
     )
     if config.judge is None:
-        return AsyncEnv(carrier, deadlines, waits)
+        return AsyncEnv(carrier, deadlines, waits, timer)
     checks = config.judge.use == "check"
-    return JudgedEnv(carrier, deadlines, waits, judge=judge_of(config.judge), checks=checks)
+    judge = judge_of(config.judge)
+    return JudgedEnv(carrier, deadlines, waits, timer, judge=judge, checks=checks)
 
 
-def reporting_wait(
-    waits: WaitReporter | None, what: str, deadline_s: float
-) -> contextlib.AbstractContextManager[None]:
-    """Report a pending call to `waits`, if given, while inside."""
-    if waits is None:
-        return contextlib.nullcontext()
-    return waits.waiting(what, deadline_s, on="environment")
+QUEUEING = "queueing"
+"""Phase of a slot whose environment is in a queue."""
+
+
+class CallReport:
+    """What a pending call waits for: the environment, or what the environment is in a queue for."""
+
+    def __init__(
+        self,
+        what: str,
+        deadline_s: float,
+        waits: WaitReporter | None,
+        timer: PhaseTimer | None = None,
+    ) -> None:
+        self.queued_s = 0.0  # in queues that are over
+        self._what, self._deadline_s = what, deadline_s
+        self._waits, self._timer = waits, timer
+        self._began = self._queued_at = time.monotonic()
+        self._phase = ""  # of the timer, before the queue
+        self._reported = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._report_call()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._reported.close()
+
+    def queued(self, queued_for: QueuedFor | None) -> None:
+        """Report what the environment is in a queue for; with None, the call again. In turns."""
+        now = time.monotonic()
+        self._reported.close()
+        if queued_for is None:
+            self.queued_s += now - self._queued_at
+            self._report_call()
+        else:
+            self._queued_at = now
+            bound = f"at most {queued_for.patience_s:g} s in which none moves on"
+            self._report(f"{queued_for.what} ({bound})", on="queue")
+        if self._timer is not None and queued_for is None:
+            self._timer.enter(self._phase)
+        elif self._timer is not None:
+            self._phase = self._timer.phase
+            self._timer.enter(QUEUEING)
+
+    def _report_call(self) -> None:
+        since = self._began + self.queued_s
+        self._report(self._what, self._deadline_s, since=since, on="environment")
+
+    def _report(
+        self, what: str, deadline_s: float | None = None, *, since: float | None = None, on: str
+    ) -> None:
+        if self._waits is not None:
+            waiting = self._waits.waiting(what, deadline_s, since=since, on=on)
+            self._reported.enter_context(waiting)

@@ -4,6 +4,9 @@ ThreadedEnv   makes, uses and closes an environment in a thread, as GUI environm
               from the thread that made them
 IsolatedEnv   the same in a process, which is killed if it hangs or crashes; with all that it started
 
+A call's deadline stands still while its environment is in a queue (envs/queueing.py). A call that a slot no longer
+waits for leaves that queue at once: its thread is told, its process is killed.
+
 A thread that hangs cannot be ended, and a process that crashes takes all slots with it:
 environments that are not trusted run in processes. It costs a Python process for each slot (40 MB and more),
 and environments that otherwise share something (one browser) no longer do.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -26,9 +30,10 @@ from typing import Any
 
 from bus.errors import EnvError, TaskError
 from dart_cli.env.calls import Failure, perform
-from dart_cli.env.child import LENGTHS, PipeMessage, decoded, lengths, pack, plain
+from dart_cli.env.child import LENGTHS, QUEUED, PipeMessage, decoded, lengths, pack, plain
 from envs.base import GuiEnv
 from envs.process_tree import kill_tree
+from envs.queueing import OnQueue, PendingCall, QueuedFor, answering, ignore_queue
 from envs.screenshots import StoredEncoding
 
 logger = logging.getLogger(__name__)
@@ -38,12 +43,59 @@ CLOSE_DEADLINE_S = 5.0
 MOST_HUNG = 8
 """Environments of one slot that may hang at once: each keeps its thread and its memory."""
 
+QUEUE_GRACE_S = 30.0
+"""Time beyond its patience after which a queue is left that does not end by itself."""
+
+
+class _Clock:
+    """The deadline of a call, which stands still while the environment is in a queue."""
+
+    def __init__(self, timeout: asyncio.Timeout, on_queue: OnQueue) -> None:
+        self.timeout = timeout
+        self._on_queue = on_queue
+        self._left_s = 0.0  # of the call, while it is in a queue
+        self._queued_for: QueuedFor | None = None
+        self._over = False
+
+    def tell(self, queued_for: QueuedFor | None) -> None:
+        """Note what the environment is in a queue for, that another moved on there, or (None) that it is over."""
+        if self._over or self.timeout.expired():
+            return
+        now, when = asyncio.get_running_loop().time(), self.timeout.when()
+        assert when is not None, "each call has a deadline"
+        was_queued = self._queued_for is not None
+        if queued_for is not None:
+            self._left_s = self._left_s if was_queued else when - now
+            self.timeout.reschedule(now + queued_for.patience_s + QUEUE_GRACE_S)
+        elif was_queued:
+            self.timeout.reschedule(now + self._left_s)
+        self._queued_for = queued_for
+        if was_queued is not (queued_for is not None):
+            self._on_queue(queued_for)
+
+    def end(self) -> None:
+        """Ignore what is told from now on."""
+        if not self._over and self._queued_for is not None:
+            self._on_queue(None)
+        self._over = True
+
+    def overrun(self, what: str, deadline_s: float) -> str:
+        """What was not done in time."""
+        queued_for = self._queued_for
+        if queued_for is None:
+            return f"no answer to {what} in {deadline_s:g} s"
+        return (
+            f"no answer to {what}: it waits for {queued_for.what}, where none has moved on for "
+            f"{queued_for.patience_s + QUEUE_GRACE_S:g} s"
+        )
+
 
 @dataclass(frozen=True)
 class _EnvCall:
     what: str
     payload: Mapping[str, Any]
     answer: asyncio.Future[Any]
+    pending: PendingCall
 
 
 @dataclass
@@ -78,27 +130,39 @@ class ThreadedEnv:
         self._left = [ended for ended in self._left if not ended.done()]
         return len(self._left)
 
-    async def call(self, what: str, payload: Mapping[str, Any], deadline_s: float) -> Any:
+    async def call(
+        self,
+        what: str,
+        payload: Mapping[str, Any],
+        deadline_s: float,
+        on_queue: OnQueue = ignore_queue,
+    ) -> Any:
         """The answer to a call. Raises EnvError."""
         thread = self._thread = self._thread or self._started()
-        call = _EnvCall(what, payload, thread.loop.create_future())
-        thread.calls.put(call)
+        answer = thread.loop.create_future()
+        clock = _Clock(asyncio.timeout(deadline_s), on_queue)
+        pending = PendingCall(functools.partial(_tell, thread.loop, clock))
+        thread.calls.put(_EnvCall(what, payload, answer, pending))
         try:
-            # Not asyncio.timeout: its TimeoutError could be one that the environment raised.
-            await asyncio.wait([call.answer], timeout=deadline_s)
-            if not call.answer.done():
-                thread.calls.put(
-                    None
-                )  # if the call ever returns, the thread closes the environment
+            # Only this wait can time out: what the environment raises comes as the answer.
+            async with clock.timeout:
+                await asyncio.wait([answer])
+        except TimeoutError:
+            if not answer.done():
+                # If the call ever returns, the thread closes the environment.
+                thread.calls.put(None)
                 self._left.append(thread.ended)
                 self._thread = None
-                raise EnvError(f"{self.name}: no answer to {what} in {deadline_s:g} s")
-            answer = call.answer.result()
+                raise EnvError(f"{self.name}: {clock.overrun(what, deadline_s)}") from None
         finally:
-            call.answer.cancel()  # its result is no longer needed
-        if isinstance(answer, Failure):
-            raise answer.error(self.name, what)
-        return answer
+            clock.end()
+            if not answer.done():
+                pending.given_up.set()
+                answer.cancel()  # its result is no longer needed
+        result = answer.result()
+        if isinstance(result, Failure):
+            raise result.error(self.name, what)
+        return result
 
     async def renew(self) -> None:
         """Close the environment; the next call makes a fresh one."""
@@ -128,10 +192,13 @@ class ThreadedEnv:
     def _serve(self, thread: _Thread) -> None:
         env: GuiEnv | None = None
         while (call := thread.calls.get()) is not None:
+            if call.pending.given_up.is_set():
+                continue
             answer: Any
             try:
-                env = self._make() if env is None else env
-                answer = perform(env, call.what, call.payload, self._screens)
+                with answering(call.pending):
+                    env = self._make() if env is None else env
+                    answer = perform(env, call.what, call.payload, self._screens)
             except BaseException as error:  # noqa: BLE001 - it is raised again in the slot
                 answer = Failure.of(error, call.what)
             _post(thread.loop, call.answer, answer)
@@ -152,6 +219,12 @@ def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: 
 
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
         loop.call_soon_threadsafe(settle)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, clock: _Clock, queued_for: QueuedFor | None) -> None:
+    """Tell the clock of another thread's loop."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+        loop.call_soon_threadsafe(clock.tell, queued_for)
 
 
 KILL_DEADLINE_S = 5.0
@@ -196,24 +269,38 @@ class IsolatedEnv:
         """Of the process; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    async def call(self, what: str, payload: Mapping[str, Any], deadline_s: float) -> Any:
+    async def call(
+        self,
+        what: str,
+        payload: Mapping[str, Any],
+        deadline_s: float,
+        on_queue: OnQueue = ignore_queue,
+    ) -> Any:
         """The answer to a call. Raises EnvError."""
+        clock = _Clock(asyncio.timeout(deadline_s), on_queue)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with clock.timeout:
                 process = self._process or await self._start()
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(pack({"call": what, **plain(payload)}))
                 await process.stdin.drain()
                 message = await read(process.stdout)
+                while QUEUED in message[0]:
+                    told = message[0][QUEUED]
+                    clock.tell(None if told is None else QueuedFor(**told))
+                    message = await read(process.stdout)
         except TimeoutError:
+            overrun = clock.overrun(what, deadline_s)
             await self._end()
-            raise EnvError(f"{self.name}: no answer to {what} in {deadline_s:g} s") from None
+            raise EnvError(f"{self.name}: {overrun}") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise EnvError(f"{self.name}: {what}: its process {await self._end()}") from None
         except BaseException:
             await self._end()  # half an answer may be on its way
             raise
+        finally:
+            clock.end()
         if "failure" in message[0]:
             raise Failure(**message[0]["failure"]).error(self.name, what)
         return decoded(what, message)

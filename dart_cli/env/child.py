@@ -6,7 +6,7 @@
 
 A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a
 faulty process cannot make its slot allocate more. All output of the environment goes to stderr: stdout is
-the pipe. The process and all processes that it started end with the slot's process, even if that is killed.
+the pipe. While a call is in a queue (envs/queueing.py), frames with QUEUED come before its answer. The process and all processes that it started end with the slot's process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from dart_cli.runtime.streams import keep_going, take_streams
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Task
 from envs.process_tree import adopt_orphans, kill_below
+from envs.queueing import PendingCall, QueuedFor, answering
 from envs.registry import find_task, make_env
 from envs.screenshots import StoredEncoding
 
 LENGTHS = struct.Struct(">II")
 MOST_HEADER = 2**24  # bytes
 MOST_BLOB = 2**28
+QUEUED = "queued_for"
+"""In the header of a frame that is no answer: what the call is in a queue for; None once it goes on."""
 
 PipeMessage = tuple[dict[str, Any], bytes]
 
@@ -56,18 +59,25 @@ def main() -> None:
     if first is None:
         return
     server = EnvServer(**first[0])
+
+    def send(header: dict[str, Any], blob: bytes = b"") -> None:
+        output.write(pack(header, blob))
+        output.flush()
+
+    def tell(queued_for: QueuedFor | None) -> None:
+        send({QUEUED: None if queued_for is None else asdict(queued_for)})
+
     try:
-        with contextlib.suppress(BrokenPipeError):  # the slot is gone, as at the end of the pipe
+        # The slot is gone where the pipe is broken, as at its end.
+        with contextlib.suppress(BrokenPipeError), answering(PendingCall(tell)):
             while (request := read_from(requests)) is not None and request[0]["call"] != "close":
-                output.write(pack(*server.answer(**request[0])))
-                output.flush()
+                send(*server.answer(**request[0]))
         # The slot has asked to close, or is gone; in the latter case _end is the deadline.
         answer = server.answer("close")
     finally:
         kill_below(os.getpid())
     with contextlib.suppress(BrokenPipeError):
-        output.write(pack(*answer))
-        output.flush()
+        send(*answer)
 
 
 class EnvServer:

@@ -41,7 +41,7 @@ from bus.messages import (
     Turn,
 )
 from dart_cli.config.schema import Config
-from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.async_env import QUEUEING, AsyncEnv
 from dart_cli.env.calls import StepResult, sendable
 from dart_cli.policy.codec import Codec, PointCodec, summary_of
 from dart_cli.policy.codecs import make_codec
@@ -135,11 +135,12 @@ def slot_timer() -> PhaseTimer:
 
     idle       no lease, or handing in: it waits for data or for rollout workers
     resetting  the environment is reset to the start of a task
+    queueing   it waits for what environments share, e.g. for others to boot
     waiting    for a completion
     playing    the environment acts or is judged
     dead       after a failure, until it leases again
     """
-    return PhaseTimer(("idle", "resetting", "waiting", "playing", "dead"), "idle")
+    return PhaseTimer(("idle", "resetting", QUEUEING, "waiting", "playing", "dead"), "idle")
 
 
 class _AbandonedError(DartError):

@@ -23,7 +23,7 @@ from bus.errors import DartError, UserError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Lease, LeaseRequest, TrajectoryEnd
 from dart_cli.config.schema import Config
-from dart_cli.env.async_env import make_async_env
+from dart_cli.env.async_env import QUEUEING, make_async_env
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slot_timer
 from dart_cli.env.peers import connected
@@ -106,11 +106,15 @@ class EpisodeCounters:
     def load(self, context: WorkerContext, slots: list[EnvSlot]) -> Load:
         """For the heartbeat: what the slots do, where their time goes, the leases in play."""
         episodes = [slot.episode for slot in slots if slot.episode is not None]
-        phases = Counter(episode.phase for episode in episodes)
+        queueing = [slot for slot in slots if slot.timer.phase == QUEUEING]
+        phases = Counter(
+            slot.episode.phase for slot in slots if slot.episode and slot not in queueing
+        )
         gauges = {
             "slots": float(len(slots)),
             "playing": float(len(episodes)),
             "idle": float(len(slots) - len(episodes)),
+            "queueing": float(len(queueing)),
             "resetting": float(phases["reset"]),
             "waiting_model": float(phases["model"]),
             "stepping": float(phases["env"]),
@@ -147,7 +151,7 @@ class EnvSlot:
             suites=[env.suite],
             started_at=context.heartbeat.started_at,
         )
-        self._env = make_async_env(env, f"{context.worker}/{index}", context.heartbeat)
+        self._env = make_async_env(env, f"{context.worker}/{index}", context.heartbeat, self.timer)
         self.restarts = 0  # environments replaced because one broke
         self._consecutive_failures = 0  # episodes in a row
 

@@ -22,7 +22,7 @@ from dart_cli.explore.choosing import DenyList, deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
 from dart_cli.explore.found import summary
 from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph, read_graph
-from dart_cli.player.episodes import in_slots
+from dart_cli.player.episodes import env_of_suite, in_slots
 from dart_cli.runtime.kept_folder import refuse_foreign, refuse_other
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.role import end_with_parent
@@ -126,7 +126,7 @@ def env_of(options: ExploreOptions) -> EnvConfig:
             raise ConfigError(
                 f"--set {options.overrides[0]} changes a key of a TOML file; a suite has --option KEY=VALUE"
             )
-        env = EnvConfig(suite=options.target, options=read_options(options.options))
+        env = env_of_suite(options.target, read_options(options.options))
     if options.isolate:
         env = env.model_copy(update={"isolation": "process"})
     check_options(env.suite, env.options)

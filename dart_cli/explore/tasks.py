@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import UserError
-from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.explore import TaskOptions
 from dart_cli.explore.found import paths_from, steady
 from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
-from dart_cli.player.episodes import in_slots
+from dart_cli.player.episodes import env_of_suite, in_slots
 from dart_cli.runtime.tables import Advance, progress
 from dart_cli.suite_check.probes import Probe, play_probe
 from envs.base import Task
@@ -245,7 +244,7 @@ async def replayed(
             found[task.id] = await _tried(env, task, known[task.id])
             advance(1)
 
-    env = EnvConfig(suite=suite)
+    env = env_of_suite(suite)
     await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some)
     return found
 

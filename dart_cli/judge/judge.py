@@ -9,10 +9,12 @@ JudgeBackend  what answers: ChatBackend or ModelBackend
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
@@ -34,6 +36,7 @@ from dart_cli.judge.evidence import (
     parse_answer,
 )
 from dart_cli.runtime.background import in_daemon_thread
+from envs.queueing import OnQueue, QueuedFor, ignore_queue
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +112,20 @@ class Judge:
             self._backend = None
             await backend.close()
 
-    async def judge(self, evidence: Evidence, use: Purpose) -> Judgement:
-        """Its opinion; `invalid`, with the reason, where there is none within the deadline.
+    async def judge(
+        self,
+        evidence: Evidence,
+        use: Purpose,
+        on_queue: OnQueue = ignore_queue,
+    ) -> Judgement:
+        """Return its opinion; `invalid`, with the reason, where there is none within the deadline.
 
-        Waits its turn first. Raises UserError where asking
-        again is no use: a wrong key, address or model.
+        Before that it waits, without a deadline, until fewer than `limits.concurrent` others are judged, each of
+        which has one; `on_queue` takes this wait, and None when it is over. Raises UserError where asking again is no
+        use: a wrong key, address or model.
         """
         costs = _Costs()
-        async with self._gate:
+        async with self._place(on_queue):
             self._backend = backend = self._backend or _backend(self.config, self.limits)
             costs.began = time.monotonic()
             try:
@@ -129,6 +138,22 @@ class Judge:
             except DartError as error:
                 return self._judgement(use, costs, first_line(error))
         return self._judgement(use, costs, answer)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, on_queue: OnQueue) -> AsyncIterator[None]:
+        """Hold one of `limits.concurrent` places while inside."""
+        is_full = self._gate.locked()
+        if is_full:
+            on_queue(QueuedFor(f"a place at the judge {self.name}", self.limits.deadline_s))
+        try:
+            await self._gate.acquire()
+        finally:
+            if is_full:
+                on_queue(None)
+        try:
+            yield
+        finally:
+            self._gate.release()
 
     async def _answer(self, backend: JudgeBackend, evidence: Evidence, costs: _Costs) -> Answer:
         config = self.config

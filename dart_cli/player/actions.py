@@ -36,7 +36,7 @@ class ActedEpisode:
     reason: str = ""
     reward: float | None = None  # the verdict's; None of an invalid episode
     true_at_reset: bool = False
-    reset_s: float | None = None  # None where it did not begin
+    reset_s: float | None = None  # without waits in queues; None where it did not begin
     step_s: list[float] = field(default_factory=list)  # of its actions without waits
     instruction: str = ""
     screenshot: bytes = b""  # the first
@@ -63,7 +63,8 @@ async def play_actions(
     try:
         screen, acted.instruction = await env.reset(task, seed)
         pixels_of(screen.screenshot)  # a run decodes each for the policy
-        acted.reset_s, acted.screenshot = time.monotonic() - began, screen.screenshot
+        acted.reset_s = time.monotonic() - began - env.queued_s
+        acted.screenshot = screen.screenshot
         watch(None, screen, acted.instruction)
         if (already := already_true(task, await env.judge_start())) is not None:
             acted.true_at_reset = True
@@ -76,7 +77,7 @@ async def play_actions(
             began = time.monotonic()
             stepped = await env.step(action)
             if not isinstance(action, Wait):  # a wait takes the time it was given
-                acted.step_s.append(time.monotonic() - began)
+                acted.step_s.append(time.monotonic() - began - env.queued_s)
             screen = stepped.observation
             watch(action, screen, acted.instruction)
             if (reason := stop_reason_after(action, stepped)) is not None:

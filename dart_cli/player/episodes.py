@@ -6,6 +6,7 @@
     RandomPolicy     an episode's policy that clicks anywhere: the baseline of a success rate
     InProcessPolicy  one that asks a Responder directly
     in_slots         environments of a suite, each closed at the end; for those who play otherwise
+    env_of_suite     the environments of a suite without a run's configuration
 
 Episodes are those of `dart env` (play_episode). Each call of an environment has its deadline of
 [env], see dart_cli.env.calls.AsyncEnv.
@@ -16,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bus.messages import (
     Ack,
@@ -37,6 +38,7 @@ from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
 from envs.actions import Click
 from envs.base import Task
+from envs.registry import longest_reset_s
 from envs.screenshots import size_of
 
 if TYPE_CHECKING:
@@ -244,6 +246,16 @@ def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
 def slots_at_once(config: Config) -> int:
     """Environments to play at once: `env.slots`, or as many as fill a batch of the engine."""
     return max(config.env.slots, config.rollout.max_batch)
+
+
+def env_of_suite(suite: str, options: Mapping[str, Any] | None = None) -> EnvConfig:
+    """Return the environments of a suite with a run's defaults; a reset may take what its options allow as well.
+
+    Raises TaskError for an unknown suite.
+    """
+    env = EnvConfig(suite=suite, options=dict(options or {}))
+    deadline_s = env.reset_deadline_s + longest_reset_s(suite, env.options)
+    return env.model_copy(update={"reset_deadline_s": deadline_s})
 
 
 async def in_slots(

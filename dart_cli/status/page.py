@@ -34,9 +34,11 @@ METRICS = (
 )
 """Of the trainer; shown first and in this order, as far as it sends them."""
 _MAX_METRICS = 10
-_TROUBLE = frozenset({"restarts", "hung"})  # gauges that are shown only if they are not 0
+_TROUBLE = frozenset(
+    {"queueing", "restarts", "hung"}
+)  # gauges that are shown only if they are not 0
 _GAUGES = {  # the most telling gauges of a role's load; the others are in --json
-    "env": ("playing", "slots", "episodes", "restarts", "hung"),
+    "env": ("playing", "slots", "queueing", "episodes", "restarts", "hung"),
     "serve": ("playing", "slots", "episodes", "refused"),
     "rollout": ("in_flight", "waiting", "tokens"),
     "data": ("leases", "open_groups", "ready_groups"),
@@ -48,6 +50,7 @@ _PHASES = {  # in a bar's order: useful work first, lost time last
     "training": ("█", "green"),
     "waiting": ("▓", "yellow"),
     "resetting": ("▒", "cyan"),
+    "queueing": ("▞", "yellow"),
     "syncing": ("▒", "cyan"),
     "publishing": ("▒", "cyan"),
     "suspended": ("▚", "magenta"),

@@ -24,7 +24,7 @@ from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.evaluation.films import Film, FilmFrame
 from dart_cli.evaluation.filmstrip import animation, film_strip
 from dart_cli.player.actions import ActedEpisode, play_actions
-from dart_cli.player.episodes import player_rng, random_click
+from dart_cli.player.episodes import env_of_suite, player_rng, random_click
 from dart_cli.policy.codecs import compact
 from dart_cli.policy.coordinates import CoordinateMap
 from dart_cli.runtime.background import in_daemon_thread
@@ -58,7 +58,7 @@ def run_play(options: PlayOptions) -> int:
     if options.solution and options.random:
         raise UserError("--solution and --random are two players: choose one")
     task = _task(options.suite, options.task)
-    env = EnvConfig(suite=options.suite, options=read_options(options.options))
+    env = env_of_suite(options.suite, read_options(options.options))
     check_options(env.suite, env.options)
     if options.out is not None and options.out.suffix.lower() not in FORMATS:
         raise UserError(f"--out {options.out}: want a film called .png or .gif")

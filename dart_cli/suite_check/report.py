@@ -23,7 +23,7 @@ from bus.errors import DartError, TaskError, UserError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import has_logged_tracebacks
-from dart_cli.player.episodes import in_slots
+from dart_cli.player.episodes import env_of_suite, in_slots
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import page_table, progress
 from dart_cli.suite_check import CheckOptions
@@ -80,11 +80,8 @@ def run_check(options: CheckOptions) -> int:
 
 def env_of(options: CheckOptions) -> EnvConfig:
     """The environments, as a run would have them."""
-    return EnvConfig(
-        suite=options.suite,
-        options=read_options(options.options),
-        isolation="process" if options.isolate else "thread",
-    )
+    env = env_of_suite(options.suite, read_options(options.options))
+    return env.model_copy(update={"isolation": "process" if options.isolate else "thread"})
 
 
 def bounds_of(options: CheckOptions) -> Bounds:

@@ -94,6 +94,11 @@ class BrowsergymSuite:
         )
         return BrowsergymEnv(self._task, settings)
 
+    @checked
+    def longest_reset_s(self, *, reset_s: Seconds = 55.0, **_: object) -> float:
+        """Return the seconds after which the process of a reset is killed with its browser."""
+        return reset_s
+
     def _task(self, options: Mapping[str, Any] | None) -> Task:
         """What a reset is asked for; the interpreter is not asked for its tasks before."""
         return task_of(options, self.tasks, self.name, self.elsewhere)

@@ -16,7 +16,14 @@ from envs.actions import Action
 from envs.base import GuiEnv, Observation, ObservedKind, Task, Verdict, task_of
 from envs.elements import Element, Explorable, ScreenState, as_explorable, performing
 from envs.explored.tasks import ExploredTask, PathStep, read_file
-from envs.registry import check_observe, check_options, check_parts, load_suite, make_env
+from envs.registry import (
+    check_observe,
+    check_options,
+    check_parts,
+    load_suite,
+    longest_reset_s,
+    make_env,
+)
 
 
 class ExploredEnv:
@@ -211,6 +218,10 @@ class ExploredSuite:
         """Raise MissingPartError where the explored suite lacks something."""
         chosen = self.file.options | options
         check_parts(self.file.suite, chosen, list(self._bases), self._read(observe))
+
+    def longest_reset_s(self, **options: Any) -> float:
+        """Return what the explored suite gives a reset."""
+        return longest_reset_s(self.file.suite, self.file.options | options)
 
     def _read(self, observe: Sequence[str]) -> list[str]:
         """Texts that the explored suite has to read: where it has a tree of accessibility, elements need it."""

@@ -24,6 +24,7 @@ from envs.actions import Action
 from envs.miniwob.cdp import Call, Chromium, DocumentLeftError
 from envs.miniwob.inputs import PageInput
 from envs.options import ImageEncoding
+from envs.queueing import SharedLock, leave_if_given_up
 from envs.screenshots import SCREEN_JPEG_QUALITY
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before a first, second, ... start of a browser in a row that died early."""
 
 SHORT_LIFE_S = 30.0
+STARTS_IN = 4
+"""Times the deadline of one command: a start is two of them, and the end of a browser that does not answer."""
 
 SPARE_PAGES = 2
 """Pages kept loaded for each environment, besides the one it plays in."""
@@ -69,7 +72,8 @@ class BrowserHost:
         self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
         self._size = size
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of users and pages; held for moments
+        self._starting = SharedLock("the start of a shared browser")
         self._users = 0
         self._browser: Chromium | None = None
         self._spare: list[TaskPage] = []  # unused for longest comes first
@@ -118,25 +122,41 @@ class BrowserHost:
                 self._spare.append(page)
 
     def browser(self) -> Chromium:
-        """The live browser, started if there is none. Raises EnvError."""
+        """Return the live browser, started if there is none. Raises EnvError."""
+        if (browser := self._living()) is not None:
+            return browser
+        longest_s = BACK_OFF_S[-1] + STARTS_IN * self._deadline_s
+        with self._starting.held(longest_s, f"Chromium has been started for {longest_s:g} s"):
+            return self._living() or self._start()
+
+    def _living(self) -> Chromium | None:
         with self._lock:
-            if self._browser is not None and not self._browser.ended:
-                return self._browser
+            browser = self._browser
+            return None if browser is None or browser.ended else browser
+
+    def _start(self) -> Chromium:
+        with self._lock:
             if self._browser is not None:
                 logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.ended)
                 short = time.monotonic() - self._started < SHORT_LIFE_S
                 self._short_lives = self._short_lives + 1 if short else 0
                 self._end()
-            time.sleep(BACK_OFF_S[min(self._short_lives, len(BACK_OFF_S) - 1)])
-            self._started = time.monotonic()
-            self.starts += 1
-            try:
-                self._browser = Chromium(self._find_binary(), self._scale, self._deadline_s)
-            except EnvError:
-                self._short_lives += 1
-                raise
-            logger.info("%s, start %d", self._browser.version, self.starts)
-            return self._browser
+        time.sleep(BACK_OFF_S[min(self._short_lives, len(BACK_OFF_S) - 1)])
+        leave_if_given_up()
+        self._started = time.monotonic()
+        self.starts += 1
+        try:
+            browser = Chromium(self._find_binary(), self._scale, self._deadline_s)
+        except EnvError:
+            self._short_lives += 1
+            raise
+        logger.info("%s, start %d", browser.version, self.starts)
+        with self._lock:
+            if self._users > 0:
+                self._browser = browser
+                return browser
+        browser.close()
+        raise EnvError("the environments that share the browser were closed while it started")
 
     def _end(self) -> None:
         browser, self._browser = self._browser, None
@@ -242,13 +262,16 @@ class TaskPage:
         It draws one frame. In a browser that draws by its own clock Page.captureScreenshot waits for
         that clock or, with an unlimited rate, some two hundred frames are begun for each shot.
         """
-        until = time.monotonic() + self._deadline_s
-        while time.monotonic() < until:
+        drew_s = 0.0  # without the frames of other pages
+        while drew_s < self._deadline_s:
             with self.browser.drawing():
+                began = time.monotonic()
                 drawn = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
+                drew_s += time.monotonic() - began
             if "screenshotData" in drawn:
                 return base64.b64decode(drawn["screenshotData"])
             time.sleep(POLL_S)  # another page is loading and has nothing to draw yet
+            drew_s += POLL_S
         raise EnvError(f"the browser drew no frame in {self._deadline_s:g} s")
 
     def close(self) -> None:

@@ -18,13 +18,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import EnvError
 from envs.miniwob.process import BrowserProcess
+from envs.queueing import SharedLock
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Chromium:
         self._ended = ""
         self._deadline_s = deadline_s
         self._ids = itertools.count(1)
-        self._drawing = threading.Lock()
+        self._drawing = SharedLock("a frame of a shared browser")
         self._lock = threading.Lock()  # of our end of the pipe, and of the awaited replies
         self._awaited: dict[int, _Awaited] = {}
         self._sessions: dict[str, str] = {}  # by target
@@ -132,18 +133,13 @@ class Chromium:
         with self._lock:
             return session in self._sessions.values()
 
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
+    def drawing(self) -> AbstractContextManager[None]:
         """Lock for drawing a frame: the browser ends if two are begun at once.
 
         Raises EnvError if the frame before is not finished in time.
         """
-        if not self._drawing.acquire(timeout=2 * self._deadline_s):
-            raise EnvError(f"Chromium has drawn one frame for {2 * self._deadline_s:g} s")
-        try:
-            yield
-        finally:
-            self._drawing.release()
+        patience_s = 2 * self._deadline_s
+        return self._drawing.held(patience_s, f"Chromium has drawn one frame for {patience_s:g} s")
 
     def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
         """Send all `calls` at once and wait for all replies, in their order.

@@ -37,6 +37,7 @@ from envs.osworld.guest import (
     Guest,
 )
 from envs.osworld.provider import BootGate
+from envs.queueing import leave_if_given_up
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class ContainerProvider:
     def __init__(
         self, machine: Machine, gate: BootGate | None = None, turn_s: float = 1800.0
     ) -> None:
-        """Waits for its turn at `gate`, if given, at most `turn_s` before each boot."""
+        """Waits for its turn at `gate`, if given, as long as within `turn_s` another begins to boot."""
         self._machine = machine
         self._gate, self._turn_s = gate, turn_s
         self._client: Any = None
@@ -132,7 +133,10 @@ class ContainerProvider:
         self._name = ""
 
     def fresh(self) -> Address:
-        """A machine that has just booted. Raises EnvError, MissingPartError."""
+        """Return a machine that has just booted. Raises EnvError, MissingPartError.
+
+        A boot that its slot no longer waits for ends at once, and gives its turn back.
+        """
         self._remove()
         if self._client is None:
             self._client = find_engine()
@@ -183,6 +187,7 @@ class ContainerProvider:
         until, guest = time.monotonic() + self._machine.boot_s, None
         try:
             while (left_s := until - time.monotonic()) > 0:
+                leave_if_given_up()
                 with _engine_errors(f"inspect container {self._name}"):
                     self._container.reload()
                     if self._container.status not in ("created", "running"):

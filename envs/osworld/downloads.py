@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bus.errors import EnvError
 from envs.base import content_hash
+from envs.queueing import queueing
 
 logger = logging.getLogger(__name__)
 
@@ -124,23 +125,30 @@ def _read(kept: Path) -> bytes | None:
 @contextmanager
 def _only_one(lock: Path, deadline_s: float) -> Iterator[None]:
     """Hold `lock` against other threads and processes; go on without it after `deadline_s`."""
-    until = time.monotonic() + deadline_s
-    while True:
-        with lock.open("w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                mine = False
-            else:  # its last holder may have removed it after it was opened here
-                mine = lock.exists() and lock.stat().st_ino == os.fstat(held.fileno()).st_ino
-            if mine or time.monotonic() > until:
-                try:
-                    yield
-                finally:
-                    if mine:
-                        lock.unlink(missing_ok=True)
-                return
-        time.sleep(_POLL_S)
+    held = _locked(lock)
+    if held is None:
+        with queueing("a file that another slot fetches", deadline_s) as place:
+            while place.pause(_POLL_S) and (held := _locked(lock)) is None:
+                pass
+    try:
+        yield
+    finally:
+        if held is not None:
+            lock.unlink(missing_ok=True)
+            os.close(held)
+
+
+def _locked(lock: Path) -> int | None:
+    """The file descriptor of a lock that is held now; None where another holds it."""
+    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with suppress(BlockingIOError):
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last holder may have removed it after it was opened here.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(lock.stat(), os.fstat(held)):
+                return held
+    os.close(held)
+    return None
 
 
 def _fetched(url: str) -> bytes:

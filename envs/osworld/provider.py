@@ -4,8 +4,9 @@ Provider      gives an environment a guest in its initial state
 UrlProvider   a guest server that runs already; one per slot
 Restart       a command that restarts such a guest
 container.py  the other one: a container per slot, made anew for each episode
-BootGate      gives turns, since a boot needs all cores of a host and an idle guest hardly any; shared by the
-              threads and processes of a user on a host
+BootGate      gives turns, since a boot needs all cores of its machine and a guest that plays hardly any; shared by
+              the threads and processes of a user on a host
+boots_at_once how many turns there are where no option says it
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import logging
 import os
 import random
 import shlex
+import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +30,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import EnvError, TaskError
 from envs.options import ResourcePool
 from envs.osworld.guest import Address
+from envs.queueing import QueuePlace, leave_if_given_up, queueing
 
 logger = logging.getLogger(__name__)
 
@@ -124,11 +127,33 @@ class UrlProvider:
             self._urls.give_back(address)
 
 
+BOOT_SHARE = 0.5
+"""Of a host's cores that boots may use: the others are left to guests that play and to the run's own processes."""
+
+
+def boots_at_once(cores: int, cpus: int) -> int:
+    """Return how many machines of `cpus` cores boot at once on a host of `cores`: 12 of 4 cores on 100, at least one."""
+    return max(1, int(cores * BOOT_SHARE) // cpus)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 POLL_S = 0.2
+FAR_POLL_S = 1.0
+"""The same for those before whom as many wait as may boot at once."""
+_QUEUE, _TURNS = "queue.lock", "boot-{}.lock"
 
 
 class BootGate:
-    """Turns are locks on `most` files, which the end of a process gives back, however it ends."""
+    """Turns to boot a machine, for the first that come first.
+
+    A turn is a lock on one of `most` files, a place in the queue a lock on one byte of a file, which lies the
+    further behind the later it was taken. The end of a process gives both back, however it ends. Those before whom
+    fewer than `most` others wait may take a turn, so that a process that is stopped does not hold up all.
+    """
 
     def __init__(self, most: int, folder: Path | None = None) -> None:
         """Without a `folder` that of this user on this host."""
@@ -136,30 +161,64 @@ class BootGate:
         self._folder = folder or Path(tempfile.gettempdir()) / f"dart-osworld-{os.getuid()}"
 
     @contextmanager
-    def turn(self, deadline_s: float) -> Iterator[None]:
-        """Hold a turn while inside. Raises EnvError where there is none within `deadline_s`."""
+    def turn(self, patience_s: float) -> Iterator[None]:
+        """Hold a turn while inside; wait for it in a queue (envs/queueing.py).
+
+        Raises EnvError once no machine has begun to boot for `patience_s`.
+        """
+        leave_if_given_up()
         make_private_dir(self._folder)
-        until = time.monotonic() + deadline_s
-        while (held := self._take()) is None:
-            if time.monotonic() > until:
-                raise EnvError(
-                    f"no turn to boot a guest in {deadline_s:g} s: {self._most} machines of this host boot "
-                    "already; raise env.options.boots if it has cores to spare, or env.options.turn_s"
-                )
-            time.sleep(POLL_S * random.uniform(0.5, 1.0))  # noqa: S311 - so that waiters spread
+        held = self._wait(patience_s)
         try:
             yield
         finally:
             os.close(held)
 
+    def _wait(self, patience_s: float) -> int:
+        """Return the file descriptor of a turn."""
+        queue = self._open(_QUEUE)
+        try:
+            place = _lock_place(queue)
+            if not self._are_before(queue, place) and (held := self._take()) is not None:
+                return held
+            with queueing(
+                f"a turn to boot a guest, {self._most} boot at once", patience_s
+            ) as waiting:
+                return self._wait_at(queue, place, waiting, patience_s)
+        finally:
+            os.close(queue)
+
+    def _wait_at(self, queue: int, place: int, waiting: QueuePlace, patience_s: float) -> int:
+        seen = self._begun()
+        while True:
+            is_far = self._are_before(queue, place)
+            if not is_far and (held := self._take()) is not None:
+                return held
+            if (begun := self._begun()) != seen:
+                seen = begun
+                waiting.moved()
+            # They look at different moments, or each would find the locks of the others.
+            if not waiting.pause((FAR_POLL_S if is_far else POLL_S) * random.uniform(0.5, 1.0)):  # noqa: S311
+                raise EnvError(self._hopeless(patience_s))
+
+    def _are_before(self, queue: int, place: int) -> bool:
+        """Whether as many wait before `place` as may boot at once."""
+        waiting, spans = 0, [(0, place)]
+        while spans and waiting < self._most:
+            start, end = spans.pop()
+            if start < end and (other := _first_locked(queue, start, end)) is not None:
+                waiting += 1
+                spans += [(start, other), (other + 1, end)]
+        return waiting >= self._most
+
     def _take(self) -> int | None:
         """The file descriptor of a turn; None where all are held."""
         for number in range(self._most):
-            held = os.open(
-                self._folder / f"boot-{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            held = self._open(_TURNS.format(number))
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(held, 0)
+                os.write(held, str(os.getpid()).encode())
             except BlockingIOError:
                 os.close(held)
             except BaseException:
@@ -168,3 +227,45 @@ class BootGate:
             else:
                 return held
         return None
+
+    def _open(self, name: str) -> int:
+        return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _begun(self) -> list[int]:
+        """A value that changes whenever a turn is taken."""
+        paths = (self._folder / _TURNS.format(number) for number in range(self._most))
+        return [path.stat().st_mtime_ns for path in paths if path.exists()]
+
+    def _hopeless(self, patience_s: float) -> str:
+        pids = [
+            path.read_text(errors="replace") or "?"
+            for number in range(self._most)
+            if (path := self._folder / _TURNS.format(number)).exists()
+        ]
+        return (
+            f"no turn to boot a guest: none of the {self._most} that boot on this host has ended its boot in "
+            f"{patience_s:g} s (processes {', '.join(sorted(set(pids)))}); end what hangs, or raise "
+            "env.options.boots if the host has cores to spare, env.options.turn_s if boots take so long"
+        )
+
+
+# Locks on bytes, of open files (F_OFD_SETLK of fcntl(2)): threads of one process exclude each other, too, and what
+# is locked before a place is asked for without a list of those who wait.
+_FLOCK = "hhqqi"  # l_type, l_whence, l_start, l_len, l_pid
+
+
+def _lock_place(queue: int) -> int:
+    """Lock the byte behind all that were locked before; return its place."""
+    while True:
+        place = time.monotonic_ns()  # the same clock for all processes of a host
+        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+        with suppress(BlockingIOError):  # another took it in the same nanosecond
+            fcntl.fcntl(queue, fcntl.F_OFD_SETLK, wanted)
+            return place
+
+
+def _first_locked(queue: int, start: int, end: int) -> int | None:
+    """Return a place from `start` up to, but not including, `end` that another one holds."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+    kind, _, found, _, _ = struct.unpack(_FLOCK, fcntl.fcntl(queue, fcntl.F_OFD_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else found

@@ -27,7 +27,14 @@ from envs.osworld.evaluator_process import (
     find_python,
 )
 from envs.osworld.guest import Address, import_urllib3, read_address
-from envs.osworld.provider import BootGate, Provider, Restart, UrlProvider
+from envs.osworld.provider import (
+    BootGate,
+    Provider,
+    Restart,
+    UrlProvider,
+    boots_at_once,
+    usable_cores,
+)
 from envs.taskfile import load_tasks, read_ids
 
 logger = logging.getLogger(__name__)
@@ -79,7 +86,7 @@ class OsworldSuite:
         ram_gb: Annotated[int, Field(ge=1)] = 4,
         cpus: Annotated[int, Field(ge=1)] = 4,
         boot_s: Seconds = 300.0,
-        boots: Annotated[int, Field(ge=1)] = 8,
+        boots: Annotated[int, Field(ge=1)] | None = None,
         turn_s: Pause = 1800.0,
         restart: str = "",
         restart_s: Seconds = 120.0,
@@ -98,8 +105,9 @@ class OsworldSuite:
 
         Either `url` names a guest server that runs already (a list: one for each slot), or `vm` is
         the qcow2 image that containers of `image` boot with `ram_gb` and `cpus`, in `boot_s` at
-        most, while at most `boots` machines of this user's on the host boot at once, for whose turn a slot
-        waits `turn_s` at most. `restart` is a command of this host that restarts a guest by `url` which shows no
+        most. At most `boots` machines of this user's on the host boot at once; unset, as many as have all
+        their cores in half of the host's (`boots_at_once`). A slot waits for its turn as long as others begin to
+        boot, and `turn_s` in which none does. `restart` is a command of this host that restarts a guest by `url` which shows no
         screen, in `restart_s`. `pause_s` is the time a guest gets to react to an action, `deadline_s` the longest time of
         a call. `evaluator_python` is an interpreter that has desktop-env, `evaluator_s` the
         longest time of one of its evaluators, `checkout` the folder of OSWorld in which they run
@@ -122,7 +130,7 @@ class OsworldSuite:
                 Machine(
                     Path(vm or "Ubuntu.qcow2").expanduser(), image, ram_gb, cpus, boot_s=boot_s
                 ),
-                BootGate(boots),
+                BootGate(boots or boots_at_once(usable_cores(), cpus)),
                 turn_s,
             )
         return OsworldEnv(
@@ -140,6 +148,13 @@ class OsworldSuite:
                 most_gb=downloads_gb,
             ),
         )
+
+    @checked
+    def longest_reset_s(
+        self, *, url: str | list[str] = "", boot_s: Seconds = 300.0, **_: object
+    ) -> float:
+        """Return the seconds of a boot; a guest that runs already needs none."""
+        return 0.0 if url else boot_s
 
     def classify(self, tasks: Collection[str]) -> dict[str, Any]:
         """What these tasks need, by reading their files; see classify.py."""

@@ -23,6 +23,7 @@ from functools import cached_property
 from urllib.parse import urlsplit
 
 from bus.errors import EnvError, TaskError
+from envs.queueing import queueing
 
 _SECURE = {"http": False, "ws": False, "https": True, "wss": True}
 _LOOPBACK = ("localhost", "127.", "[::1]")
@@ -181,18 +182,26 @@ class SharedServers:
 
 
 class Retry:
-    """Pauses that grow, until `seconds` are over."""
+    """Pauses that grow, until `seconds` are over. In a pause the deadline of the call stands still."""
 
-    def __init__(self, seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, seconds: float, pause: Callable[[float], object] | None = None) -> None:
+        self._seconds = seconds
         self._until = time.monotonic() + seconds
         self._next = FIRST_PAUSE_S
-        self._pause = pause
+        self._pause = pause or self._wait
 
     def again(self) -> bool:
-        """Wait, then True; False once the time is over."""
+        """Wait, then return True; False once the time is over.
+
+        Raises GivenUpError where the slot no longer waits for the call.
+        """
         left = self._until - time.monotonic()
         if left <= 0:
             return False
         self._pause(min(self._next, left))
         self._next = min(2 * self._next, LONGEST_PAUSE_S)
         return True
+
+    def _wait(self, seconds: float) -> None:
+        with queueing("a server that is down or full", self._seconds) as place:
+            place.pause(seconds)

@@ -19,6 +19,7 @@ from envs.registry import (
     find_task,
     is_pattern,
     load_suite,
+    longest_reset_s,
     make_env,
     select_tasks,
 )
@@ -238,6 +239,16 @@ def _refused_option(config: Config) -> str:
             return _one_line(error)
 
 
+def _longest_reset(config: Config) -> str:
+    """The seconds that the suite gives a reset, where the deadline is not longer."""
+    env = config.env
+    try:
+        longest_s = longest_reset_s(env.suite, env.options) if _is_usable(config) else 0.0
+    except TaskError:  # of a value that `env.options` is refused for
+        return ""
+    return f"{longest_s:g}" if longest_s >= env.reset_deadline_s else ""
+
+
 def _missing_part(config: Config) -> str:
     env = config.env
     if _suite_problem(config):
@@ -262,6 +273,12 @@ def _played(config: Config) -> set[str] | None:
 PLAYED = Table(
     (
         Rule("env.options", _refused_option, "cannot be used: {found}"),
+        Rule(
+            "env.reset_deadline_s",
+            _longest_reset,
+            "must be > {found}, the seconds that suite {env.suite} gives a reset (a boot, a browser) by its "
+            "options, got {value}; raise it, or a reset is given up while its environment starts",
+        ),
         Rule("env.suite", _missing_part, "= {value} cannot be played here: {found}"),
     ),
     ("env", "eval"),
