@@ -14,13 +14,16 @@ from bus.messages import TrajectoryEnd
 from dart_cli.config.schema import JudgeConfig
 from dart_cli.env.async_env import Deadlines, JudgedEnv
 from dart_cli.env.carriers import ThreadedEnv
-from dart_cli.env.episode import play_episode
+from dart_cli.env.episode import play_episode, slot_timer
+from dart_cli.judge.evidence import Answer
 from dart_cli.judge.judge import Judge, JudgeLimits
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import find_task
-from tests.env.parts import Memory, Oracle, Says, action_spec, lease, mini
+from tests.env.parts import Memory, Oracle, RecordedWaits, Says, action_spec, lease, mini
+from tests.env.unruly_suite import SCREEN
 from tests.judge.chat_server import Says as Answers
 from tests.judge.chat_server import chat
+from tests.waiting import until
 
 MENU = find_task("mini", "mini/menu")
 PASS, FAIL = '{"verdict": "pass", "reason": "done"}', '{"verdict": "fail", "reason": "not yet"}'
@@ -103,6 +106,44 @@ def test_the_evaluator_decides_and_the_opinion_stands_beside_it() -> None:
     assert other.outcome == "fail"
     assert other.judgement is not None
     assert other.judgement.outcome == "pass"
+
+
+async def test_a_place_at_the_judge_is_a_wait_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, timer = RecordedWaits(), slot_timer()
+    judge = Judge(JudgeConfig(url="http://eyes", model="eyes"), JudgeLimits(concurrent=1))
+    asked, answers = asyncio.Queue[str](), asyncio.Event()
+
+    async def answer(self: Judge, *_: object) -> Answer:
+        asked.put_nowait(timer.phase)
+        await answers.wait()
+        return Answer(1.0, "done")
+
+    monkeypatch.setattr(Judge, "_answer", answer)
+    envs = [
+        JudgedEnv(
+            ThreadedEnv(mini, "t/0"),
+            Deadlines(20.0, 20.0, 20.0),
+            *reported,
+            judge=judge,
+            checks=False,
+        )
+        for reported in ((), (waits, timer))
+    ]
+    evidence = judge.evidence("click", SCREEN.screenshot)
+    first = asyncio.create_task(envs[0]._asked(evidence, "missing"))
+    assert await asked.get() == "idle"
+    second = asyncio.create_task(envs[1]._asked(evidence, "missing"))
+    await until(lambda: timer.phase == "queueing")
+    assert asked.empty()
+    answers.set()
+    assert [each.score for each in await asyncio.gather(first, second)] == [1.0, 1.0]
+    assert await asked.get() == "idle"
+    whole = (f"the judge {judge.name} of t/0", "environment", 300.0)
+    queued = f"a place at the judge {judge.name} (at most 300 s in which none moves on)"
+    told = [(wait.what, wait.on, wait.deadline_s) for wait in waits.all]
+    assert told == [whole, (queued, "queue", None), whole]
+    for each in envs:
+        await each.close()
 
 
 def test_a_judge_for_what_is_missing_is_not_asked_where_there_is_an_evaluator() -> None:

@@ -32,6 +32,8 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import async_env, data_client, worker
+from envs.osworld.provider import BootGate
+from tests.env.gated_suite import SUITE as GATED
 from tests.env.parts import heartbeat, lease
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE
@@ -450,13 +452,37 @@ async def test_every_second_of_every_slot_is_in_one_phase(config: Config) -> Non
         await until(lambda: len(data.heartbeats) >= 3)
     before, after = data.heartbeats[0], data.heartbeats[-1]
     phases = {name for name in after.gauges if name.startswith("seconds.")}
-    names = ("playing", "waiting", "resetting", "idle", "dead")
+    names = ("playing", "waiting", "resetting", "queueing", "idle", "dead")
     assert phases == {f"seconds.{name}" for name in names}
     spent_s = sum(after.gauges[name] - before.gauges[name] for name in phases)
     assert spent_s == pytest.approx(3 * (after.sent_at - before.sent_at), rel=0.05)
     for name in ("playing", "waiting", "resetting", "idle"):
         assert after.gauges[f"seconds.{name}"] > before.gauges[f"seconds.{name}"]
-    assert after.gauges["seconds.dead"] == 0
+    assert after.gauges["seconds.dead"] == after.gauges["seconds.queueing"] == 0
+    await rollout.close()
+    await data.close()
+
+
+async def test_slots_in_a_queue_keep_their_leases_and_leave_with_the_process(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "arrive").touch()
+    env = {"suite": GATED, "slots": 3, "options": {"folder": str(tmp_path)}}
+    config = Config.model_validate({"run": {"dir": tmp_path / "run"}, "env": env})
+    data, rollout = Data(config), Rollout(config)
+    data.task_id = "gated/one"
+    with BootGate(1, tmp_path / "turns").turn(0.0):
+        async with env_process(config):
+            await until(lambda: data.gauge("queueing") == 3)
+            beat = data.heartbeats[-1]
+            assert sorted(beat.trajectories) == ["t-1", "t-2", "t-3"]  # the leases that it renews
+            assert beat.gauges["resetting"] == 0
+            [wait] = beat.waits
+            assert (wait.on, wait.count, wait.deadline_s) == ("queue", 3, 0)
+            assert wait.what.startswith("a turn to boot a guest, 1 boot at once (at most 1800 s in")
+        assert [end.stop_reason for end in data.ends] == ["cancelled"] * 3
+    assert not (tmp_path / "boots").exists()
+    assert "did not close" not in caplog.text
     await rollout.close()
     await data.close()
 

@@ -36,7 +36,9 @@ from envs.osworld.container import (
     remove_stale,
 )
 from envs.osworld.provider import BootGate
+from envs.queueing import GivenUpError, PendingCall, answering
 from envs.registry import check_parts, make_env
+from tests.waiting import wait_until
 
 
 def _load(name: str) -> Any:
@@ -191,6 +193,7 @@ def test_64_slots_boot_in_turn_and_leave_no_container_and_no_port(
 
     monkeypatch.setattr(ContainerProvider, "_ready", counted)
     monkeypatch.setattr("envs.osworld.provider.POLL_S", 0.01)
+    monkeypatch.setattr("envs.osworld.provider.FAR_POLL_S", 0.02)
     gate = BootGate(8, tmp_path / "turns")
     client = find_engine()  # one for all: 64 of them take seconds
 
@@ -245,6 +248,29 @@ def test_a_turn_ends_with_its_process_and_waiting_has_a_deadline(tmp_path: Path)
         other.stdout.close()  # type: ignore[union-attr]
     with gate.turn(0.0):
         pass
+
+
+def test_a_boot_that_its_slot_has_given_up_ends_with_its_container_and_its_turn(
+    engine: Any, disk: Path, tmp_path: Path
+) -> None:
+    engine.guest_port = 9  # never a screen
+    gate, call = BootGate(1, tmp_path / "turns"), PendingCall()
+    provider = ContainerProvider(Machine(disk), gate)
+
+    def boot() -> None:
+        with answering(call):
+            provider.fresh()
+
+    with ThreadPoolExecutor(1) as pool:
+        booting = pool.submit(boot)
+        wait_until(lambda: any(each["Status"] == "running" for each in engine.containers.values()))
+        call.given_up.set()
+        with pytest.raises(GivenUpError):
+            booting.result()
+    assert engine.containers == {}
+    with gate.turn(0.0):
+        pass
+    provider.close()
 
 
 def test_a_container_that_could_not_be_removed_is_tried_again(guests: Any, disk: Path) -> None:
