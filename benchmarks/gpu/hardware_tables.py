@@ -20,7 +20,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu.speeds import ASSUMED, H100, H200, GpuSpeed, screens_a_day, seconds_of
+from benchmarks.gpu.speeds import (
+    ASSUMED,
+    BOOT_S,
+    CORES,
+    H100,
+    H200,
+    HOUR_S,
+    GpuSpeed,
+    Seconds,
+    screens_a_day,
+    seconds_of,
+)
 from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.model_folder import Screens
@@ -31,6 +42,7 @@ from dart_cli.doctor.planned import planned
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 from dart_cli.engines.vllm.room import divide
 from dart_cli.rehearsal.report import MACHINE_ONLY
+from envs.osworld.provider import boots_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "hardware.md"
@@ -230,7 +242,8 @@ def _seconds() -> Iterator[str]:
         "### Seconds of an update, and who waits",
         "",
         "UI-TARS-1.5-7B on eight H100: 48 trajectories of 30 steps at 1920x1080, the 80 % of steps of highest",
-        "entropy, KL and recompute, four environment processes of 32 slots with OSWorld's pause of 2 s.",
+        "entropy, KL and recompute, four environment processes of 32 slots with OSWorld's pause of 2 s. A machine boots for",
+        f"each episode in {BOOT_S:g} s, {boots_at_once(CORES, 4)} at a time: half of {CORES} cores (`env.options.boots`).",
         "",
     )
     histories: dict[str, dict[str, Any]] = {
@@ -261,7 +274,7 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
     sections: dict[str, dict[str, Any]] = {
         "model": {"dtype": "bfloat16", "freeze_vision": True},
         "policy": {"history_images": 5, "history_turns": 35},
-        "env": {"slots": 32, "options": {"pause_s": 2.0}},
+        "env": {"slots": 32, "options": {"vm": "Ubuntu.qcow2", "pause_s": 2.0}},
         "rollout": {"engine": "vllm", "max_tokens": 512, "max_batch": 64, "device": "cuda"},
         "data": {"group_size": 8, "groups_per_batch": 6, "high_entropy": 0.8},
         "train": {
@@ -319,7 +332,22 @@ def split(config: Config, plan: Plan) -> str:
     return (
         f"an update {_told(seconds.update)}{uses}, its rollouts {_told(seconds.rollouts)} (engines "
         f"{_told(seconds.engines)}, environments {_told(seconds.environments)}): {seconds.waits}; "
-        f"data.max_gb = {config.data.max_gb:g} keeps {days:.1f} days of screens; assumed: {ASSUMED}"
+        f"{_boots(config, seconds)}data.max_gb = {config.data.max_gb:g} keeps {days:.1f} days of screens; assumed: {ASSUMED}"
+    )
+
+
+def _boots(config: Config, seconds: Seconds) -> str:
+    """Return the episodes an hour that boots allow, and those that the rest would play; empty without machines."""
+    if not seconds.boots:
+        return ""
+    episodes = config.data.group_size * config.data.groups_per_batch
+    boots = seconds.boots_at_once
+    allowed = HOUR_S * boots / BOOT_S
+    rest = max(seconds.training, seconds.engines, seconds.environments)
+    whose = "env.options.boots" if config.env.options.get("boots") else f"half of {CORES} cores"
+    return (
+        f"{boots} boots at once ({whose}) of {BOOT_S:g} s are {allowed:.0f} episodes an hour, the rest of the run "
+        f"takes {HOUR_S * episodes / rest:.0f}; "
     )
 
 

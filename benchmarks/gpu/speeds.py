@@ -19,10 +19,16 @@ from dart_cli.config.schema import Config
 from dart_cli.config.screens import UNEVEN, screens_in_play
 from dart_cli.doctor.plan import EpisodeTokens, Plan
 from dart_cli.doctor.trainer_memory import trained_parameters
+from envs.osworld.container import Machine
+from envs.osworld.provider import boots_at_once
 
 STEP_S = 1.0
 """Seconds of an action and its screenshot, beside `env.options.pause_s`: an assumption."""
-DAY_S = 86_400
+DAY_S, HOUR_S = 86_400, 3600
+BOOT_S = 60.0
+"""Seconds until a virtual machine of OSWorld shows its screen: an assumption, not measured."""
+CORES = 100
+"""Of a box with eight GPUs, at least: half of them boot machines where `env.options.boots` is unset."""
 BALANCED = 0.05
 """Share of the time that a side may be idle before it is said."""
 MFU = 0.40
@@ -164,7 +170,11 @@ class Seconds:
 
     update: float
     engines: float  # that the engines compute
-    environments: float  # that the environments take, their answers included
+    environments: float  # that the environments take, their answers and boots included
+    boots: float = (
+        0.0  # until so many machines have booted, `boots_at_once` at a time; 0 without machines
+    )
+    boots_at_once: int = 0
     uses: int = 1  # updates on each batch, those on which it is trained again included
 
     @property
@@ -174,8 +184,8 @@ class Seconds:
 
     @property
     def rollouts(self) -> float:
-        """Until the slower of both is done."""
-        return max(self.engines, self.environments)
+        """Until the slowest of them is done."""
+        return max(self.engines, self.environments, self.boots)
 
     @property
     def waits(self) -> str:
@@ -186,7 +196,12 @@ class Seconds:
             return "both sides are busy"
         if self.training > self.rollouts:
             return f"the rollout GPUs will wait {idle:.0%} of the time"
-        for_what = " for the environments" if self.environments > self.engines else ""
+        sides = {
+            "": self.engines,
+            " for the environments": self.environments,
+            " for boots": self.boots,
+        }
+        for_what = max(sides, key=lambda each: sides[each])
         return f"the trainer will wait {idle:.0%} of the time{for_what}"
 
 
@@ -217,12 +232,24 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
     each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
     pause = config.env.options.get("pause_s", 0.0)
     waited = (float(pause) if isinstance(pause, int | float) else 0.0) + STEP_S
+    boots = _boots_at_once(config)
+    boot = BOOT_S if boots else 0.0
     return Seconds(
         update=update_seconds(work, gpu, setup.ranks, offloaded=moved),
         engines=rollout_seconds(work, shape, gpu, engines=engines, share=share, together=together),
-        environments=episodes * form.steps * (waited + form.completion * each) / slots,
+        environments=episodes * (boot + form.steps * (waited + form.completion * each)) / slots,
+        boots=episodes * boot / max(1, boots),
+        boots_at_once=boots,
         uses=1 + config.train.reuse,
     )
+
+
+def _boots_at_once(config: Config) -> int:
+    """Of the machines of a configuration that boots one for each episode; 0 of any other."""
+    options = config.env.options
+    if "vm" not in options:
+        return 0
+    return int(options.get("boots") or boots_at_once(CORES, options.get("cpus", Machine.cpus)))
 
 
 def screens_a_day(config: Config, plan: Plan, seconds: Seconds) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.hardware_tables import BEGIN, CUT, MODELS, tables, with_tables
+from benchmarks.gpu.hardware_tables import BEGIN, CUT, MODELS, split, tables, with_tables
 from benchmarks.gpu.speeds import H100 as SPEED
 from benchmarks.gpu.speeds import H200, Seconds, gpu_speed, seconds_of, vision_flops
 from dart_cli.config.architecture import shape_of
@@ -125,6 +125,9 @@ def test_no_other_split_of_eight_gpus_is_faster_than_the_shipped_one(
         return max(found.training, found.rollouts)
 
     assert min(range(3, 8), key=slower_side) == config.train.ranks
+    found = seconds_of(config, make_plan(config, CONFIG, CUT, H100), SPEED)
+    is_bound = (name, history) == ("osworld", "evict")
+    assert ("for boots" in found.waits) is is_bound
 
 
 def test_an_engine_that_keeps_the_features_of_screens_encodes_each_once() -> None:
@@ -138,3 +141,18 @@ def test_an_engine_that_keeps_the_features_of_screens_encodes_each_once() -> Non
     assert few.engines - seconds_of(config_of(), kept, SPEED).engines == pytest.approx(
         saved / (engines * SPEED.flops * 0.4)
     )
+
+
+def test_so_many_machines_boot_at_once_bound_the_episodes_of_an_hour() -> None:
+    """12 at once, 60 s each: 48 in 4 rounds, 720 an hour; with 8 it is 6 rounds, 480 an hour."""
+    machine = {"vm": "Ubuntu.qcow2", "pause_s": 2.0}
+    half_of_the_cores, eight = (
+        seconds(env={"slots": 32, "options": options})
+        for options in (machine, machine | {"boots": 8})
+    )
+    assert (half_of_the_cores.boots_at_once, half_of_the_cores.boots) == (12, 48 / 12 * 60)
+    assert (eight.boots_at_once, eight.boots) == (8, 48 / 8 * 60)
+    assert seconds(env={"slots": 32, "options": {"pause_s": 2.0}}).boots == 0
+    config = config_of(env={"slots": 32, "options": machine | {"boots": 8}})
+    told = split(config, plan_of(env={"slots": 32, "options": machine | {"boots": 8}}))
+    assert "8 boots at once (env.options.boots) of 60 s are 480 episodes an hour" in told
