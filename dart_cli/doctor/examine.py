@@ -19,7 +19,7 @@ from dart_cli.config.load import config_of_model, load_config, refuse_overrides
 from dart_cli.config.model_folder import is_model_folder
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor import machine, run
+from dart_cli.doctor import guests, machine, run
 from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
 from dart_cli.doctor.planned import plan
 from dart_cli.doctor.vllm_parts import vllm_parts
@@ -103,6 +103,7 @@ def _of_host(config: Config | None) -> dict[str, Check]:
         "gpu": partial(machine.gpus, needed=config is not None and _asks_gpu(config)),
         **({"vllm": vllm_parts} if vllm else {}),
         "programs": partial(machine.programs, suite),
+        "guests": guests.guests,
         "memory": machine.memory,
         "shared memory": machine.shared_memory,
         "open files": machine.open_files,

@@ -4,6 +4,7 @@
     find_engine         the engine's client, or the install step
     ContainerProvider   one container at a time, a new one for each guest
     remove_stale        containers that no process uses any more
+    left_behind         those among them whose makers died, for a person to see
 
 Every container carries LABEL, which names the process that made it. Only such containers are ever
 removed, and only those of this process, or of one that died on this host since it booted.
@@ -83,15 +84,18 @@ class Machine:
     boot_s: float = 300.0  # until it shows its screen
 
 
-def find_engine() -> Any:
-    """A client of the engine that DOCKER_HOST names, or the local one. Raises MissingPartError."""
+def find_engine(deadline_s: float = ENGINE_DEADLINE_S) -> Any:
+    """Return a client of the engine that DOCKER_HOST names, or the local one. Raises MissingPartError.
+
+    `deadline_s` is the longest time of each of its requests.
+    """
     docker = _import_docker()
     host = os.environ.get("DOCKER_HOST") or LOCAL_ENGINE
     try:
         if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
             raise OSError(f"no socket at {host}")  # the client would leave its own socket open
         # Asks the engine for its version.
-        return docker.from_env(timeout=ENGINE_DEADLINE_S)
+        return docker.from_env(timeout=deadline_s)
     except (docker.errors.DockerException, OSError) as error:
         raise MissingPartError(
             f"no container engine answers ({_line(error)}): apt install docker.io and start it, "
@@ -250,6 +254,16 @@ def remove_stale(client: Any) -> int:
                 _remove(container)
                 count += 1
     return count
+
+
+def left_behind(client: Any) -> list[str]:
+    """Return the names of our containers whose makers died on this host, by one request. Raises EnvError."""
+    with _engine_errors("list containers"):
+        return sorted(
+            each["Names"][0].removeprefix("/")
+            for each in client.api.containers(all=True, filters={"label": LABEL})
+            if not _may_live(each["Labels"][LABEL])
+        )
 
 
 def _address(container: Any) -> Address:

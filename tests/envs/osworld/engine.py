@@ -23,6 +23,7 @@ class Engine:
         self.log: list[str] = []
         self.made = 0
         self.guest_port = 0
+        self.refuses = ""  # a request, as in `log`
         self.dies = ""  # a container's last output, if it exits at once
         self.fails_to_start = False
         self.fails_every = 0  # of so many starts one fails, after its ports were taken
@@ -74,6 +75,8 @@ class Engine:
         if words and words[0].startswith("v1."):
             words = words[1:]
         self.log.append(f"{method} {'/'.join(words)}")
+        if self.log[-1] == self.refuses:
+            return 500, {"message": "the engine is out of order"}
         match method, words:
             case "GET", ["version"]:
                 return 200, {"ApiVersion": "1.43", "MinAPIVersion": "1.24", "Version": "24.0"}
@@ -88,7 +91,12 @@ class Engine:
             case "GET", ["containers", "json"]:
                 (label,) = json.loads(asked["filters"])["label"]
                 return 200, [
-                    {"Id": each}
+                    {
+                        "Id": each,
+                        "Names": [f"/{made['Name']}"],
+                        "Labels": made["Config"]["Labels"],
+                        "State": made["Status"],
+                    }
                     for each, made in list(self.containers.items())
                     if label in made["Config"].get("Labels", {})
                 ]

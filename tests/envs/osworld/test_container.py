@@ -33,6 +33,7 @@ from envs.osworld.container import (
     _maker,
     check_machine,
     find_engine,
+    left_behind,
     remove_stale,
 )
 from envs.osworld.provider import BootGate
@@ -322,13 +323,16 @@ def test_only_containers_of_killed_processes_are_removed(guests: Any, disk: Path
         assert owner.stdout is not None
         assert owner.stdout.readline() == "up\n"
         assert remove_stale(client) == 0  # its maker lives
+        assert left_behind(client) == []
         (left,) = set(guests.containers) - others
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait()
         owner.stdout.close()  # type: ignore[union-attr]
     assert left in guests.containers
+    assert left_behind(client) == [guests.containers[left]["Name"]]
     assert remove_stale(client) == 1
+    assert left_behind(client) == []
     client.close()
     assert set(guests.containers) == others
     mine.close()
