@@ -221,6 +221,19 @@ CASES = [
         "eval.compositions",
         "if they are another suite's, set eval.compositions=[] for all",
     ),
+    *(
+        Case(
+            f"a reset shorter than {name}",
+            f'[env]\nsuite = "{suite}"\nreset_deadline_s = {deadline_s}\n[env.options]\n{option}\n',
+            "env.reset_deadline_s",
+            f"must be > {longest_s}, the seconds that suite {suite} gives a reset",
+        )
+        for name, suite, option, longest_s, deadline_s in (
+            ("a boot", "osworld", 'vm = "Ubuntu.qcow2"', 300, 300.0),
+            ("its own boot", "osworld", 'vm = "Ubuntu.qcow2"\nboot_s = 90.0', 90, 60.0),
+            ("a browser's start", "browsergym", "reset_s = 120.0", 120, 60.0),
+        )
+    ),
     Case("unknown option", "[env.options]\nsizes = 168\n", "env.options", "did you mean 'size'"),
     *(
         Case(f"{name} of {suite}", f'[env]\nsuite = "{suite}"\n[env.options]\n{option}\n', *said)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import socket
 from pathlib import Path
+from typing import cast
 
+import pytest
+
+from bus.messages import ActRequest, Completion
 from dart_cli.config.rules import Finding
 from dart_cli.data.store.open import open_store
 from dart_cli.doctor import run
 from dart_cli.doctor.machine import GIB
+from dart_cli.doctor.play import InTime
 from scripts.small_models import build
 from tests.data.parts import make_ledger, play, small_config
 from tests.doctor.parts import config_in, worst
+from tests.env.parts import Says, completion
 
 
 def test_a_run_directory_is_ours_alone_or_can_be_made(tmp_path: Path) -> None:
@@ -90,3 +97,15 @@ def test_a_model_folder_has_a_size(tmp_path: Path) -> None:
     assert _gigabytes(adapters) < _gigabytes(whole) / 10
     assert run.judge_weights(15 * GIB, 3, 61 * GIB, tmp_path).level == "ok"
     assert run.judge_weights(15 * GIB, 3, 59 * GIB, tmp_path).level == "error"
+
+
+async def test_an_answer_of_the_engine_has_a_deadline_in_a_played_episode() -> None:
+    class Silent:
+        async def act(self, request: ActRequest) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    request = cast("ActRequest", None)
+    with pytest.raises(TimeoutError):
+        await InTime(Silent(), 0.01).act(request)
+    assert await InTime(Says("done()"), 60.0).act(request) == completion("done()")

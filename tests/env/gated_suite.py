@@ -1,7 +1,7 @@
 """A suite whose environments boot in turn, through OSWorld's own gate, before each episode.
 
-Files of `folder` say what happens: `boots` gets a line for each boot, which lasts until `go` is there; a reset does not
-reach the gate before `arrive` is there.
+Files of `folder` say what happens: `began` is there once a reset has begun, which does not reach the gate before
+`arrive` is there; `boots` gets a line for each boot, which lasts until `go` is there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Gated:
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
+        (self.folder / "began").touch()
         while not (self.folder / "arrive").exists():
             time.sleep(0.002)
         with BootGate(1, self.folder / "turns").turn(self.turn_s):

@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
+from dart_cli.env import carriers
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.carriers import QUEUE_GRACE_S
 from dart_cli.env.episode import slot_timer
@@ -33,7 +35,8 @@ from envs.queueing import (
     queueing,
 )
 from tests.env.gated_suite import SUITE, TASK
-from tests.env.parts import RecordedWaits
+from tests.env.parts import RecordedWaits, threaded
+from tests.env.unruly_suite import Unruly, UnrulySuite
 from tests.waiting import until, wait_until
 
 DEADLINE_S = 600.0
@@ -137,14 +140,23 @@ async def test_the_deadline_of_a_reset_stands_still_while_others_boot(
 
 
 async def test_after_the_queue_the_rest_of_the_deadline_counts(
-    place: Place, pass_time: Callable[[float], None]
+    place: Place, pass_time: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timer = slot_timer()
+    timer, told = slot_timer(), list[QueuedFor | None]()
     env = gated(place, "thread", None, timer)
+    tell = carriers._Clock.tell
+
+    def record(clock: carriers._Clock, queued_for: QueuedFor | None) -> None:
+        tell(clock, queued_for)
+        told.append(queued_for)
+
+    monkeypatch.setattr(carriers._Clock, "tell", record)
     with place.gate.turn(0.0):
         reset = asyncio.create_task(env.reset(TASK, 0))
         await until(lambda: timer.phase == "queueing")
         pass_time(2 * DEADLINE_S)
+        os.utime(place.folder / "turns" / "boot-0.lock", (0, 0))  # another one begins to boot
+        await until(lambda: len(told) == 2)
     await until(lambda: place.boots == 1 and timer.phase != "queueing")
     pass_time(DEADLINE_S - 100.0)
     await asyncio.sleep(0.05)
@@ -170,7 +182,7 @@ async def test_a_queue_that_never_ends_has_a_bound_in_its_slot_as_well(
             await reset
         await until(lambda: not place.waiting())
     await until(lambda: env.hung == 0)
-    assert place.boots == 0
+    assert (place.boots, timer.phase) == (0, "idle")
     await env.close()
 
 
@@ -187,6 +199,7 @@ async def test_a_cancelled_reset_leaves_the_queue_and_boots_nothing(
         assert len(place.waiting()) == 1
         reset.cancel()
         await asyncio.wait([reset])
+        assert timer.phase == "idle"
         await until(lambda: not place.waiting())  # although the turn is still another's
         await env.close()
         assert env.hung == 0
@@ -202,7 +215,7 @@ async def test_a_thread_that_was_abandoned_before_the_gate_does_not_go_through_i
     place.say("go")
     env = gated(place, "thread")
     reset = asyncio.create_task(env.reset(TASK, 0))
-    await asyncio.sleep(0)
+    await until((place.folder / "began").exists)
     pass_time(DEADLINE_S)
     with pytest.raises(EnvError, match="no answer to reset in 600 s"):
         await reset
@@ -215,17 +228,27 @@ async def test_a_thread_that_was_abandoned_before_the_gate_does_not_go_through_i
     await env.close()
 
 
-async def test_a_call_that_was_cancelled_before_it_began_is_not_made(place: Place) -> None:
-    (place.folder / "arrive").unlink()
-    env = gated(place, "thread")
-    calls = [asyncio.create_task(env.reset(TASK, 0)) for _ in range(2)]
-    await asyncio.sleep(0)
+async def test_a_call_that_was_cancelled_before_it_began_is_not_made() -> None:
+    began, go_on, resets = threading.Event(), threading.Event(), list[int]()
+
+    class Slow(Unruly):
+        def reset(self, *, seed: int | None = None, **given: Any) -> Any:
+            resets.append(seed or 0)
+            began.set()
+            go_on.wait()
+            return super().reset(seed=seed, **given)
+
+    env = threaded(Slow, deadline_s=DEADLINE_S)
+    task = UnrulySuite.tasks["unruly/well"]
+    calls = [asyncio.create_task(env.reset(task, seed)) for seed in (1, 2)]
+    await until(began.is_set)
     for call in calls:
         call.cancel()
     await asyncio.wait(calls)
-    place.say("arrive")
+    go_on.set()
+    await env.reset(task, 3)
+    assert resets == [1, 3]
     await env.close()
-    assert (env.hung, place.boots) == (0, 0)
 
 
 WAITER = """
@@ -372,6 +395,28 @@ def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
         assert len(told) == 2  # a free lock is no queue
     with answering(given_up), pytest.raises(GivenUpError), lock.held(60.0, "no frame"):
         pass
+
+
+def test_a_shared_lock_is_waited_for_as_long_as_others_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock, told = SharedLock("a frame"), list[QueuedFor | None]()
+    looks = 0
+
+    class Contended:
+        def acquire(self, timeout: float) -> bool:
+            nonlocal looks
+            looks += 1
+            lock._taken += looks <= 60  # so often others get it first
+            return False
+
+    monkeypatch.setattr(lock, "_lock", Contended())
+    call = PendingCall(told.append)
+    with answering(call), pytest.raises(EnvError, match="no frame"), lock.held(1.0, "no frame"):
+        pass
+    assert 60 < looks <= 60 + 11
+    assert told[-1] is None
+    assert len(told) > 60
 
 
 @pytest.mark.parametrize(

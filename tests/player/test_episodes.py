@@ -10,7 +10,14 @@ from dart_cli.config.load import load_config
 from dart_cli.config.schema import TRAIN_SEEDS, Config, LoraConfig
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.player.episodes import PlayedEpisode, answered_by, each_of, planned, play
+from dart_cli.player.episodes import (
+    PlayedEpisode,
+    answered_by,
+    each_of,
+    env_of_suite,
+    planned,
+    play,
+)
 from dart_cli.player.model import loaded_model
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.rollout.worker import load_model
@@ -55,3 +62,20 @@ async def test_adapters_are_played_with_the_settings_that_are_stored_with_them(
         assert isinstance(model.engine, TransformersEngine)
         assert model.engine.policy.lora == lora
         assert model.engine.policy_version == 1
+
+
+@pytest.mark.parametrize(
+    ("suite", "options", "deadline_s"),
+    [
+        ("mini", {}, 60.0),
+        ("osworld", {"vm": "Ubuntu.qcow2"}, 360.0),
+        ("osworld", {"vm": "Ubuntu.qcow2", "boot_s": 90.0}, 150.0),
+        ("osworld", {"url": "http://127.0.0.1:5000"}, 60.0),
+        ("browsergym", {}, 115.0),
+    ],
+)
+def test_without_a_configuration_a_reset_may_take_what_the_suites_options_allow(
+    suite: str, options: dict[str, object], deadline_s: float
+) -> None:
+    env = env_of_suite(suite, options)
+    assert (env.suite, env.options, env.reset_deadline_s) == (suite, options, deadline_s)

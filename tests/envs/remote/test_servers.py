@@ -1,5 +1,8 @@
 """Slots are spread over servers; one that is down comes last."""
 
+import pytest
+
+from envs.queueing import GivenUpError, PendingCall, QueuedFor, answering
 from envs.remote.servers import LONGEST_PAUSE_S, Address, Retry, SharedServers
 
 A, B, C = (Address("box", port) for port in (1, 2, 3))
@@ -25,6 +28,19 @@ def test_a_server_that_failed_comes_last_until_it_serves_again():
     servers.gave_back(first)
     servers.failed(B if first == A else A)
     assert servers.in_order()[0] == first
+
+
+def test_a_pause_is_a_wait_in_a_queue_which_ends_with_its_slot():
+    told = []
+    call = PendingCall(told.append)
+    retry = Retry(1000)
+    with answering(call):
+        call.given_up.set()
+        with pytest.raises(GivenUpError):
+            retry.again()
+        call.given_up.clear()
+        assert Retry(0.01).again()
+    assert told == [QueuedFor("a server that is down or full", 0.01), None]
 
 
 def test_pauses_grow_to_a_bound_and_end():
