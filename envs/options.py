@@ -100,8 +100,8 @@ class ResourcePool(Generic[T]):
         with self._lock:
             if not self._free:
                 raise EnvError(
-                    f"all {self._count} of env.options.{self._option} are in use; "
-                    "env.slots must not be greater than their number"
+                    f"all {self._count} of env.options.{self._option} are in use; env.slots must not be greater "
+                    "than their number, and an environment that hangs keeps its own"
                 )
             return self._free.pop(0)
 

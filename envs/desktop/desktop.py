@@ -39,7 +39,7 @@ from envs.desktop.host_resources import (
 )
 from envs.desktop.keeper import DISPLAY_FD, SERVER
 from envs.desktop.screen import Framebuffer, children, ticks
-from envs.desktop.x11 import Display, write_authority
+from envs.desktop.x11 import Display, connecting, write_authority
 
 logger = logging.getLogger(__name__)
 
@@ -255,8 +255,11 @@ class Desktop:
         self._start("dbus-daemon", ["dbus-daemon", "--session", "--nofork", "--nopidfile", address])
         self._start("openbox", ["openbox", "--sm-disable"])
         self.screen = Framebuffer(self.folder / "screen")
-        with self.bounded("connecting to the X server"):
+        # The wait for other desktops that connect comes before the deadline.
+        longest_s = 2 * (self.settings.deadline_s + SLACK_S)
+        with connecting(longest_s), self.bounded("connecting to the X server"):
             self.display = Display(number, authority)
+        with self.bounded("starting the window manager"):
             self.display.paint_root(BACKGROUND)
             self.display.move(width - 1, height - 1)  # away from any widget
             self.wait_for(self.display.managed, "openbox did not start")

@@ -1,6 +1,7 @@
 """The X display of a desktop, as far as we use it: windows, pings, clipboard, input events.
 
     Display          a connection
+    connecting       lets one thread connect at a time
     X11Window           one window in the window manager's list
     write_authority  the cookie that lets only us in
 
@@ -14,10 +15,9 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,13 @@ from Xlib.ext import xtest
 from Xlib.protocol import event as xevent
 
 from bus.errors import EnvError
+from envs.queueing import SharedLock
 
 LOOK_AGAIN_S = 0.1  # while waiting for an answer: is its window still open?
 
 _COOKIE = b"MIT-MAGIC-COOKIE-1"
 _FAMILY_LOCAL, _FAMILY_WILD = 256, 65535  # X11/Xauth.h
-_connecting = threading.Lock()
+_connecting = SharedLock("the connection of another desktop to its X server")
 
 
 class X11Window(NamedTuple):
@@ -44,11 +45,20 @@ class X11Window(NamedTuple):
     classes: tuple[str, ...]  # instance and class name
 
 
+def connecting(patience_s: float) -> AbstractContextManager[None]:
+    """Return the lock under which a Display is made: python-xlib takes its cookie from a variable of the process.
+
+    Raises EnvError once another thread has connected for `patience_s`.
+    """
+    otherwise = f"another desktop has connected to its X server for {patience_s:g} s"
+    return _connecting.held(patience_s, otherwise)
+
+
 class Display:
-    """A connection to display `number`. Raises EnvError if the server is gone."""
+    """A connection to display `number`, made while `connecting`. Raises EnvError if the server is gone."""
 
     def __init__(self, number: int, authority: Path) -> None:
-        with _connecting, _environment("XAUTHORITY", str(authority)), _told():
+        with _environment("XAUTHORITY", str(authority)), _told():
             self._display = xdisplay.Display(f":{number}")
         with _told():
             self._root = self._display.screen().root
