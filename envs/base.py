@@ -100,6 +100,9 @@ class GuiEnv(Protocol):
     An environment whose evaluator changes the state (it saves a document, say) has an attribute
     `evaluate_acts` that is true while it plays such a task. It is then not evaluated at reset, which
     would find out whether the task is solved already.
+
+    Each call has a deadline of the configuration. A call that waits for what environments share does so by
+    envs/queueing.py: the deadline stands still meanwhile, and a slot that has left is told.
     """
 
     def reset(

@@ -73,7 +73,8 @@ class EnvConfig(Section):
     photographs. Policy, store and trainer decode the same bytes (docs/environments)."""
 
     reset_deadline_s: PositiveSeconds = 60.0
-    """Seconds a reset may take before the episode is invalid and the slot starts afresh."""
+    """Seconds a reset may take before the episode is invalid and the slot starts afresh; waits for what
+    environments share, such as a turn to boot, do not count."""
 
     step_deadline_s: PositiveSeconds = 30.0
     """Seconds an action may take, likewise; an action that ends its episode is judged at once, and
