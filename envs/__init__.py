@@ -10,6 +10,7 @@ atspi_tree    an accessibility tree as nodes for an explorer
 screenshots   image encodings, screenshots as observations, and the texts beside them
 taskfile      task files in OSWorld's JSON schema, and how they are judged
 options       options of suites, checked by their types; guests and devices shared out to slots
+queueing      waits for what environments share, in which the deadline of a call stands still
 child_program a program in another interpreter, asked over its pipes
 process_tree  a process with all processes that it started
 

@@ -3,6 +3,7 @@
     findings   a Finding: subject, level, what was found, the cure; how it is printed
     machine    this host: Python, packages, GPUs, programs, memory, limits, also those of a run's slots
     vllm_parts what vLLM needs of a host with GPUs: a C compiler, Python's headers, a driver
+    guests     virtual machines on this host that a killed `dart env` left
     run        one configuration on this host: mistakes, directory, ports, model, its family and numbers, tasks
     plan       what a run will take: memory and disk; from these pure parts:
                shape (the model's sizes), trainer_memory (one rank's), host_room (main memory and disks)
