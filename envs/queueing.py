@@ -33,18 +33,18 @@ class GivenUpError(EnvError):
 
 
 @dataclass(frozen=True)
-class QueuedFor:
+class SharedWait:
     """What a call waits for, as `dart status` shows it."""
 
     what: str  # e.g. "a turn to boot a guest"
     patience_s: float  # ends the wait once no other has moved on for so long
 
 
-OnQueue = Callable[[QueuedFor | None], None]
+OnQueue = Callable[[SharedWait | None], None]
 """Takes what a call waits for, again whenever another one moves on; None once the call goes on."""
 
 
-def ignore_queue(_: QueuedFor | None) -> None:
+def ignore_queue(_: SharedWait | None) -> None:
     """Do nothing."""
 
 
@@ -78,9 +78,9 @@ def leave_if_given_up() -> None:
 class QueuePlace:
     """A call's place in a queue. Made by `queueing`."""
 
-    def __init__(self, call: PendingCall, queued_for: QueuedFor) -> None:
+    def __init__(self, call: PendingCall, shared_wait: SharedWait) -> None:
         self._call = call
-        self._queued_for = queued_for
+        self._shared_wait = shared_wait
         self._still_s = 0.0  # summed over pauses: a process that was stopped has not waited
 
     def pause(self, seconds: float) -> bool:
@@ -95,12 +95,12 @@ class QueuePlace:
         """Note a pause that the caller made itself; the same as `pause` otherwise."""
         _raise_if_given_up(self._call)
         self._still_s += seconds
-        return self._still_s < self._queued_for.patience_s
+        return self._still_s < self._shared_wait.patience_s
 
     def moved(self) -> None:
         """Note that another one got what this call waits for: the patience begins anew."""
         self._still_s = 0.0
-        self._call.tell(self._queued_for)
+        self._call.tell(self._shared_wait)
 
 
 @contextmanager
@@ -111,11 +111,11 @@ def queueing(what: str, patience_s: float) -> Iterator[QueuePlace]:
     `pause` returns False, which is after `patience_s` in which no other moved on. Raises GivenUpError
     where the slot no longer waits for the call. One such wait does not contain another.
     """
-    call, queued_for = _call.get() or PendingCall(), QueuedFor(what, patience_s)
+    call, shared_wait = _call.get() or PendingCall(), SharedWait(what, patience_s)
     _raise_if_given_up(call)
-    call.tell(queued_for)
+    call.tell(shared_wait)
     try:
-        yield QueuePlace(call, queued_for)
+        yield QueuePlace(call, shared_wait)
     finally:
         call.tell(None)
 

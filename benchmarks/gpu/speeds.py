@@ -171,9 +171,7 @@ class Seconds:
     update: float
     engines: float  # that the engines compute
     environments: float  # that the environments take, their answers and boots included
-    boots: float = (
-        0.0  # until so many machines have booted, `boots_at_once` at a time; 0 without machines
-    )
+    boots: float = 0.0  # until as many machines have booted; 0 without machines
     boots_at_once: int = 0
     uses: int = 1  # updates on each batch, those on which it is trained again included
 
@@ -245,7 +243,7 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
 
 
 def _boots_at_once(config: Config) -> int:
-    """Of the machines of a configuration that boots one for each episode; 0 of any other."""
+    """Return how many machines boot at once where each episode boots one; 0 for other configurations."""
     options = config.env.options
     if "vm" not in options:
         return 0

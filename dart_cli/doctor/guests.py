@@ -17,7 +17,7 @@ ENGINE_S = 5.0
 
 
 def guests() -> Iterator[Finding]:
-    """Virtual machines of OSWorld whose `dart env` was killed; nothing where no container engine runs."""
+    """Yield a warning that names the machines; nothing where no container engine runs."""
     try:
         engine = find_engine(ENGINE_S)
     except MissingPartError:  # `programs` says it where the run needs one

@@ -29,7 +29,7 @@ from dart_cli.judge.judge import Judge, Purpose, judge_of
 from dart_cli.runtime.waits import PhaseTimer
 from envs.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.base import Observation, Task, Verdict
-from envs.queueing import OnQueue, QueuedFor, ignore_queue
+from envs.queueing import OnQueue, SharedWait, ignore_queue
 from envs.registry import make_env
 
 logger = logging.getLogger(__name__)
@@ -323,18 +323,18 @@ class CallReport:
     ) -> None:
         self._reported.close()
 
-    def queued(self, queued_for: QueuedFor | None) -> None:
+    def queued(self, shared_wait: SharedWait | None) -> None:
         """Report what the environment is in a queue for; with None, the call again. In turns."""
         now = time.monotonic()
         self._reported.close()
-        if queued_for is None:
+        if shared_wait is None:
             self.queued_s += now - self._queued_at
             self._report_call()
         else:
             self._queued_at = now
-            bound = f"at most {queued_for.patience_s:g} s in which none moves on"
-            self._report(f"{queued_for.what} ({bound})", on="queue")
-        if self._timer is not None and queued_for is None:
+            bound = f"at most {shared_wait.patience_s:g} s in which none moves on"
+            self._report(f"{shared_wait.what} ({bound})", on="queue")
+        if self._timer is not None and shared_wait is None:
             self._timer.enter(self._phase)
         elif self._timer is not None:
             self._phase = self._timer.phase

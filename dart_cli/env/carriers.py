@@ -33,7 +33,7 @@ from dart_cli.env.calls import Failure, perform
 from dart_cli.env.child import LENGTHS, QUEUED, PipeMessage, decoded, lengths, pack, plain
 from envs.base import GuiEnv
 from envs.process_tree import kill_tree
-from envs.queueing import OnQueue, PendingCall, QueuedFor, answering, ignore_queue
+from envs.queueing import OnQueue, PendingCall, SharedWait, answering, ignore_queue
 from envs.screenshots import StoredEncoding
 
 logger = logging.getLogger(__name__)
@@ -54,39 +54,39 @@ class _Clock:
         self.timeout = timeout
         self._on_queue = on_queue
         self._left_s = 0.0  # of the call, while it is in a queue
-        self._queued_for: QueuedFor | None = None
+        self._shared_wait: SharedWait | None = None
         self._over = False
 
-    def tell(self, queued_for: QueuedFor | None) -> None:
+    def tell(self, shared_wait: SharedWait | None) -> None:
         """Note what the environment is in a queue for, that another moved on there, or (None) that it is over."""
         if self._over or self.timeout.expired():
             return
         now, when = asyncio.get_running_loop().time(), self.timeout.when()
         assert when is not None, "each call has a deadline"
-        was_queued = self._queued_for is not None
-        if queued_for is not None:
+        was_queued = self._shared_wait is not None
+        if shared_wait is not None:
             self._left_s = self._left_s if was_queued else when - now
-            self.timeout.reschedule(now + queued_for.patience_s + QUEUE_GRACE_S)
+            self.timeout.reschedule(now + shared_wait.patience_s + QUEUE_GRACE_S)
         elif was_queued:
             self.timeout.reschedule(now + self._left_s)
-        self._queued_for = queued_for
-        if was_queued is not (queued_for is not None):
-            self._on_queue(queued_for)
+        self._shared_wait = shared_wait
+        if was_queued is not (shared_wait is not None):
+            self._on_queue(shared_wait)
 
     def end(self) -> None:
         """Ignore what is told from now on."""
-        if not self._over and self._queued_for is not None:
+        if not self._over and self._shared_wait is not None:
             self._on_queue(None)
         self._over = True
 
     def overrun(self, what: str, deadline_s: float) -> str:
-        """What was not done in time."""
-        queued_for = self._queued_for
-        if queued_for is None:
+        """Return what was not done in time, in words."""
+        shared_wait = self._shared_wait
+        if shared_wait is None:
             return f"no answer to {what} in {deadline_s:g} s"
         return (
-            f"no answer to {what}: it waits for {queued_for.what}, where none has moved on for "
-            f"{queued_for.patience_s + QUEUE_GRACE_S:g} s"
+            f"no answer to {what}: it waits for {shared_wait.what}, where none has moved on for "
+            f"{shared_wait.patience_s + QUEUE_GRACE_S:g} s"
         )
 
 
@@ -221,10 +221,10 @@ def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: 
         loop.call_soon_threadsafe(settle)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, clock: _Clock, queued_for: QueuedFor | None) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, clock: _Clock, shared_wait: SharedWait | None) -> None:
     """Tell the clock of another thread's loop."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-        loop.call_soon_threadsafe(clock.tell, queued_for)
+        loop.call_soon_threadsafe(clock.tell, shared_wait)
 
 
 KILL_DEADLINE_S = 5.0
@@ -288,7 +288,7 @@ class IsolatedEnv:
                 message = await read(process.stdout)
                 while QUEUED in message[0]:
                     told = message[0][QUEUED]
-                    clock.tell(None if told is None else QueuedFor(**told))
+                    clock.tell(None if told is None else SharedWait(**told))
                     message = await read(process.stdout)
         except TimeoutError:
             overrun = clock.overrun(what, deadline_s)

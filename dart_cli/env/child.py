@@ -32,14 +32,14 @@ from dart_cli.runtime.streams import keep_going, take_streams
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Task
 from envs.process_tree import adopt_orphans, kill_below
-from envs.queueing import PendingCall, QueuedFor, answering
+from envs.queueing import PendingCall, SharedWait, answering
 from envs.registry import find_task, make_env
 from envs.screenshots import StoredEncoding
 
 LENGTHS = struct.Struct(">II")
 MOST_HEADER = 2**24  # bytes
 MOST_BLOB = 2**28
-QUEUED = "queued_for"
+QUEUED = "shared_wait"
 """In the header of a frame that is no answer: what the call is in a queue for; None once it goes on."""
 
 PipeMessage = tuple[dict[str, Any], bytes]
@@ -64,8 +64,8 @@ def main() -> None:
         output.write(pack(header, blob))
         output.flush()
 
-    def tell(queued_for: QueuedFor | None) -> None:
-        send({QUEUED: None if queued_for is None else asdict(queued_for)})
+    def tell(shared_wait: SharedWait | None) -> None:
+        send({QUEUED: None if shared_wait is None else asdict(shared_wait)})
 
     try:
         # The slot is gone where the pipe is broken, as at its end.

@@ -36,7 +36,7 @@ from dart_cli.judge.evidence import (
     parse_answer,
 )
 from dart_cli.runtime.background import in_daemon_thread
-from envs.queueing import OnQueue, QueuedFor, ignore_queue
+from envs.queueing import OnQueue, SharedWait, ignore_queue
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Judge:
         """Hold one of `limits.concurrent` places while inside."""
         is_full = self._gate.locked()
         if is_full:
-            on_queue(QueuedFor(f"a place at the judge {self.name}", self.limits.deadline_s))
+            on_queue(SharedWait(f"a place at the judge {self.name}", self.limits.deadline_s))
         try:
             await self._gate.acquire()
         finally:

@@ -139,7 +139,7 @@ def _only_one(lock: Path, deadline_s: float) -> Iterator[None]:
 
 
 def _locked(lock: Path) -> int | None:
-    """The file descriptor of a lock that is held now; None where another holds it."""
+    """Return the file descriptor of the lock, which is then held; None where another holds it."""
     held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with suppress(BlockingIOError):
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -202,7 +202,7 @@ class BootGate:
                 raise EnvError(self._hopeless(patience_s))
 
     def _are_before(self, queue: int, place: int) -> bool:
-        """Whether as many wait before `place` as may boot at once."""
+        """Return True if as many wait before `place` as may boot at once."""
         waiting, spans = 0, [(0, place)]
         while spans and waiting < self._most:
             start, end = spans.pop()
@@ -212,7 +212,7 @@ class BootGate:
         return waiting >= self._most
 
     def _take(self) -> int | None:
-        """The file descriptor of a turn; None where all are held."""
+        """Return the file descriptor of a turn; None where all are held."""
         for number in range(self._most):
             held = self._open(_TURNS.format(number))
             try:
@@ -232,7 +232,7 @@ class BootGate:
         return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _begun(self) -> list[int]:
-        """A value that changes whenever a turn is taken."""
+        """Return a value that changes whenever a turn is taken."""
         paths = (self._folder / _TURNS.format(number) for number in range(self._most))
         return [path.stat().st_mtime_ns for path in paths if path.exists()]
 

@@ -29,8 +29,8 @@ from envs.osworld.provider import BootGate, _first_locked, _lock_place, boots_at
 from envs.queueing import (
     GivenUpError,
     PendingCall,
-    QueuedFor,
     SharedLock,
+    SharedWait,
     answering,
     leave_if_given_up,
     queueing,
@@ -143,13 +143,13 @@ async def test_the_deadline_of_a_reset_stands_still_while_others_boot(
 async def test_after_the_queue_the_rest_of_the_deadline_counts(
     place: Place, pass_time: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timer, told = slot_timer(), list[QueuedFor | None]()
+    timer, told = slot_timer(), list[SharedWait | None]()
     env = gated(place, "thread", None, timer)
     tell = carriers._Clock.tell
 
-    def record(clock: carriers._Clock, queued_for: QueuedFor | None) -> None:
-        tell(clock, queued_for)
-        told.append(queued_for)
+    def record(clock: carriers._Clock, shared_wait: SharedWait | None) -> None:
+        tell(clock, shared_wait)
+        told.append(shared_wait)
 
     monkeypatch.setattr(carriers._Clock, "tell", record)
     with place.gate.turn(0.0):
@@ -331,7 +331,7 @@ def test_a_turn_is_waited_for_as_long_as_others_begin_to_boot(tmp_path: Path) ->
             assert held is not None
             others.callback(os.close, held)
 
-    told: list[QueuedFor | None] = []
+    told: list[SharedWait | None] = []
     pauses = Pauses(another)
     with others, answering(PendingCall(told.append, pauses)):
         another(0)
@@ -384,7 +384,7 @@ def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
 ) -> None:
     monkeypatch.setattr("envs.queueing.UNSAID_S", 0.0)
     monkeypatch.setattr("envs.queueing.POLL_S", 0.001)
-    lock, told = SharedLock("a frame"), list[QueuedFor | None]()
+    lock, told = SharedLock("a frame"), list[SharedWait | None]()
     call = PendingCall(told.append)
     with held_elsewhere(lock) as let_go:
         with (
@@ -393,7 +393,7 @@ def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
             lock.held(0.005, "no frame"),
         ):
             pass
-        assert told == [QueuedFor("a frame", 0.005), None]
+        assert told == [SharedWait("a frame", 0.005), None]
         given_up = PendingCall(lambda _: given_up.given_up.set())
         with answering(given_up), pytest.raises(GivenUpError), lock.held(60.0, "no frame"):
             pass
@@ -407,7 +407,7 @@ def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
 def test_a_shared_lock_is_waited_for_as_long_as_others_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lock, told = SharedLock("a frame"), list[QueuedFor | None]()
+    lock, told = SharedLock("a frame"), list[SharedWait | None]()
     looks = 0
 
     class Contended:

@@ -240,7 +240,7 @@ def _refused_option(config: Config) -> str:
 
 
 def _longest_reset(config: Config) -> str:
-    """The seconds that the suite gives a reset, where the deadline is not longer."""
+    """Return the seconds that the suite gives a reset, where the deadline is not longer."""
     env = config.env
     try:
         longest_s = longest_reset_s(env.suite, env.options) if _is_usable(config) else 0.0

@@ -9,7 +9,7 @@ import pytest
 
 from bus.errors import EnvError
 from envs.miniwob.browser import BrowserHost
-from envs.queueing import GivenUpError, PendingCall, QueuedFor, answering
+from envs.queueing import GivenUpError, PendingCall, SharedWait, answering
 from tests.waiting import wait_until
 
 BROWSER = """#!/bin/sh
@@ -29,7 +29,7 @@ def test_a_slot_that_has_left_does_not_wait_for_a_browser_and_starts_none(
     binary.chmod(0o755)
     host = BrowserHost(lambda: binary, lambda: tmp_path, 1.0, "png", 60.0)
     host.join()
-    told: list[QueuedFor | None] = []
+    told: list[SharedWait | None] = []
     call = PendingCall(told.append)
 
     def in_a_call() -> None:
@@ -48,6 +48,6 @@ def test_a_slot_that_has_left_does_not_wait_for_a_browser_and_starts_none(
         (tmp_path / "end").touch()
         with pytest.raises(EnvError, match="did not start"):
             first.result()
-    assert told == [QueuedFor("the start of a shared browser", 248.0), None]
+    assert told == [SharedWait("the start of a shared browser", 248.0), None]
     assert starts.read_text() == "started\n"
     host.leave()

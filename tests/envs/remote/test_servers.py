@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.queueing import GivenUpError, PendingCall, QueuedFor, answering
+from envs.queueing import GivenUpError, PendingCall, SharedWait, answering
 from envs.remote.servers import LONGEST_PAUSE_S, Address, Retry, SharedServers
 
 A, B, C = (Address("box", port) for port in (1, 2, 3))
@@ -40,7 +40,7 @@ def test_a_pause_is_a_wait_in_a_queue_which_ends_with_its_slot():
             retry.again()
         call.given_up.clear()
         assert Retry(0.01).again()
-    assert told == [QueuedFor("a server that is down or full", 0.01), None]
+    assert told == [SharedWait("a server that is down or full", 0.01), None]
 
 
 def test_pauses_grow_to_a_bound_and_end():
