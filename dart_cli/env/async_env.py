@@ -23,7 +23,7 @@ from bus.heartbeat import WaitReporter
 from bus.messages import Judgement
 from dart_cli.config.schema import EnvConfig, observed_kinds
 from dart_cli.env.calls import Looked, StepResult
-from dart_cli.env.carriers import IsolatedEnv, ThreadedEnv
+from dart_cli.env.carriers import MOST_HUNG, IsolatedEnv, ThreadedEnv
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, Purpose, judge_of
 from dart_cli.runtime.waits import PhaseTimer
@@ -103,6 +103,11 @@ class AsyncEnv:
     def hung(self) -> int:
         """Environments that overran a deadline and still run."""
         return self.carrier.hung
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether so many hang that the carrier makes no more."""
+        return self.hung >= MOST_HUNG
 
     async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
         """Start the task; returns the first observation and the instruction.

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 CLOSE_DEADLINE_S = 5.0
 
 MOST_HUNG = 8
-"""Environments of one slot that may hang at once: each keeps its thread and its memory."""
+"""Environments of one slot that may hang at once: each keeps its thread and its memory until the process ends."""
 
 QUEUE_GRACE_S = 30.0
 """Time beyond its patience after which a queue is left that does not end by itself."""
@@ -179,10 +179,7 @@ class ThreadedEnv:
 
     def _started(self) -> _Thread:
         if self.hung >= MOST_HUNG:
-            raise EnvError(
-                f"{self.name}: {MOST_HUNG} of its environments hang; fix the suite, or set "
-                'env.isolation = "process"'
-            )
+            raise stuck(self.name)
         loop = asyncio.get_running_loop()
         thread = _Thread(loop, queue.SimpleQueue(), loop.create_future())
         # A daemon: a hung environment must not keep the process from ending.
@@ -208,6 +205,14 @@ class ThreadedEnv:
         except BaseException:
             logger.exception("%s: close failed", self.name)
         _post(thread.loop, thread.ended, None)
+
+
+def stuck(name: str) -> EnvError:
+    """Return the error of a slot, or of a process, in which no more environments can be made."""
+    return EnvError(
+        f"{name}: {MOST_HUNG} of its environments hang, which only the end of the process frees; fix the suite, "
+        'or set env.isolation = "process"'
+    )
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:

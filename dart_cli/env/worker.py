@@ -9,7 +9,8 @@
     WorkerContext     what the slots of the process share
 
 The process does not end because another one is absent: without data or rollout workers the slots
-wait, report it in heartbeats, and continue when these appear.
+wait, report it in heartbeats, and continue when these appear. It ends with an error where too many of its
+environments hang: only that frees their threads (`ends_if_stuck`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import Lease, LeaseRequest, TrajectoryEnd
 from dart_cli.config.schema import Config
 from dart_cli.env.async_env import QUEUEING, make_async_env
+from dart_cli.env.carriers import stuck
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slot_timer
 from dart_cli.env.peers import connected
@@ -35,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pauses after the first, second, ... failed episode in a row."""
+STUCK_SHARE = 0.5
+"""Share of the slots that may be stuck: they lease nothing more. Beyond it the process ends, and its episodes in
+play are played again."""
+LOOK_S = 1.0
+"""How often stuck slots are looked for."""
 
 
 async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> None:
@@ -56,6 +63,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             tasks += [
                 asyncio.create_task(slot.run(), name=f"slot-{slot.index}") for slot in playing
             ]
+            tasks.append(asyncio.create_task(ends_if_stuck(worker, playing), name="stuck"))
             ends = [asyncio.create_task(event.wait()) for event in (stop, peers.over)]
             try:
                 await asyncio.wait([*tasks, *ends], return_when=asyncio.FIRST_COMPLETED)
@@ -70,6 +78,13 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
         # A slot ends by itself only for an error that no retry can fix.
         if isinstance(result, Exception):
             raise result
+
+
+async def ends_if_stuck(worker: str, slots: list[EnvSlot]) -> None:
+    """Raise EnvError once more than STUCK_SHARE of the slots can make no more environments."""
+    while sum(slot.is_stuck for slot in slots) <= STUCK_SHARE * len(slots):  # noqa: ASYNC110 - of threads
+        await asyncio.sleep(LOOK_S)
+    raise stuck(f"most slots of {worker}, e.g. {next(s.name for s in slots if s.is_stuck)}")
 
 
 # --- slots ----------------------------------------------------------------------------------
@@ -151,7 +166,8 @@ class EnvSlot:
             suites=[env.suite],
             started_at=context.heartbeat.started_at,
         )
-        self._env = make_async_env(env, f"{context.worker}/{index}", context.heartbeat, self.timer)
+        self.name = f"{context.worker}/{index}"
+        self._env = make_async_env(env, self.name, context.heartbeat, self.timer)
         self.restarts = 0  # environments replaced because one broke
         self._consecutive_failures = 0  # episodes in a row
 
@@ -160,12 +176,19 @@ class EnvSlot:
         """Environments that overran a deadline and have not come back."""
         return self._env.hung
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether so many of its environments hang that it can make no more."""
+        return self._env.is_stuck
+
     async def run(self) -> None:
         """Lease a task, play it, hand the trajectory in; repeat until cancelled.
 
         Raises UserError where data or the suite finds an error that no retry can fix.
         """
         while True:
+            if self.is_stuck:
+                await self._until_freed()
             self.timer.enter("idle")
             await self._context.router.wait_ready()
             try:
@@ -213,6 +236,14 @@ class EnvSlot:
         if end.stop_reason in BROKE:
             self.restarts += 1
             await self._env.renew()
+
+    async def _until_freed(self) -> None:
+        """Wait until an environment that hangs comes back, if one ever does: a lease would be wasted."""
+        self.timer.enter("dead")
+        logger.error("slot %d leases nothing more: %s", self.index, stuck(self.name))
+        with self._context.heartbeat.waiting(f"an environment of {self.name} to come back"):
+            while self.is_stuck:  # noqa: ASYNC110 - of threads
+                await asyncio.sleep(LOOK_S)
 
     async def _back_off(self) -> None:
         self.timer.enter("dead")

@@ -35,6 +35,7 @@ from bus.messages import (
 from bus.packed import int32s
 from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
+from dart_cli.env.carriers import stuck
 from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
 from envs.actions import Click
 from envs.base import Task
@@ -205,7 +206,8 @@ async def play(
 ) -> None:
     """Play a plan of at most `most` episodes; `keep` gets each as it ends.
 
-    Raises what `next_episode` and `keep` raise. An environment that broke is renewed for the next episode.
+    Raises what `next_episode` and `keep` raise, and EnvError where a slot can make no more environments. One
+    that broke is renewed for the next episode.
     """
     action_spec = action_spec_of(config)
 
@@ -219,6 +221,8 @@ async def play(
             if end.stop_reason in BROKE:
                 await env.renew()
             keep(PlayedEpisode(episode, lease, end, sink, time.monotonic() - began))
+            if env.is_stuck:  # it would make every episode that is left invalid
+                raise stuck(env.carrier.name)
 
     await in_slots(config.env, name, min(most, slots_at_once(config)), play_some)
 

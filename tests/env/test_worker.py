@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import RefusedError, StoreError, TaskError
+from bus.errors import EnvError, RefusedError, StoreError, TaskError
 from bus.messages import (
     Ack,
     ActRequest,
@@ -31,7 +32,7 @@ from dart_cli.config import endpoints
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
-from dart_cli.env import async_env, data_client, worker
+from dart_cli.env import async_env, carriers, data_client, worker
 from envs.osworld.provider import BootGate
 from tests.env.gated_suite import SUITE as GATED
 from tests.env.parts import heartbeat, lease
@@ -65,6 +66,7 @@ class Data:
         self.replier = Replier(endpoints.address(DATA))
         self.serving = asyncio.create_task(self.replier.serve(self.handle))
         self.leased = 0
+        self.leased_of: Counter[int] = Counter()  # by slot
         self.started_at: set[float] = set()  # as requests for leases say
         self.leases_left = 1000
         self.take_back = False  # the next lease that has come to its second step
@@ -74,6 +76,7 @@ class Data:
         self.refuse: tuple[type[Request], Exception] | None = None  # the next of that kind
         self.task_id = "mini/click"
         self.misfits: list[str] = []  # tasks that are leased before
+        self.misfit_of: dict[int, str] = {}  # slot -> the task that it is leased
 
     async def listen(self) -> None:
         async for message in self.heard:
@@ -91,6 +94,8 @@ class Data:
             self.leased += 1
             self.started_at.add(request.started_at)
             task_id = self.misfits.pop(0) if self.misfits else self.task_id
+            task_id = self.misfit_of.get(request.slot, task_id)
+            self.leased_of[request.slot] += 1
             suite = request.suites[0]
             given = lease(task_id, seed=self.leased).model_copy(update={"suite": suite})
             return LeaseReply(lease=given)
@@ -388,6 +393,48 @@ async def test_an_unruly_environment_costs_its_slot_alone_which_is_restarted_and
     outcomes = [end.outcome for end in data.ends if end.stop_reason != "cancelled"]
     assert outcomes.count("invalid") == broken
     assert {"pass", "fail"} >= set(outcomes[-3:])
+    await rollout.close()
+    await data.close()
+
+
+@pytest.fixture
+def hanging(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Two environments of a slot may hang."""
+    for module in (carriers, async_env):
+        monkeypatch.setattr(module, "MOST_HUNG", 2)
+    monkeypatch.setattr(worker, "LOOK_S", 0.01)
+    env = {"suite": SUITE, "slots": 3, "reset_deadline_s": 1.0}
+    return config.model_copy(update={"env": config.env.model_copy(update=env)})
+
+
+async def test_a_slot_whose_environments_hang_leases_nothing_more_and_the_others_play(
+    hanging: Config,
+) -> None:
+    data, rollout = Data(hanging), Rollout(hanging)
+    data.task_id, data.misfit_of = "unruly/well", {1: "unruly/reset-hang"}
+    async with env_process(hanging):
+        await until(lambda: data.gauge("hung") >= 2)
+        before = len(data.ends)
+        await until(lambda: len(data.ends) >= before + 10)
+        assert data.leased_of[1] == 2
+        waits = {wait.what for beat in data.heartbeats[-1:] for wait in beat.waits}
+        assert "an environment of env-0/1 to come back" in waits
+    await rollout.close()
+    await data.close()
+
+
+async def test_a_process_most_of_whose_slots_are_stuck_ends_with_an_error(
+    hanging: Config,
+) -> None:
+    data, rollout = Data(hanging), Rollout(hanging)
+    data.task_id = "unruly/well"
+    data.misfit_of = dict.fromkeys((0, 2), "unruly/reset-hang")
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(
+            EnvError, match=r"most slots of env-0, e\.g\. env-0/0: 2 of its env.*hang"
+        ):
+            await worker.run(hanging, "env-0", 3, asyncio.Event())
+    assert (data.leased_of[0], data.leased_of[2]) == (2, 2)
     await rollout.close()
     await data.close()
 

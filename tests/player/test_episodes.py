@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from bus.errors import EnvError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import TRAIN_SEEDS, Config, LoraConfig
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.env import async_env, carriers
 from dart_cli.player.episodes import (
     PlayedEpisode,
     answered_by,
@@ -21,6 +23,7 @@ from dart_cli.player.episodes import (
 from dart_cli.player.model import loaded_model
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.rollout.worker import load_model
+from tests.env.unruly_suite import SUITE, UnrulySuite
 from tests.weights.sets import publish
 
 
@@ -47,6 +50,23 @@ async def test_the_same_seeds_give_the_same_episodes(config_path: Path) -> None:
         runs.append({each.lease.task_seed: (each.end.outcome, each.end.steps) for each in played})
     assert len(runs[0]) == 8
     assert runs[0] == runs[1]
+
+
+async def test_a_slot_that_can_make_no_more_environments_ends_the_plan_and_spoils_no_more_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (carriers, async_env):
+        monkeypatch.setattr(module, "MOST_HUNG", 2)
+    env = {"suite": SUITE, "slots": 1, "reset_deadline_s": 0.1}
+    config = Config.model_validate({"run": {"dir": tmp_path}, "env": env})
+    config = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"max_batch": 1})}
+    )
+    episodes = planned([UnrulySuite.tasks["unruly/reset-hang"]], 8, TRAIN_SEEDS)
+    played: list[PlayedEpisode] = []
+    with pytest.raises(EnvError, match="eval/0: 2 of its environments hang"):
+        await play(config, each_of(episodes), answered_by(config, None), played.append, most=8)
+    assert [each.end.outcome for each in played] == ["invalid"] * 2
 
 
 @pytest.mark.parametrize("now", [LoraConfig(rank=2, alpha=8.0), LoraConfig(), None], ids=str)
