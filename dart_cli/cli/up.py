@@ -42,7 +42,8 @@ from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
 from dart_cli.runtime.role import end_with_parent
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
-from dart_cli.runtime.supervisor import RESTARTS, StartProcess, Supervisor, start_here
+from dart_cli.runtime.supervisor import RESTARTS, Progress, StartProcess, Supervisor, start_here
+from dart_cli.train.checkpoints.identity import newest_updates
 
 if TYPE_CHECKING:
     from dart_cli.cluster.connection import Cluster
@@ -215,6 +216,8 @@ async def _bring_to_end(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
 
+    checkpoints = Progress("checkpoint", lambda: newest_updates(config.run.dir / "checkpoints"))
+
     async def run(
         commands: Mapping[str, Sequence[str]], leaders: Sequence[str], restarts: int
     ) -> None:
@@ -225,6 +228,7 @@ async def _bring_to_end(
             log_file=log_dir(config.run.dir) / "up.log",
             notice=display.notice,
             start=there.start,
+            progress={"train": checkpoints},
         )
         killable.append(supervisor)
         await supervisor.run(stop)

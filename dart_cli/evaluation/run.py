@@ -52,7 +52,7 @@ from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
-from dart_cli.runtime.supervisor import Supervisor
+from dart_cli.runtime.supervisor import RESTARTS, Supervisor
 from dart_cli.runtime.tables import minutes, progress
 from envs.base import reward_of
 
@@ -65,8 +65,6 @@ MAX_FILM_BYTES = 64_000_000
 """Screenshots kept of one evaluation, at most."""
 LOOK_S = 0.5
 """How often the bar is moved while other processes play."""
-RESTARTS = 3
-"""Of a worker that fails within one evaluation."""
 
 MODES: dict[str, tuple[Mode, ...]] = {
     "sampled": ("sampled",),

@@ -5,11 +5,17 @@
     Child        one command and its present process
     Process      what the supervisor needs of that process, on whichever host it is
     start_here   starts a command as a process of this host; see StartProcess
+    Progress     work of a command by which it recovers from its deaths
+    Restarts     how often one process was started again within a day
     ChildError   a command that could not be kept alive
 
 Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the
 group reaches all that the child started, re-parented processes too (psutil has no process groups).
 Output goes line by line to one log file, each line with the child's name in front.
+
+Deaths are counted in a row: a child that lived for `HEALTHY_S` has recovered, and the count begins anew. Where
+the child's Progress is known, it has recovered once that has risen, however long it lived. So a run that makes
+progress goes on however often its children die, and each notice says how often that was within a day.
 """
 
 from __future__ import annotations
@@ -20,8 +26,8 @@ import os
 import re
 import signal
 import sys
-import time
 from codecs import getincrementaldecoder
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +42,13 @@ FOLLOW_S = 20.0
 USER_ERROR_CODE = UserError.exit_code
 _BACKOFF_S = 0.5
 RESTARTS = 3
-"""Times a process that died is started again before the run is ended."""
+"""Times in a row that a process which died is started again; its next death ends the run."""
+HEALTHY_S = 3600.0
+"""A process that has lived so long has recovered from the deaths before."""
+DAY_S = 24 * 3600.0
+"""The time over which restarts are counted to be reported."""
+MOST_COUNTED = 10_000
+"""Restarts of one process in a day, at most as far as they are counted: with the longest pause it can have 8,640."""
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
 _NOTICED = re.compile(r"(WARNING|ERROR|progress:|\S+: http://)")
@@ -100,6 +112,14 @@ StartProcess = Callable[[str, Sequence[str], asyncio.Event], Awaitable[Process |
 """(name, arguments of `dart`, ending) -> its process; None where `ending` was set before it started."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Work of a child that its death does not undo: by more of it the child recovers, and by nothing else."""
+
+    unit: str  # of the work, for an error: "checkpoint"
+    done: Callable[[], int]  # how far the work is, a number that rises
+
+
 class LocalProcess:
     """A process of this host, which leads its own process group. See Process."""
 
@@ -145,16 +165,37 @@ async def start_here(
     return LocalProcess(process)
 
 
+class Restarts:
+    """The times at which one process was started again, of the last day; the newest MOST_COUNTED of them."""
+
+    def __init__(self) -> None:
+        self._at: deque[float] = deque(maxlen=MOST_COUNTED)
+
+    def add(self, now: float) -> None:
+        """Note a restart, at monotonic seconds."""
+        self._at.append(now)
+
+    def within_day(self, now: float) -> int:
+        """Return how many there were in the day before `now`."""
+        while self._at and self._at[0] <= now - DAY_S:
+            self._at.popleft()
+        return len(self._at)
+
+
 @dataclass
 class Child:
     """One command and its present process."""
 
     name: str
     arguments: Sequence[str]
+    progress: Progress | None = None
     process: Process | None = None
-    restarts: int = 0
+    deaths: int = 0  # in a row
+    reached: int = 0  # the most that `progress` has reported
+    began_at: float = 0.0  # the loop's seconds when `process` was started
+    restarts: Restarts = field(default_factory=Restarts)
     last_line: str = ""  # of its output, to report why it ended
-    heard_at: float = 0.0  # monotonic seconds of its last output
+    heard_at: float = 0.0  # the loop's seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
 
     @property
@@ -166,6 +207,22 @@ class Child:
         """Send a signal to the child and everything it started."""
         if self.process is not None:
             self.process.signal_group(number)
+
+    def has_recovered(self, now: float) -> bool:
+        """Return True if the process that has just ended did well: the deaths before it count no more."""
+        if self.progress is None:
+            return now - self.began_at >= HEALTHY_S
+        before, self.reached = self.reached, max(self.reached, self.progress.done())
+        return self.reached > before
+
+    def in_vain(self) -> str:
+        """Return how often it was started again in vain, for an error."""
+        times = f"restarted {self.deaths} times"
+        if not self.deaths:
+            return times
+        if self.progress is not None:
+            return f"{times} without a new {self.progress.unit}"
+        return f"{times}, and it never lived for {HEALTHY_S:.0f} s"
 
 
 class Supervisor:
@@ -180,14 +237,18 @@ class Supervisor:
         log_file: Path,
         notice: Callable[[str], None],
         start: StartProcess = start_here,
+        progress: Mapping[str, Progress] | None = None,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
-        The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often each child is
-        started again; `notice` is called with each line that a person should see. `start` says where they
-        run.
+        The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often in a row each child
+        is started again; `notice` is called with each line that a person should see. `start` says where they
+        run. `progress` has the Progress of children by name.
         """
-        self._children = {name: Child(name, arguments) for name, arguments in commands.items()}
+        known = progress or {}
+        self._children = {
+            name: Child(name, arguments, known.get(name)) for name, arguments in commands.items()
+        }
         self._leaders = [self._children[name] for name in leaders]
         self._restarts = restarts
         self._log_file = log_file
@@ -228,8 +289,11 @@ class Supervisor:
                 child.signal_group(signal.SIGKILL)
 
     async def _keep(self, child: Child, log: TextIO) -> None:
-        """Start the child, and again when it dies; returns when it ended cleanly."""
+        """Start the child, and again when it dies; return when it ended cleanly."""
+        loop = asyncio.get_running_loop()
         try:
+            if child.progress is not None:
+                child.reached = child.progress.done()
             while not self._ending.is_set():
                 code = await self._run_once(child, log)
                 child.signal_group(signal.SIGKILL)  # what it left behind
@@ -238,15 +302,22 @@ class Supervisor:
                 assert child.process is not None
                 what = f"{child.name} {child.process.how_it_ended(code)}"
                 why = f": {child.last_line}" if child.last_line else ""
-                if code == USER_ERROR_CODE or child.restarts >= self._restarts:
+                if child.has_recovered(loop.time()):
+                    child.deaths = 0
+                if code == USER_ERROR_CODE or child.deaths >= self._restarts:
                     raise ChildError(
-                        f"{what}{why or ' without output'}; restarted {child.restarts} times, "
+                        f"{what}{why or ' without output'}; {child.in_vain()}, "
                         f"its log is {self._log_file}",
                         USER_ERROR_CODE if code == USER_ERROR_CODE else DartError.exit_code,
                     )
-                child.restarts += 1
-                self._notice(f"{what}{why}; starting it again ({child.restarts}/{self._restarts})")
-                pause_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**child.restarts)
+                child.deaths += 1
+                child.restarts.add(loop.time())
+                today = child.restarts.within_day(loop.time())
+                often = f", {today} times within a day" if today > child.deaths else ""
+                self._notice(
+                    f"{what}{why}; starting it again ({child.deaths}/{self._restarts}{often})"
+                )
+                pause_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**child.deaths)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), pause_s)
         finally:
@@ -257,6 +328,7 @@ class Supervisor:
         if process is None:
             return 0
         child.process = process
+        child.began_at = asyncio.get_running_loop().time()
         if self._ending.is_set():  # `kill` or `_end` was called while it started
             child.signal_group(signal.SIGTERM)
         reading = asyncio.create_task(self._read(child, process.output, log))
@@ -278,7 +350,7 @@ class Supervisor:
         while not ended:
             chunk = await stream.read(_CHUNK_BYTES)
             ended = not chunk
-            child.heard_at = time.monotonic()
+            child.heard_at = asyncio.get_running_loop().time()
             *lines, rest = re.split(r"[\r\n]+", rest + decoder.decode(chunk, final=ended))
             for line in filter(str.strip, [*lines, rest] if ended else lines):
                 with contextlib.suppress(OSError):
@@ -312,10 +384,11 @@ class Supervisor:
 
     async def _see_end(self, child: Child) -> None:
         """Kill a child that was asked to end, and neither ends nor prints what it still has to do."""
-        asked = time.monotonic()
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         while not child.ended.is_set():
             until = min(max(asked, child.heard_at), asked + LAST_WORK_S) + GRACE_S + 2
-            left = until - time.monotonic()
+            left = until - loop.time()
             if left <= 0:
                 self._notice(f"{child.name} did not end in time; killed")
                 child.signal_group(signal.SIGKILL)

@@ -3,6 +3,7 @@
     TrainerProgress   where the run is
     TrainedPart       which tensors of the model are trained: its adapters' settings, or which weights
     CheckpointState   both, the identity of the model folder, and the digests of the files
+    checkpoint_paths  the complete checkpoints of a folder; newest_updates, how far the newest one is
     model_identity    what tells the model folder from another one
     refuse_other      the error where a configuration cannot go on from the newest checkpoint
 
@@ -98,7 +99,19 @@ def checkpoint_paths(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name[1:]))
+    return sorted(found, key=_updates)
+
+
+def newest_updates(directory: Path) -> int:
+    """Return the updates that the newest checkpoint in `directory` holds; 0 where there is none, or no folder."""
+    try:
+        return max(map(_updates, checkpoint_paths(directory)), default=0)
+    except OSError:  # the folder was moved, or its disk does not answer
+        return 0
+
+
+def _updates(path: Path) -> int:
+    return int(path.name[1:])
 
 
 def model_identity(folder: Path) -> str:
