@@ -6,8 +6,9 @@
     NodeLostError   the node is gone that a process may not be moved from
     cause_of   the cause of an error of Ray's, in one line
 
-An actor is restarted by Ray, at most RESTARTS times, on a node that has room: its placement group is then
-moved whole. Each wait tells what it waits for and ends after WAIT_S.
+An actor is restarted by Ray on a node that has room, and its placement group is moved whole. How often is
+the supervisor's to decide, for which a lost actor is a process that died: Ray would count over the whole run,
+and forgets nothing. Each wait tells what it waits for and ends after WAIT_S.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ TELL_S = 2.0
 """Seconds after which a wait for room is told."""
 SLOW_S = 20.0
 """Seconds after which a wait for a process that has room is told: it imports Ray and dart."""
+_ALWAYS = -1
+"""Ray's `max_restarts` without a bound."""
 CLOSE_S = 5.0
 """Seconds in which an actor must remove what it made, at the end."""
 _POLL_S = 0.25
@@ -79,10 +82,8 @@ class Place:
 class Placing:
     """The places of one run."""
 
-    def __init__(
-        self, cluster: Cluster, restarts: int, wait_s: float, notice: Callable[[str], None]
-    ) -> None:
-        self._cluster, self._restarts, self._wait_s = cluster, restarts, wait_s
+    def __init__(self, cluster: Cluster, wait_s: float, notice: Callable[[str], None]) -> None:
+        self._cluster, self._wait_s = cluster, wait_s
         self._notice = notice
         self._reserved: list[Reserved] = []
         self._places: list[Place] = []
@@ -119,7 +120,7 @@ class Placing:
             .options(
                 num_cpus=demand.cpus,
                 num_gpus=demand.gpus,
-                max_restarts=self._restarts,
+                max_restarts=_ALWAYS,
                 scheduling_strategy=where,
             )
             .remote(worker)

@@ -17,9 +17,9 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bus.endpoints import make_private_dir, write_key_pair
 from bus.errors import DartError, UserError, first_line
@@ -51,6 +51,9 @@ _PASSED_ON = re.compile(
 """Variables of this process that the children have too, as on one box."""
 
 
+_T = TypeVar("_T")
+
+
 class ClusterRun:
     """See the module. Made by `placed`, inside one running loop."""
 
@@ -60,7 +63,7 @@ class ClusterRun:
         self.config = config
         self.arguments: list[str] = []
         self._cluster, self._path, self._notice = cluster, path, notice
-        self._placing = Placing(cluster, RESTARTS, WAIT_S, notice)
+        self._placing = Placing(cluster, WAIT_S, notice)
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._trainer = Trainer((), (), Demand("", 0))
@@ -178,14 +181,35 @@ class ClusterRun:
         environment: Mapping[str, str] | None = None,
     ) -> RemoteProcess | None:
         """As `start`; `environment` is of this process alone."""
-        place = await self._place_of(name)
         role = name.partition("-")[0]
-        errors = self._cluster.ray.exceptions
-        while await self._placing.found(place, ending, lambda: not self._others_run(name, role)):
+
+        async def begin(place: Place) -> RemoteProcess:
+            return await self._started(name, place, arguments, environment or {})
+
+        return await self._at_place(name, ending, lambda: not self._others_run(name, role), begin)
+
+    async def _at_place(
+        self,
+        name: str,
+        ending: asyncio.Event,
+        is_needed: Callable[[], bool],
+        work: Callable[[Place], Awaitable[_T]],
+    ) -> _T | None:
+        """Wait for the place of a command and return what `work` does there; None once `ending` is set.
+
+        Where its actor is lost meanwhile, wait and try again. Raises DartError where that goes on.
+        """
+        place = await self._place_of(name)
+        lost = 0
+        while await self._placing.found(place, ending, is_needed):
             try:
-                return await self._started(name, place, arguments, environment or {})
-            except errors.RayActorError:  # lost since it was found
-                continue
+                return await work(place)
+            except self._cluster.ray.exceptions.RayActorError as error:
+                lost += 1
+                if lost > RESTARTS:
+                    raise DartError(
+                        f"{name}: Ray lost its actor {lost} times in a row before it could start: {cause_of(error)}"
+                    ) from None
         return None
 
     async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
@@ -211,13 +235,11 @@ class ClusterRun:
         """One of rank 0's node, where the ranks meet; 0 where `ending` was set."""
         first = self.config.bus.port
         kept = list(range(first, first + _PORTS))
-        place = await self._place_of("train")
-        while await self._placing.found(place, ending, lambda: True):
-            try:
-                return int(await _answer(place.actor.ports.remote(1, kept)))
-            except self._cluster.ray.exceptions.RayActorError:  # lost since it was found
-                continue
-        return 0
+
+        async def ask(place: Place) -> int:
+            return int(await _answer(place.actor.ports.remote(1, kept)))
+
+        return await self._at_place("train", ending, lambda: True, ask) or 0
 
     async def _started(
         self,

@@ -74,6 +74,7 @@ class Overview:
         self._ledger = ledger
         self._scheduler = scheduler
         self._tasks = tasks
+        self._starts = watch.starts
         self._liveness = watch.liveness
         self._usage = watch.usage
         self._tokens = watch.tokens
@@ -230,6 +231,10 @@ class Overview:
                 f"the database takes more than data.max_gb = {self._config.data.max_gb:g}, and all "
                 "of it is needed; see that its disk has room"
             )
+        found += [
+            f"{worker} was started again {times} times within a day; logs/{worker}.log shows why"
+            for worker, times in self._starts.often(time.monotonic()).items()
+        ]
         # One that has fallen silent is a stall. After a start of data the others need a moment to be heard.
         known = {beat.role for beat in (*self._liveness.alive(), *self._liveness.dead())}
         if not known.isdisjoint(PLAYERS):

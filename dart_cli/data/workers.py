@@ -2,6 +2,7 @@
 
 WorkerWatch   notes each heartbeat; takes leases and permits back from processes that are dead
 TokenWatch    how long the requests of each rollout worker have yielded no token
+StartsWatch   how often each process was started again within a day
 Usage         seconds of all processes by phase
 
 Every heartbeat reports how many seconds its process has spent in each phase since it began
@@ -27,6 +28,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.rows import ProcessRow, UsageRow
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Permits
+from dart_cli.runtime.supervisor import RESTARTS, Restarts
 from dart_cli.runtime.waits import PREFIX
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class WorkerWatch:
         self.liveness = liveness
         self.usage = usage
         self.tokens = TokenWatch()
+        self.starts = StartsWatch()
         self._ledger = ledger
         self._permits = permits
 
@@ -55,6 +58,7 @@ class WorkerWatch:
         is_new = self.liveness.observe(heartbeat)
         if is_new:
             log.info("%s joined: pid %d on %s", heartbeat.worker, heartbeat.pid, heartbeat.host)
+        self.starts.observe(heartbeat, time.monotonic())
         self.usage.observe(heartbeat, time.monotonic())
         self.tokens.observe(heartbeat)
         self._ledger.renew(heartbeat.trajectories)
@@ -132,6 +136,27 @@ def process_row(beat: Heartbeat, heard_at: float) -> ProcessRow:
         waiting_for=beat.waiting_for,
         waiting_s=beat.waiting_s,
     )
+
+
+class StartsWatch:
+    """How often each process was started again within a day, since this `dart data` began; bounded by names."""
+
+    def __init__(self) -> None:
+        self._started_at: dict[str, float] = {}  # by worker, unix seconds
+        self._restarts: dict[str, Restarts] = {}
+
+    def observe(self, heartbeat: Heartbeat, now: float) -> None:
+        """Note a heartbeat that came at `now` (monotonic seconds)."""
+        worker, started_at = heartbeat.worker, heartbeat.started_at
+        before = self._started_at.get(worker, started_at)
+        self._started_at[worker] = max(before, started_at)
+        if started_at > before:
+            self._restarts.setdefault(worker, Restarts()).add(now)
+
+    def often(self, now: float) -> dict[str, int]:
+        """Return the restarts of each process that had more than RESTARTS of them in the day before `now`."""
+        times = {worker: each.within_day(now) for worker, each in sorted(self._restarts.items())}
+        return {worker: number for worker, number in times.items() if number > RESTARTS}
 
 
 @dataclass

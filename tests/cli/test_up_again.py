@@ -17,6 +17,7 @@ from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
 from dart_cli.runtime.run_dir import claim, read_run, save_config
+from dart_cli.runtime.supervisor import Progress
 from dart_cli.train.checkpoints.checkpoint import complete, draft_of
 from dart_cli.train.checkpoints.checkpoint import path_of as checkpoint_path
 from dart_cli.train.checkpoints.identity import (
@@ -84,6 +85,29 @@ def test_a_run_that_was_started_by_hand_is_left_alone(
     assert supervisors == []
     run_up(config, config_path, [], fresh=False)
     assert supervisors, "an ended process blocks no new one"
+
+
+def test_the_trainer_recovers_by_checkpoints_that_are_complete(
+    config_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Progress] = {}
+
+    class Recorded:
+        def __init__(self, _: object, *, progress: dict[str, Progress], **__: Any) -> None:
+            given.update(progress)
+
+        async def run(self, stop: asyncio.Event) -> None:
+            stop.set()
+
+    monkeypatch.setattr("dart_cli.cli.up.Supervisor", Recorded)
+    config = load_config(config_path, ["eval.around=false"])
+    run_up(config, config_path, [], fresh=False)
+    [(name, progress)] = given.items()
+    assert (name, progress.unit, progress.done()) == ("train", "checkpoint", 0)
+    folder = config.run.dir / "checkpoints"
+    for made, wanted in (("c000010", 10), ("c1000000", 1_000_000), (".c2000000.draft", 1_000_000)):
+        (folder / made).mkdir(parents=True)
+        assert progress.done() == wanted
 
 
 def test_fresh_moves_the_old_run_aside_and_never_a_live_one(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ BOX = Node("1", "box", "10.0.0.1", 4, 0, free_cpus=0)
 
 def waits(cluster: Cluster, wait_s: float = PATIENCE_S) -> tuple[Placing, list[str]]:
     told: list[str] = []
-    return Placing(cluster, 3, wait_s, told.append), told  # type: ignore[arg-type]
+    return Placing(cluster, wait_s, told.append), told  # type: ignore[arg-type]
 
 
 async def test_a_place_is_found_again_after_its_actor_was_restarted_elsewhere() -> None:
@@ -85,6 +85,25 @@ async def test_a_place_is_found_again_after_its_actor_was_restarted_elsewhere() 
     assert await asyncio.wait_for(finding, PATIENCE_S)
     assert (place.life, place.node) == ("b", other)
     assert told in ([], ["waits for Ray to start a process for env-0"])
+
+
+def test_ray_starts_an_actor_again_however_often_it_was_lost_in_a_run_of_days() -> None:
+    """The supervisor decides how often is too often, since it forgets what was long ago."""
+    given: dict[str, Any] = {}
+
+    class Class:
+        def options(self, **options: Any) -> Class:
+            given.update(options)
+            return self
+
+        def remote(self, _worker: str) -> Actor:
+            return Actor()
+
+    cluster = Cluster(BOX)
+    cluster.ray.remote = lambda _: Class()
+    made, _ = waits(cluster)
+    made.place(Demand("env-0", 1), "env-0")
+    assert given["max_restarts"] == -1
 
 
 async def test_a_wait_is_told_once_and_ends_the_run_by_the_deadline_if_it_is_needed() -> None:

@@ -18,6 +18,7 @@ from dart_cli.cluster.demands import Demand, Node
 from dart_cli.cluster.placing import NodeLostError, Place
 from dart_cli.cluster.run import NO_TOKEN, ClusterRun
 from dart_cli.config.load import load_config
+from dart_cli.runtime.supervisor import RESTARTS
 
 BOX = Node("1", "box", "127.0.0.1", cpus=8, gpus=8, free_cpus=8, free_gpus=8)
 CONFIG = """
@@ -139,6 +140,31 @@ async def test_ranks_on_several_nodes_whose_home_is_lost_end_the_run_with_a_line
     placing.error, placing.is_home_lost = RayActorError("its node is gone"), True
     with pytest.raises(DartError, match=r"the node box .* which ran data and train, is lost"):
         await made.start("train", [], asyncio.Event())
+
+
+async def test_an_actor_that_is_lost_at_each_start_ends_the_run_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray starts it again for ever: it is dart that stops."""
+    made, _, _ = run_of(tmp_path)
+    await made.settle([], asyncio.Event())
+    starts, lasts = 0, 0
+
+    async def started(*_: object) -> str:
+        nonlocal starts
+        starts += 1
+        if starts > lasts:
+            return "a process"
+        raise RayActorError("The actor died.\n  File x\nOSError: it was killed\n")
+
+    monkeypatch.setattr(made, "_started", started)
+    lasts = RESTARTS
+    for _ in range(2):  # nothing is remembered of an earlier start
+        starts = 0
+        assert await made.start("env-0", [], asyncio.Event()) == "a process"
+    starts, lasts = 0, RESTARTS + 1
+    with pytest.raises(DartError, match=r"env-0: Ray lost its actor 4 times .*it was killed"):
+        await made.start("env-0", [], asyncio.Event())
 
 
 async def test_what_ray_cannot_do_is_one_line(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
 from dart_cli.data import ledger, service
 from dart_cli.data.store.open import open_reader
+from dart_cli.data.workers import StartsWatch
+from dart_cli.runtime.supervisor import DAY_S, RESTARTS
 from tests.data.client import serving
 from tests.data.parts import (
     heartbeat,
@@ -59,6 +61,42 @@ async def test_a_process_that_announced_its_stop_is_not_missed(config: Config) -
             )
         )
         assert not any("env-1" in warning for warning in seen.warnings)
+
+
+async def test_a_process_that_was_started_again_too_often_is_a_warning(config: Config) -> None:
+    async with serving(config) as client:
+
+        async def start(started_at: float) -> Snapshot:
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    beat = heartbeat("env-0").model_copy(update={"started_at": started_at})
+                    client.publisher.publish(beat)
+                    seen = await client.snapshot()
+                    if [each.started_at for each in seen.processes if each.role == "env"] == [
+                        started_at
+                    ]:
+                        return seen
+                    await asyncio.sleep(0.05)
+
+        for restarts in range(RESTARTS + 1):
+            assert not any("env-0 was" in each for each in (await start(float(restarts))).warnings)
+        seen = await start(restarts + 1.0)
+        assert (
+            f"env-0 was started again {restarts + 1} times within a day; logs/env-0.log shows why"
+            in seen.warnings
+        )
+
+
+def test_restarts_are_those_of_a_day_whatever_order_heartbeats_come_in() -> None:
+    watch = StartsWatch()
+    for restart in range(6):
+        beat = heartbeat("env-0").model_copy(update={"started_at": float(restart)})
+        for late in (beat, beat.model_copy(update={"started_at": 0.0}), beat):
+            watch.observe(late, 3600.0 * restart)
+    watch.observe(heartbeat("env-1"), 0.0)
+    assert watch.often(5 * 3600.0) == {"env-0": 5}
+    assert watch.often(DAY_S + 3600.0) == {"env-0": 4}
+    assert watch.often(DAY_S + 2 * 3600.0) == {}
 
 
 @pytest.mark.usefixtures("short_holds")
