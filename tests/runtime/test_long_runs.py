@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from dart_cli.runtime.supervisor import (
-    HEALTHY_S,
     RESTARTS,
     ChildError,
     Progress,
@@ -158,7 +157,7 @@ def test_a_crash_loop_ends_the_run_at_its_fourth_death_whenever_it_begins(
     assert len(run.starts) == after_s // (2 * DAY_S) + 1 + RESTARTS - (after_s > 0)
 
 
-@pytest.mark.parametrize(("life_s", "lasts"), [(HEALTHY_S - 1, False), (HEALTHY_S, True)])
+@pytest.mark.parametrize(("life_s", "lasts"), [(HOUR_S - 1, False), (HOUR_S, True)])
 def test_a_process_recovers_by_an_hour_of_life_and_not_by_less(
     tmp_path: Path, life_s: float, lasts: bool
 ) -> None:
