@@ -155,8 +155,8 @@ async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
     async with contextlib.AsyncExitStack() as stack:
         receiver: Receiver = FileReceiver()
         if config.weights.channel != "file":
-            from dart_cli.weights.broadcast.group import Transport
             from dart_cli.weights.broadcast.receiver import BroadcastReceiver
+            from dart_cli.weights.broadcast.transport import Transport
 
             address, curve = run_endpoints(config).address(TRAIN), run_curve(config)
             train = await stack.enter_async_context(

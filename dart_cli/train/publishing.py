@@ -21,7 +21,7 @@ from bus.weights import WeightsPublished
 from dart_cli.config.endpoints import own_address, weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import FileChannel, Publication
 from dart_cli.weights.manifest import Published
 

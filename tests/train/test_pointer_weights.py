@@ -19,7 +19,7 @@ from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
-from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import FileChannel, load
 from tests.train.parts import save
 from tests.weights.broadcasting import make_channel, receiving, same, serving, take

@@ -25,8 +25,10 @@ from dart_cli.weights.broadcast import channel as channels
 from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast import receiver as receivers
 from dart_cli.weights.broadcast import rounds
-from dart_cli.weights.broadcast.group import Member, Transport, join
+from dart_cli.weights.broadcast import transport as transports
+from dart_cli.weights.broadcast.group import join
 from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, Rendezvous
+from dart_cli.weights.broadcast.transport import Member, Transport
 from dart_cli.weights.file import load
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import WEIGHTS, read_manifest
@@ -399,7 +401,7 @@ async def test_a_worker_that_dies_or_hangs_between_two_broadcasts_is_not_in_the_
 async def test_a_worker_that_asks_and_never_joins_costs_the_others_one_deadline(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "JOIN_S", 1.0)
+    monkeypatch.setattr(transports, "JOIN_S", 1.0)
     monkeypatch.setattr(rounds, "MEET_S", 1.0)
     channel = make_channel(run_dir, transport)
     announced = channel.resume(tensors(1), 0)
@@ -425,7 +427,7 @@ async def test_a_worker_that_asks_and_never_joins_costs_the_others_one_deadline(
 class Deaf:
     """A group in which a worker receives nothing."""
 
-    def __init__(self, group: groups.ByteGroup) -> None:
+    def __init__(self, group: transports.ByteGroup) -> None:
         self.name, self.close, self._through = group.name, group.close, group.broadcast
 
     def broadcast(self, flat: FlatWeights, _: object, stops: Callable[[], bool]) -> int:
@@ -442,7 +444,7 @@ async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served
     # Of this worker alone: the address is all that tells them apart.
     bad_transport = replace(of_rank(transport, 3), address="127.0.0.2")
 
-    def join_of(mine: Transport, member: Member, store: GroupStore) -> groups.ByteGroup:
+    def join_of(mine: Transport, member: Member, store: GroupStore) -> transports.ByteGroup:
         group = join(mine, member, store)
         return Deaf(group) if mine is bad_transport else group
 

@@ -16,9 +16,9 @@ import torch
 from bus.errors import WeightsError
 from dart_cli.policy import accelerator
 from dart_cli.weights.broadcast import nccl
-from dart_cli.weights.broadcast.group import Member, Transport
 from dart_cli.weights.broadcast.nccl import NcclGroup
 from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
+from dart_cli.weights.broadcast.transport import Member, Transport
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bus.errors import WeightsError
 from dart_cli.weights import file, flat_weights
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.group import Transport
+from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import FileChannel, Publication, load
 from dart_cli.weights.flat_weights import FlatWeights, TensorStream, parts_of, specs_of
 from dart_cli.weights.manifest import (

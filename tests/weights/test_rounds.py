@@ -15,10 +15,11 @@ from bus.errors import WeightsError
 from bus.messages import Reply, Request
 from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.weights.broadcast import rounds
-from dart_cli.weights.broadcast.group import GlooGroup, Member, Transport
+from dart_cli.weights.broadcast.group import GlooGroup
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.broadcast.rounds import RoundsThread, Version
+from dart_cli.weights.broadcast.transport import Member, Transport
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from dart_cli.weights.manifest import Published, published
 from tests.waiting import PATIENCE_S, wait_until

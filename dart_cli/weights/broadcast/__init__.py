@@ -4,6 +4,7 @@ channel     BroadcastChannel, the trainer's end: publishes, and answers the work
 rounds      RoundsThread: collects workers, forms their group, broadcasts
 receiver    BroadcastReceiver, a worker's end: takes part, receives into its own copy, checks
 group       a process group of the trainer and some workers; over TCP, from memory to memory
+transport   what groups of both backends have in common, and their deadlines
 nccl        such a group between GPUs: buckets in pinned memory and on the device
 rendezvous  how the ends of a group find each other: keys at the trainer, asked for over the bus
 

@@ -1,88 +1,34 @@
 """A process group of the trainer and some workers, which broadcasts bytes.
 
-    Transport   the backend, and what a process takes part by
-    Member      this process's place in a group
-    ByteGroup   the interface of a group
-    GlooGroup   one by gloo: bytes from memory to memory, over TCP; nccl.py has the one between GPUs
-    join        meet the others, by the backend that the run is configured for
-
-All ends know which bytes come, so nothing but tensors of bytes travels; no pickle. Each bucket has
-`STALL_S`: a process that hangs costs the others that long, however large the set.
+GlooGroup   one by gloo: bytes from memory to memory, over TCP; nccl.py has the one between GPUs
+join        meet the others, by the backend that the run is configured for
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch.distributed
 
 from bus.errors import WeightsError, first_line
 from dart_cli.weights.broadcast.rendezvous import GroupStore
+from dart_cli.weights.broadcast.transport import (
+    BUCKET_BYTES,
+    IN_FLIGHT,
+    JOIN_S,
+    STALL_S,
+    ByteGroup,
+    Member,
+    Transport,
+)
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import ranges
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
-
-Backend = Literal["gloo", "nccl"]
-JOIN_S = 10.0
-"""Seconds from when one process joins until all others must have joined."""
-STALL_S = 10.0
-"""Seconds that one bucket may take."""
-BUCKET_BYTES = 32 << 20
-"""Most bytes of one broadcast."""
-IN_FLIGHT = 2
-"""Buckets on their way at once."""
-
-
-@dataclass(frozen=True)
-class Transport:
-    """By what a process takes part in groups, the same for all groups of a run."""
-
-    backend: Backend
-    address: str = "127.0.0.1"  # of this host, for gloo
-    device: str = "auto"  # the GPU, for nccl
-
-
-@dataclass(frozen=True)
-class Member:
-    """This process's place in a group."""
-
-    group: str  # its name
-    rank: int  # 0 is the trainer, from which all bytes come
-    size: int
-
-
-class ByteGroup(Protocol):
-    """A group of either backend. One call at a time, `close` apart."""
-
-    @property
-    def name(self) -> str:
-        """Of the group."""
-        ...
-
-    def broadcast(
-        self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
-    ) -> int:
-        """Bring the tensors `names` of `flat`, in main memory, from rank 0 to all; returns their bytes.
-
-        Raises WeightsError where a process has gone or hangs, and where `stops` says so.
-        """
-        ...
-
-    def close(self) -> None:
-        """Leave the group; the waits of the other processes then fail."""
-        ...
-
-
-def join_deadline() -> float:
-    """By when (time.monotonic) all must have joined a group that is made now."""
-    return time.monotonic() + JOIN_S
 
 
 class GlooGroup:

@@ -1,6 +1,6 @@
 """The process group by NCCL: from GPU to GPU, through two buckets on each device.
 
-    NcclGroup   see group.ByteGroup
+    NcclGroup   see transport.ByteGroup
 
 The bytes go from the trainer's main memory through a pinned bucket to its GPU, by NCCL to the workers'
 GPUs, and through pinned buckets into their main memory, where they are checked. While one bucket is
@@ -27,7 +27,8 @@ import torch.distributed
 from bus.errors import MissingPartError, WeightsError, first_line
 from dart_cli.policy import accelerator
 from dart_cli.policy.model import pick_device
-from dart_cli.weights.broadcast.group import (
+from dart_cli.weights.broadcast.rendezvous import GroupStore
+from dart_cli.weights.broadcast.transport import (
     BUCKET_BYTES,
     IN_FLIGHT,
     JOIN_S,
@@ -35,7 +36,6 @@ from dart_cli.weights.broadcast.group import (
     Member,
     Transport,
 )
-from dart_cli.weights.broadcast.rendezvous import GroupStore
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import ranges
 

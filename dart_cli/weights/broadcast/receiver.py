@@ -25,14 +25,9 @@ from bus.errors import BusError, WeightsError
 from bus.requests import RequestClient
 from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.runtime.background import in_daemon_thread
-from dart_cli.weights.broadcast.group import (
-    ByteGroup,
-    Member,
-    Transport,
-    join,
-    join_deadline,
-)
+from dart_cli.weights.broadcast.group import join
 from dart_cli.weights.broadcast.rendezvous import GroupStore, over_bus
+from dart_cli.weights.broadcast.transport import ByteGroup, Member, Transport, join_deadline
 from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit
 from dart_cli.weights.manifest import (
     MANIFEST,

@@ -27,15 +27,15 @@ from functools import partial
 
 from bus.errors import WeightsError
 from bus.weights import TransferReply, TransferRequest
-from dart_cli.weights.broadcast.group import (
+from dart_cli.weights.broadcast.group import join
+from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
+from dart_cli.weights.broadcast.transport import (
     JOIN_S,
     ByteGroup,
     Member,
     Transport,
-    join,
     join_deadline,
 )
-from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import Layout, Published
 
