@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ from dart_cli.weights.broadcast import rounds
 from dart_cli.weights.broadcast import transport as transports
 from dart_cli.weights.broadcast.group import join
 from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, Rendezvous
-from dart_cli.weights.broadcast.transport import Member, Transport
+from dart_cli.weights.broadcast.transport import MOST_BROKEN, Member, Transport
 from dart_cli.weights.file import load
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import WEIGHTS, read_manifest
@@ -268,6 +270,111 @@ async def test_while_the_trainer_is_away_a_set_on_disk_is_taken_and_none_is_refu
             await take(mine, second, tensors(0))
         channel.close()  # the last is whole once the trainer has ended
         assert same(await take(mine, second, tensors(0)), tensors(2))
+
+
+class Network:
+    """Of both ends in this process: while it is `down`, no group is joined by all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.down = True
+        self.tries = 0
+        for module in (rounds, receivers):
+            monkeypatch.setattr(module, "join", self._join)
+
+    def _join(self, *which: Any) -> transports.ByteGroup:
+        if self.down:
+            self.tries += 1
+            raise WeightsError("NCCL: unhandled system error")
+        return join(*which)
+
+
+async def test_where_no_broadcast_ever_arrives_versions_come_from_disk_until_one_does(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the run would stand still: a worker that lags too far is leased nothing more."""
+    network = Network(monkeypatch)
+    channel = make_channel(run_dir, Transport("gloo"))
+    channel.resume(tensors(1), 0)
+    async with serving(run_dir, channel), receiving(run_dir, Transport("gloo")) as mine:
+        await mine.prepare(0)
+        assert network.tries == 2 * MOST_BROKEN, "by both ends"
+        for version in range(1, 5):
+            announced = channel.publish(tensors(version), version)
+            assert not (announced.path / WEIGHTS).exists()
+            before = network.tries
+            await mine.prepare(version)
+            await until((announced.path / WEIGHTS).exists)
+            assert same(await take(mine, announced, tensors(0)), tensors(version))
+            assert network.tries == before + 2, "each version tries whether broadcasts arrive again"
+            assert mine.read_bytes == 0
+        line = "no broadcast reaches rollout-0; where that goes on, set weights.channel"
+        await until(lambda: caplog.text.count(line) == 4)  # the first version was whole already
+
+        network.down = False
+        for version in (5, 6):
+            announced = channel.publish(tensors(version), version)
+            await mine.prepare(version)
+            assert same(await take(mine, announced, tensors(0)), tensors(version))
+            assert not (announced.path / WEIGHTS).exists()
+        assert mine.read_bytes > 0
+
+
+async def test_a_version_that_is_not_on_disk_yet_is_there_when_it_is_asked_for_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Network(monkeypatch)
+    channel = make_channel(run_dir, Transport("gloo"))
+    channel.resume(tensors(1), 0)
+    announced = channel.publish(tensors(2), 1)
+    async with serving(run_dir, channel), receiving(run_dir, Transport("gloo")) as mine:
+        for _ in range(
+            2
+        ):  # the trainer answers once it has written what the last round did not bring
+            with contextlib.suppress(WeightsError):
+                assert same(await take(mine, announced, tensors(0)), tensors(2))
+                return
+    raise AssertionError("the run stands still")
+
+
+async def test_a_worker_that_sees_no_files_says_which_channel_to_set(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Network(monkeypatch)
+    monkeypatch.setattr(receivers, "_is_whole", lambda *_: False)  # as on another host
+    channel = make_channel(run_dir, Transport("gloo"))
+    announced = channel.resume(tensors(1), 0)
+    async with serving(run_dir, channel), receiving(run_dir, Transport("gloo")) as mine:
+        refusals = []
+        for _ in range(4):
+            with pytest.raises(WeightsError, match="v0 did not come from the trainer") as refused:
+                await take(mine, announced, tensors(0))
+            refusals.append('set weights.channel = "file"' in str(refused.value))
+    assert refusals == [False, False, True, True]
+
+
+async def test_a_disk_that_is_full_ends_no_rounds(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = Network(monkeypatch)
+    channel = make_channel(run_dir, Transport("gloo"))
+    channel.resume(tensors(1), 0)
+    announced = channel.publish(tensors(2), 1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with serving(run_dir, channel), receiving(run_dir, Transport("gloo")) as mine:
+        with monkeypatch.context() as patch:
+            patch.setattr(FlatWeights, "write", full)
+            await mine.prepare(1)
+            await until(lambda: "v1 cannot be written to disk" in caplog.text)
+        network.down = False
+        assert same(await take(mine, announced, tensors(0)), tensors(2))
+
+
+def test_each_channel_names_those_that_are_left() -> None:
+    assert 'weights.channel = "gloo" or "file"' in Transport("nccl").cure()
+    assert 'weights.channel = "file"' in Transport("gloo").cure()
 
 
 async def test_a_trainer_that_starts_again_is_joined_anew(

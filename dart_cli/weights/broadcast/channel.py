@@ -4,13 +4,14 @@
 
 A version is published as with `file`, a manifest on disk, but its tensors stay in the trainer's memory
 (each `WHOLE_EVERY`th is written to disk too: for resumption, for `dart eval`, and for times without a
-trainer). Training continues while they are sent: what is sent is an immutable copy on the host. The memory
+trainer; and so is each that broadcasts do not bring to some worker). Training continues while they are sent: what is sent is an immutable copy on the host. The memory
 of the version before is the next one's, since allocating takes longer than copying.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,7 +65,10 @@ class BroadcastChannel(FileChannel):
         self._whole_every = whole_every
         self._since_whole = 0  # versions
         self._rendezvous = Rendezvous()
-        self._rounds = RoundsThread(lambda: self.last, transport, self._rendezvous)
+        self._writing = threading.Lock()  # of the tensors of versions that were published without
+        self._rounds = RoundsThread(
+            lambda: self.last, transport, self._rendezvous, self._write_whole
+        )
 
     async def answer(self, _client: str, request: Request) -> Reply:
         """What a worker asks of the trainer. Raises ProtocolError, RefusedError."""
@@ -101,11 +105,19 @@ class BroadcastChannel(FileChannel):
         self.last = self._replaced = None
 
     def _to_disk(self, storage: Storage) -> None:
-        if self.last is not None and not (self.last.published.path / WEIGHTS).exists():
-            draft = self.last.published.path / f".{WEIGHTS}.draft"
-            self.last.tensors.write(draft)
-            draft.replace(self.last.published.path / WEIGHTS)
+        if self.last is not None:
+            self._write_whole(self.last.published, self.last.tensors)
         super()._to_disk(storage)
+
+    def _write_whole(self, published: Published, tensors: FlatWeights) -> bool:
+        """Write the tensors of a version beside its manifest; False where they are there. Raises OSError."""
+        with self._writing:  # as long as a disk takes
+            if (published.path / WEIGHTS).exists():
+                return False
+            draft = published.path / f".{WEIGHTS}.draft"
+            tensors.write(draft)
+            draft.replace(published.path / WEIGHTS)
+            return True
 
     # --- in the publication's thread ----------------------------------------------------------
 

@@ -27,7 +27,13 @@ from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferR
 from dart_cli.runtime.background import in_daemon_thread
 from dart_cli.weights.broadcast.group import join
 from dart_cli.weights.broadcast.rendezvous import GroupStore, over_bus
-from dart_cli.weights.broadcast.transport import ByteGroup, Member, Transport, join_deadline
+from dart_cli.weights.broadcast.transport import (
+    MOST_BROKEN,
+    ByteGroup,
+    Member,
+    Transport,
+    join_deadline,
+)
 from dart_cli.weights.flat_weights import FlatWeights, check_finite, check_fit
 from dart_cli.weights.manifest import (
     MANIFEST,
@@ -49,8 +55,8 @@ ASK_S = 5.0
 ASK_AGAIN_S = 0.1
 """Shortest time between two requests for one version, where the trainer does not hold them: two workers of one
 name take each other's place."""
-MOST_BROKEN = 3
-"""Broadcasts that may break off in a row before the worker gives up for now."""
+MOST_REFUSED = 3
+"""Versions that may fail to come in a row before the error names another channel."""
 
 
 class BroadcastReceiver:
@@ -72,6 +78,8 @@ class BroadcastReceiver:
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
         self._joined: ByteGroup | None = None
+        self._broken = 0  # broadcasts in a row that broke off
+        self._refused = 0  # versions in a row that did not come
         self._is_closed = False
         self.read_bytes = 0
 
@@ -88,19 +96,29 @@ class BroadcastReceiver:
             log.info("v%d did not come from the trainer yet: %s", policy_version, error)
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
-        """The announced version or a later one; or the announced one from disk if the trainer sends none.
+        """Return the announced version or a later one; or the announced one from disk if the trainer sends none.
 
-        Raises WeightsError.
+        Where broadcasts have broken off `MOST_BROKEN` times in a row, files come first, and `prepare` alone tries
+        whether a broadcast arrives again. Raises WeightsError.
         """
+        on_disk = partial(asyncio.to_thread, _is_whole, path, policy_version, digest)
+        if self._broken >= MOST_BROKEN and await on_disk():
+            log.info("no broadcast arrives; loading %s from disk", path)
+            self._refused = 0
+            return Received(path, policy_version)
         try:
             await self._receive(policy_version, KnownVersion(policy_version, digest))
         except (WeightsError, BusError) as error:
-            if not await asyncio.to_thread(_is_whole, path, policy_version, digest):
-                raise WeightsError(
-                    f"v{policy_version} did not come from the trainer: {error}"
-                ) from None
-            log.warning("%s; loading %s from disk", error, path)
-            return Received(path, policy_version)
+            if await on_disk():
+                log.warning("%s; loading %s from disk", error, path)
+                self._refused = 0
+                return Received(path, policy_version)
+            self._refused += 1
+            cure = f"; {self._transport.cure()}" if self._refused >= MOST_REFUSED else ""
+            raise WeightsError(
+                f"v{policy_version} did not come from the trainer: {error}{cure}"
+            ) from None
+        self._refused = 0
         held = self.mirror.held
         assert held is not None
         return Received(self.mirror, held.policy_version)
@@ -121,7 +139,7 @@ class BroadcastReceiver:
         ):
             return
         wanted, manifest = KnownVersion(-1, ""), None
-        broken, give_up = 0, time.monotonic() + self._deadline_s
+        give_up = time.monotonic() + self._deadline_s
         while True:
             asked = time.monotonic()
             reply = await self._ask(wanted, manifest)
@@ -131,11 +149,12 @@ class BroadcastReceiver:
                     await in_daemon_thread(partial(self._take_part, reply, manifest))
                 except WeightsError as error:
                     self._leave()
-                    broken += 1
-                    if broken == MOST_BROKEN or self._is_closed:
+                    self._broken += 1
+                    if self._broken >= MOST_BROKEN or self._is_closed:
                         raise
                     log.warning("%s; asks again", error)
                     continue
+                self._broken = 0
                 await in_daemon_thread(partial(self._check, reply, manifest))
                 return
             if newest.policy_version < policy_version:

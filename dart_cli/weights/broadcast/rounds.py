@@ -6,7 +6,8 @@
 Workers that take part are expected in the next round too: it begins as soon as all of them that lack
 the newest version have asked, or `GATHER_S` after the first has. One that did not ask is expected no
 more, until it asks again. A round that breaks off is tried again with those who ask again; where that
-breaks off too, its workers are served one by one, those of other rounds first.
+breaks off too, its workers are served one by one, those of other rounds first. A version of which the rounds
+with a worker have broken off `MOST_BROKEN` times in a row is written to disk, where that worker finds it.
 
 What bounds what: requests by the number of workers, one each; groups, one; versions kept in memory, by
 the round under way: between rounds none is.
@@ -31,6 +32,7 @@ from dart_cli.weights.broadcast.group import join
 from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.broadcast.transport import (
     JOIN_S,
+    MOST_BROKEN,
     ByteGroup,
     Member,
     Transport,
@@ -103,10 +105,18 @@ class RoundsThread:
     """Broadcasts versions from a daemon thread."""
 
     def __init__(
-        self, source: Callable[[], Version | None], transport: Transport, rendezvous: Rendezvous
+        self,
+        source: Callable[[], Version | None],
+        transport: Transport,
+        rendezvous: Rendezvous,
+        write: Callable[[Published, FlatWeights], bool],
     ) -> None:
-        """Broadcasts the newest version, which `source` returns, to those that `ask`."""
+        """Broadcasts the newest version, which `source` returns, to those that `ask`.
+
+        `write` brings a version to disk whole; it returns False where that was done before.
+        """
         self._source = source
+        self._write = write
         self._transport = transport
         self._rendezvous = rendezvous
         self._asking: dict[str, Ask] = {}  # by worker
@@ -246,6 +256,7 @@ class RoundsThread:
                 )
             self._leave()
             self._broken.update(workers)
+            self._spare(published, tensors, workers)
             return
         self._expected |= dict.fromkeys(workers, digest)
         for worker in workers:
@@ -254,6 +265,22 @@ class RoundsThread:
             "v%d: %d bytes to %s in %.3f s",
             *(published.policy_version, size, _who(workers), time.monotonic() - began),
         )
+
+    def _spare(self, published: Published, tensors: FlatWeights, workers: list[str]) -> None:
+        """Write the version whole if no broadcast reaches one of `workers`: else the run would stand still."""
+        lacking = [worker for worker in workers if self._broken[worker] >= MOST_BROKEN]
+        if not lacking or self._closing:
+            return
+        try:
+            is_new = self._write(published, tensors)
+        except OSError as error:
+            log.warning("v%d cannot be written to disk: %s", published.policy_version, error)
+            return
+        if is_new:
+            log.warning(
+                "v%d was written to disk whole, as no broadcast reaches %s; %s",
+                *(published.policy_version, _who(lacking), self._transport.cure()),
+            )
 
     def _send(self, tensors: FlatWeights, workers: list[str], name: str, names: set[str]) -> int:
         """The bytes sent. Raises WeightsError."""

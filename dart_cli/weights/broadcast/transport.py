@@ -26,6 +26,9 @@ BUCKET_BYTES = 32 << 20
 """Most bytes of one broadcast."""
 IN_FLIGHT = 2
 """Buckets on their way at once."""
+MOST_BROKEN = 3
+"""Broadcasts to a worker that may break off in a row; then the trainer writes versions whole, and the worker reads
+those until a broadcast arrives again."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Transport:
     backend: Backend
     address: str = "127.0.0.1"  # of this host, for gloo
     device: str = "auto"  # the GPU, for nccl
+
+    def cure(self) -> str:
+        """Return what to change where no broadcast arrives, for an error."""
+        others = '"file"' if self.backend == "gloo" else '"gloo" or "file"'
+        return f"where that goes on, set weights.channel = {others} (docs/weights.md)"
 
 
 @dataclass(frozen=True)
