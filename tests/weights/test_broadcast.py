@@ -318,6 +318,12 @@ async def test_where_no_broadcast_ever_arrives_versions_come_from_disk_until_one
             assert not (announced.path / WEIGHTS).exists()
         assert mine.read_bytes > 0
 
+        network.down, before = True, network.tries
+        mine._leave()  # the group that both are in lives on
+        channel.publish(tensors(7), 7)
+        await mine.prepare(7)
+        assert network.tries == before + 2 * MOST_BROKEN, "a single failure is forgiven again"
+
 
 async def test_a_version_that_is_not_on_disk_yet_is_there_when_it_is_asked_for_again(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
