@@ -73,9 +73,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     device.arrived.set()
 
 
-def joined(transport: Transport | None = None) -> NcclGroup:
+def joined(transport: Transport | None = None, rank: int = 1) -> NcclGroup:
     store = GroupStore(partial(Rendezvous().change, "g"), 0)
-    return NcclGroup(transport or Transport("nccl"), Member("g", 1, 2), store)
+    return NcclGroup(transport or Transport("nccl"), Member("g", rank, 2), store)
 
 
 def a_set() -> FlatWeights:
@@ -113,6 +113,31 @@ def test_what_arrives_in_time_is_written_and_not_kept(device: Device) -> None:
     data = weakref.ref(flat.data)
     del flat
     wait_until(lambda: gc.collect() >= 0 and data() is None, "its memory to be freed")
+    group.close()
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_the_trainer_sends_bit_for_bit_and_copies_no_bytes_that_are_pinned_already(
+    device: Device, monkeypatch: pytest.MonkeyPatch, is_pinned: bool
+) -> None:
+    sent: list[torch.Tensor] = []
+
+    def broadcast(tensors: list[torch.Tensor], _: object) -> SimpleNamespace:
+        sent.extend(tensor.clone() for tensor in tensors)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(device, "broadcast", broadcast)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: is_pinned)
+    device.arrived.set()
+    values = {name: torch.randint(256, (size,)).byte() for name, size in (("a", 150), ("b", 41))}
+    flat = FlatWeights.in_memory(specs_of(values)).fill(values)
+    group = joined(rank=0)
+    untouched = torch.full_like(group._on_host, SENT)
+    group._on_host.copy_(untouched)
+    group.broadcast(flat, ["a", "b"], lambda: False)
+    assert torch.equal(torch.cat(sent), torch.cat([values["a"], values["b"]]))
+    assert max(len(each) for each in sent) <= BUCKET
+    assert torch.equal(group._on_host, untouched) == is_pinned
     group.close()
 
 

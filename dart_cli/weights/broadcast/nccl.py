@@ -2,9 +2,9 @@
 
     NcclGroup   see transport.ByteGroup
 
-The bytes go from the trainer's main memory through a pinned bucket to its GPU, by NCCL to the workers'
-GPUs, and through pinned buckets into their main memory, where they are checked. While one bucket is
-broadcast, the other one is copied. Memory on each device: two buckets, and NCCL's own.
+The bytes go from the trainer's main memory, which is pinned as a rule, else through a pinned bucket, to its GPU,
+by NCCL to the workers' GPUs, and through pinned buckets into their main memory, where they are checked. While one
+bucket is broadcast, the other one is copied. Memory on each device: two buckets, and NCCL's own.
 
 NCCL's calls may block without a deadline where a process hangs. So all of them run in a daemon thread,
 and the caller watches its progress: after `STALL_S` without any it aborts the group and lets the thread
@@ -113,6 +113,7 @@ class NcclGroup:
         options = _distributed.BroadcastOptions()
         options.rootRank = 0
         sends = self._member.rank == 0
+        is_pinned = data.is_pinned()
         with self._open():
             group = self._group
         under_way: dict[int, tuple[Any, int, int]] = {}
@@ -136,7 +137,8 @@ class NcclGroup:
                 host = self._on_host[slot, : end - begin]
                 device = self._on_device[slot, : end - begin]
                 if sends:
-                    device.copy_(host.copy_(data[begin:end]), non_blocking=True)
+                    source = data[begin:end] if is_pinned else host.copy_(data[begin:end])
+                    device.copy_(source, non_blocking=True)
                 group.broadcast([device], options).wait()  # for the stream, not for us
                 if not sends:
                     host.copy_(device, non_blocking=True)
