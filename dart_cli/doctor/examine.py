@@ -126,6 +126,7 @@ def _of_run(config: Config, steps: int | None) -> dict[str, Check]:
         "family": partial(run.family, config),
         "train.lr": partial(run.learning_rate, config),
         "plan": partial(plan, config, steps),
+        "compute modes": partial(machine.compute_modes, config),
         "slots": partial(machine.env_limits, config),
         "tasks": partial(run.tasks, config),
     }

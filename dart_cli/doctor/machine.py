@@ -1,6 +1,7 @@
 """This host: what is installed, how much of it is free, what the system allows.
 
     python, packages, torch, gpus, programs, memory, shared_memory, open_files   a check each
+    compute_modes   whether GPUs take two processes, where weights are broadcast between them
     env_limits      whether the slots of a run have the threads, processes and files they need
     refuse_slots    raises where they have not, for `--dry-run`
     excess          what they would exceed, and the cure (pure)
@@ -19,7 +20,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -222,6 +223,34 @@ def judge_gpus(
             if torch["cuda"]
             else "install the CUDA build of torch: pip install torch",
         )
+
+
+def compute_modes(config: Config) -> Iterator[Finding]:
+    """The compute mode of each GPU of this host, where weights are broadcast from GPU to GPU."""
+    if config.weights.channel != "nccl" or shutil.which("nvidia-smi") is None:
+        return
+    answer, fault = ask(["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"])
+    if fault:
+        yield warning("gpu", f"compute modes: {fault}", "see `nvidia-smi -q -d COMPUTE`")
+        return
+    modes = dict(line.split(", ", 1) for line in answer.splitlines() if ", " in line)
+    yield from judge_modes(modes, shares=config.rollout.engine == "vllm")
+
+
+def judge_modes(modes: Mapping[str, str], *, shares: bool) -> Iterator[Finding]:
+    """`modes` by GPU; `shares`: a rollout worker receives on the GPU that another process of it computes on."""
+    for mode in sorted(set(modes.values())):
+        named = f"GPU {', '.join(gpu for gpu, its in modes.items() if its == mode)}: mode {mode}"
+        if mode == "Prohibited":
+            yield error("gpu", f"{named}, no process can use it", "sudo nvidia-smi -c DEFAULT")
+        elif mode.startswith("Exclusive") and shares:
+            yield error(
+                "gpu",
+                f'{named} allows one process, and with weights.channel = "nccl" a worker of vLLM has two',
+                'sudo nvidia-smi -c DEFAULT, or set weights.channel = "gloo" or "file"',
+            )
+        else:
+            yield ok("gpu", named)
 
 
 def programs(suite: str | None) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from dart_cli.config.rules import Finding
+from dart_cli.config.schema import Config
 from dart_cli.doctor import machine, run
 from tests.doctor.parts import worst
 
@@ -43,6 +44,45 @@ def test_gpus_are_those_that_torch_sees(
     assert found.level == level
     findings = list(machine.judge_gpus(listed, torch, visible, needed=needed))
     assert any(part in f"{each.text} {each.cure}" for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("channel", "engine", "modes", "levels"),
+    [
+        ("nccl", "vllm", "0, Default\n1, Default\n", ["ok"]),
+        (
+            "nccl",
+            "vllm",
+            "0, Default\n1, Exclusive_Process\n7, Exclusive_Process\n",
+            ["ok", "error"],
+        ),
+        ("nccl", "transformers", "0, Exclusive_Process\n", ["ok"]),
+        ("nccl", "transformers", "0, Prohibited\n", ["error"]),
+        ("nccl", "vllm", "exit 9", ["warning"]),
+        ("gloo", "vllm", "0, Exclusive_Process\n", []),
+    ],
+)
+def test_a_gpu_that_allows_one_process_is_an_error_where_a_worker_has_two(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    channel: str,
+    engine: str,
+    modes: str,
+    levels: list[str],
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    lines = modes if modes.startswith("exit") else f"echo '{modes.strip()}'"
+    program.write_text(
+        f'#!/bin/sh\n[ "$*" = "--query-gpu=index,compute_mode --format=csv,noheader" ] || exit 1\n{lines}\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = Config.model_validate({"rollout": {"engine": engine}, "weights": {"channel": channel}})
+    found = list(machine.compute_modes(config))
+    assert [each.level for each in found] == levels
+    if levels == ["ok", "error"]:
+        assert found[1].text.startswith("GPU 1, 7: mode Exclusive_Process allows one process")
+        assert 'weights.channel = "gloo" or "file"' in found[1].cure
 
 
 @pytest.mark.parametrize(
