@@ -56,8 +56,8 @@ from bus.endpoints import TRAIN, Endpoints
 from bus.requests import Replier, Requester
 from dart_cli.runtime.background import background
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
+from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.flat_weights import FlatWeights, specs_of
 from dart_cli.weights.manifest import Published

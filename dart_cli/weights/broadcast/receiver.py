@@ -101,15 +101,15 @@ class BroadcastReceiver:
         Where broadcasts have broken off `MOST_BROKEN` times in a row, files come first, and `prepare` alone tries
         whether a broadcast arrives again. Raises WeightsError.
         """
-        on_disk = partial(asyncio.to_thread, _is_whole, path, policy_version, digest)
-        if self._broken >= MOST_BROKEN and await on_disk():
+        is_on_disk = partial(_is_whole, path, policy_version, digest)
+        if self._broken >= MOST_BROKEN and await asyncio.to_thread(is_on_disk):
             log.info("no broadcast arrives; loading %s from disk", path)
             self._refused = 0
             return Received(path, policy_version)
         try:
             await self._receive(policy_version, KnownVersion(policy_version, digest))
         except (WeightsError, BusError) as error:
-            if await on_disk():
+            if await asyncio.to_thread(is_on_disk):
                 log.warning("%s; loading %s from disk", error, path)
                 self._refused = 0
                 return Received(path, policy_version)
