@@ -67,7 +67,7 @@ async def test_a_process_that_was_started_again_too_often_is_a_warning(config: C
     async with serving(config) as client:
 
         async def start(started_at: float) -> Snapshot:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     beat = heartbeat("env-0").model_copy(update={"started_at": started_at})
                     client.publisher.publish(beat)
