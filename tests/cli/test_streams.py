@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.test_up import NO_MODEL, until, updates_done, write_config
+from tests.cli.test_up import until, updates_done, without_a_model, write_config
 from tests.waiting import PATIENCE_S, lives, wait_until
 
 pytestmark = pytest.mark.slow
@@ -43,11 +43,10 @@ def begin(*arguments: object) -> tuple[subprocess.Popen[bytes], int]:
     return process, reader
 
 
-def simulated(folder: Path, more: str = "") -> Path:
-    """The configuration of a run without a model, which does not end by itself."""
-    path = write_config(folder, updates=100_000, more=NO_MODEL)
-    text = path.read_text().replace("[rollout]", '[rollout]\nengine = "scripted"')
-    path.write_text(text + more)
+def simulated(folder: Path) -> Path:
+    """Write the configuration of a run without a model, which does not end by itself."""
+    path = write_config(folder, updates=100_000)
+    without_a_model(path)
     return path
 
 

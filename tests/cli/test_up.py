@@ -15,10 +15,14 @@ from pathlib import Path
 import pytest
 
 from bus.errors import RunDirectoryError
+from bus.messages import Lease, LeaseRequest
+from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
-from dart_cli.data.store.open import open_reader
+from dart_cli.data.progress import NEWEST
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.runtime.run_dir import claim
+from tests.data.parts import make_ledger, step_record, trajectory_end
 from tests.simulated import SLOW
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -43,7 +47,7 @@ checkpoint_every = 1
 lr = 1e-4
 {more}
 [eval]
-episodes = 6
+episodes = 2
 around = {around}
 """
 
@@ -78,6 +82,28 @@ def finish(child: subprocess.Popen[str]) -> tuple[str, str]:
         child.kill()
 
 
+class Here:
+    """`dart` in the test's own process, for verbs that end at once."""
+
+    def __init__(self, streams: pytest.CaptureFixture[str]) -> None:
+        self._streams = streams
+
+    def dart(self, *arguments: object) -> tuple[int, str, str]:
+        """Run `dart ARGUMENTS`; return its exit code, stdout and stderr."""
+        self._streams.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        out, err = self._streams.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, out, err
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(capsys)
+
+
 def updates_done(run_dir: Path) -> int:
     """Updates in the ledger of a run that may not have begun."""
     try:
@@ -103,30 +129,28 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
-    tmp_path: Path, children: list[subprocess.Popen[str]]
+    tmp_path: Path, children: list[subprocess.Popen[str]], here: Here
 ) -> None:
     path = write_config(tmp_path, updates=100_000, around=True)
     run_dir = tmp_path / "run"
     child = start("up", path)
     children.append(child)
-    until(lambda: updates_done(run_dir) >= 2, "two updates")
+    until(lambda: updates_done(run_dir) >= 1, "an update")
 
-    status = start("status", run_dir, "--once", "--json")
-    out, err = finish(status)
+    _, out, err = here.dart("status", run_dir, "--once", "--json")
     snapshot = json.loads(out)
     assert snapshot["run_dir"].endswith("run")
     assert {process["role"] for process in snapshot["processes"]} >= {"data", "train"}, err
 
-    second = start("up", path)
-    _, err = finish(second)
-    assert second.returncode == 2
+    code, _, err = here.dart("up", path)
+    assert code == 2
     assert "up is running already" in err
 
     child.send_signal(signal.SIGINT)
     _, err = finish(child)
     assert child.returncode == 130, err
     assert "stopped; go on with: dart up" in err
-    assert "progress: sampled 12/12 episodes" in err
+    assert "progress: sampled 4/4 episodes" in err
     config = load_config(path)
     for worker in ("data", "train", "rollout-0", "env-0", "up"):
         with claim(config, worker, worker) as name:
@@ -153,20 +177,18 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
     for name in ("curve", "films"):
         assert Path(result[name]).read_bytes().startswith(b"\x89PNG")
     assert "update" in err
-    assert "progress: sampled 12/12 episodes" in err
+    assert "progress: sampled 4/4 episodes" in err
     for name in ("data", "train", "rollout-0", "env-0", "eval"):
         assert f"{name} | " in (run_dir / "logs" / "up.log").read_text()
         assert (run_dir / "logs" / f"{name}.log").exists()
 
-    other = start(*again, "--set", "model.path=builtin:small")
-    _, err = finish(other)
-    assert other.returncode == 2
+    code, _, err = here.dart(*again, "--set", "model.path=builtin:small")
+    assert code == 2
     assert "set it back, choose another run.dir" in err
 
     # The run is over: again means only the report again; --fresh moves it aside and begins anew.
-    over = start(*again)
-    out, err = finish(over)
-    assert over.returncode == 0, err
+    code, out, err = here.dart(*again)
+    assert code == 0, err
     assert "updates are done; --fresh begins anew" in err
     assert "held-out episodes" not in err  # both evaluations were made
     result_again = json.loads(out.splitlines()[-1])
@@ -174,31 +196,41 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
     assert result_again["success_after"] == result["success_after"]
 
 
-@pytest.mark.usefixtures("children")
-def test_a_run_that_has_learned_ends_is_evaluated_and_is_not_gone_on_with(tmp_path: Path) -> None:
+def without_a_model(path: Path) -> None:
+    """Make a configuration of `write_config` answer at random and learn nothing."""
+    text = path.read_text().replace("[rollout]", '[rollout]\nengine = "scripted"')
+    path.write_text(text.replace("[train]", f'[train]\nlearner = "{SLOW}"'))
+
+
+def test_a_run_that_has_learned_ends_is_evaluated_and_is_not_gone_on_with(
+    tmp_path: Path, children: list[subprocess.Popen[str]], here: Here
+) -> None:
+    """Without a model: what one learns is for other tests. All but the last of the trajectories are there."""
     path = write_config(tmp_path, updates=100_000, around=True)
-    learned = (
-        "up",
-        path,
-        "--set",
-        "train.stop_at=0.001",
-    )  # once as many trajectories are over as it is of
-    out, err = finish(start(*learned))
+    without_a_model(path)
+    stop_at = "train.stop_at=0.001"
+    learned = ("up", path, "--set", stop_at)
+    config = load_config(path, [stop_at])
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        for _ in range(NEWEST - 100):
+            request = LeaseRequest(worker="env-0", slot=0, suites=[config.env.suite])
+            lease = ledger.lease(request)
+            assert isinstance(lease, Lease)
+            ledger.step(step_record(lease.trajectory_id, 0))
+            ledger.end(trajectory_end(lease.trajectory_id, 1, "pass"))
+    children.append(start(*learned))
+    out, err = finish(children[0])
     assert err.count("learned: success is at least") == 1, err
     result = json.loads(out.splitlines()[-1])
     assert 0 < result["updates"] < 100_000
     assert 0.001 <= result["stopped_at"] < 1
     assert result["note"] == ""
     assert result["success_after"] is not None
-    _, err = finish(start(*learned))
+    code, _, err = here.dart(*learned)
+    assert code == 0
     assert "train.stop_at = 0 goes on" in err
     assert updates_done(tmp_path / "run") == result["updates"]
-
-
-NO_MODEL = f"""
-learner = "{SLOW}"
-"""
-"""Simulated updates that take as long as real ones of the tiny model."""
 
 
 def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
@@ -206,8 +238,8 @@ def test_four_shells_in_any_order_each_stopped_once_reach_the_same_end(
 ) -> None:
     """Without a model: how trainer and engine go on with theirs is for the tests above."""
     updates = 16
-    path = write_config(tmp_path, updates=updates, more=NO_MODEL)
-    path.write_text(path.read_text().replace("[rollout]", '[rollout]\nengine = "scripted"'))
+    path = write_config(tmp_path, updates=updates)
+    without_a_model(path)
     run_dir = tmp_path / "run"
     roles = {}
 
@@ -250,21 +282,18 @@ def free_ports(count: int) -> int:
 
 
 def test_a_run_over_tcp_answers_only_those_with_its_keys(
-    tmp_path: Path, children: list[subprocess.Popen[str]]
+    tmp_path: Path, children: list[subprocess.Popen[str]], here: Here
 ) -> None:
     path = write_config(tmp_path, updates=1)
     for name in ("ours", "theirs"):
-        made = start("keys", tmp_path / name)
-        finish(made)
-        assert made.returncode == 0
+        assert here.dart("keys", tmp_path / name)[0] == 0
     tcp = ["--set", "bus.host=127.0.0.1", "--set", f"bus.port={free_ports(3)}"]
-    children.append(start("data", path, *tcp, "--set", f"bus.keys={tmp_path}/ours"))
+    ours = ("--set", f"bus.keys={tmp_path}/ours")
+    children.append(start("data", path, *tcp, *ours))
     until((tmp_path / "run" / "config.json").exists, "dart data")
-    answered = start("status", path, "--once", "--json", *tcp, "--set", f"bus.keys={tmp_path}/ours")
-    out, err = finish(answered)
+    _, out, err = here.dart("status", path, "--once", "--json", *tcp, *ours)
     assert json.loads(out)["updates"] == 0, err
     for keys in (["--set", f"bus.keys={tmp_path}/theirs"], []):
-        refused = start("status", path, "--once", *tcp, *keys)
-        out, err = finish(refused)
-        assert refused.returncode == 1
+        code, _, err = here.dart("status", path, "--once", *tcp, *keys)
+        assert code == 1
         assert "no data process answers" in err

@@ -221,7 +221,10 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
         assert (await client.must_batch(1)).batch_id == 1
 
 
-async def test_a_request_that_cannot_be_answered_returns_what_it_waits_for(config: Config) -> None:
+async def test_a_request_that_cannot_be_answered_returns_what_it_waits_for(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 0.1)
     async with serving(config) as client:
         slots = config.data.max_open_groups * config.data.group_size
         for slot in range(slots):
@@ -355,10 +358,18 @@ async def tell_steps(client: Client, name: str, accepted: list[int]) -> None:
 
 @pytest.fixture
 def time_to_be_heard(short_holds: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is over lasts until the tests have seen it, on a busy machine, too."""
-    monkeypatch.setattr(run_end, "STOP_LEAST_S", 3.0)
-    monkeypatch.setattr(service, "DEAD_AFTER_S", 3.0)
+    """Let a run that is over last until `followed`, however busy the machine is."""
+    monkeypatch.setattr(run_end, "STOP_LEAST_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(service, "DEAD_AFTER_S", 2 * PATIENCE_S)
     monkeypatch.setattr(run_end, "STOP_S", 2 * PATIENCE_S)
+
+
+async def followed(running: asyncio.Task[None]) -> None:
+    """Take the time to hear of the end from a run that is over, and wait for its process's end."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_end, "STOP_LEAST_S", 0.0)
+        async with asyncio.timeout(PATIENCE_S):
+            await running
 
 
 @pytest.mark.usefixtures("time_to_be_heard")
@@ -376,8 +387,7 @@ async def test_the_run_ends_after_its_updates_and_all_processes_hear_of_it(confi
         while not state.stopping:
             state = await client.state()
         assert state.reason == "1 updates are done"
-        async with asyncio.timeout(PATIENCE_S):
-            await running
+        await followed(running)
 
 
 @pytest.mark.usefixtures("time_to_be_heard")
@@ -397,13 +407,11 @@ async def test_the_run_ends_after_its_trajectories_of_any_outcome_and_stays_over
         await client.tell(trajectory_end(lease.trajectory_id, 0, "invalid"))
         reply = await client.lease(0)
         assert reply.reason == "the run is over: 6 trajectories were played"
-        async with asyncio.timeout(PATIENCE_S):
-            await running
+        await followed(running)
     running = asyncio.create_task(service.run(config, asyncio.Event()))
     async with connect(config) as client:
         assert (await client.lease(0)).reason == "the run is over: 6 trajectories were played"
-        async with asyncio.timeout(PATIENCE_S):
-            await running
+        await followed(running)
 
 
 @pytest.mark.usefixtures("short_holds")
@@ -456,8 +464,7 @@ async def test_what_is_ready_after_the_last_trajectory_is_trained_on_while_a_tra
         assert (seen.played, seen.stopping) == (played, False)
         assert await train(client, 0) == 1
         await client.until(lambda state: state.stopping)
-        async with asyncio.timeout(PATIENCE_S):
-            await running
+        await followed(running)
 
 
 async def test_a_run_also_ends_where_its_last_trajectory_was_lost_before_its_first_step(
@@ -472,8 +479,7 @@ async def test_a_run_also_ends_where_its_last_trajectory_was_lost_before_its_fir
     async with connect(config) as client:
         assert (await client.lease(0, started_at=1.0)).lease
         assert (await client.lease(0, started_at=2.0)).lease is None
-        async with asyncio.timeout(PATIENCE_S):
-            await running
+        await followed(running)
 
 
 async def beat(client: Client) -> None:
@@ -485,7 +491,7 @@ async def beat(client: Client) -> None:
 
 @pytest.mark.usefixtures("time_to_be_heard")
 async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
-    config: Config,
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = asyncio.create_task(service.run(config, asyncio.Event()))
     async with connect(config) as client:
@@ -494,10 +500,10 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
             await client.tell(StopRequest(reason="enough"))
             assert (await client.lease(1)).reason == "the run is over: enough"
             await client.hand_in(lease, "pass")  # what is in play may still be handed in
+            monkeypatch.setattr(run_end, "STOP_LEAST_S", 1.0)  # twenty times as long as between beats
             await asyncio.sleep(run_end.STOP_LEAST_S + 0.5)
             assert not running.done()
-        async with asyncio.timeout(PATIENCE_S):
-            await running
+        await followed(running)
     with open_reader(config.run.dir) as reader:
         assert [t.id for t in reader.trajectories(state="finished")] == [lease.trajectory_id]
 
@@ -513,8 +519,7 @@ async def test_a_stop_request_outlives_kill_9_and_then_lets_the_run_go_on(
     async with connect(config) as client:
         state = await client.state()
         assert (state.stopping, state.reason) == (True, "enough")
-    async with asyncio.timeout(PATIENCE_S):
-        await running
+    await followed(running)
     async with serving(config) as client:
         assert not (await client.state()).stopping
         await client.must_lease(0)

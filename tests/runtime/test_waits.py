@@ -35,7 +35,6 @@ updates = 1000000
 group_size = 2
 groups_per_batch = 1
 """
-ROLES: tuple[Role, ...] = ("data", "train", "rollout", "env")
 AWAITED: dict[Role, tuple[Role, ...]] = {
     "data": WORKING,
     "train": ("env", "rollout"),
@@ -100,11 +99,14 @@ def started(config: Path) -> Iterator[dict[str, Started]]:
 
 
 @pytest.mark.parametrize(
-    "order", [ROLES, ROLES[::-1], ("rollout", "data", "env", "train")], ids="-".join
+    "order",
+    [("env", "rollout", "data", "train"), ("train", "data", "env", "rollout")],
+    ids="-".join,
 )
 def test_in_any_order_each_process_names_the_one_it_waits_for_and_how_to_start_it(
     order: tuple[Role, ...], config: Path, started: dict[str, Started]
 ) -> None:
+    """Between them, the two orders have each process wait for each of those that it needs."""
     for role in order:
         started[role] = Started(role, config)
         if "data" not in started:
