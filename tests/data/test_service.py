@@ -500,7 +500,9 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
             await client.tell(StopRequest(reason="enough"))
             assert (await client.lease(1)).reason == "the run is over: enough"
             await client.hand_in(lease, "pass")  # what is in play may still be handed in
-            monkeypatch.setattr(run_end, "STOP_LEAST_S", 1.0)  # twenty times as long as between beats
+            monkeypatch.setattr(
+                run_end, "STOP_LEAST_S", 1.0
+            )  # twenty times as long as between beats
             await asyncio.sleep(run_end.STOP_LEAST_S + 0.5)
             assert not running.done()
         await followed(running)
