@@ -1,4 +1,4 @@
-"""Asynchronous scheduling, on two workers that share the model: as a GPU engine runs.
+"""Asynchronous scheduling, prompts in chunks, on two workers that share the model: as a GPU engine runs.
 
 Each token is drawn at its place, numbers are those of the whole model, and weights are taken by shards; the
 head is tied to the embeddings, each of which is in two parts.
@@ -19,7 +19,7 @@ from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import Generation
 from dart_cli.policy.model import LoadedPolicy
 from tests.engines.exact import drawn_by_transformers
-from tests.engines.served import EXACT, Asker, Served, errors, started, taken_in_flight
+from tests.engines.served import CHUNKED, EXACT, Asker, Served, errors, started, taken_in_flight
 from tests.waiting import until
 
 pytestmark = [
@@ -34,7 +34,7 @@ MAX_BATCH = 4
 BLOCKS = 24
 """Of 32 tokens: too few for as many requests at their length, so some are preempted."""
 LENGTH = 512
-"""Tokens of a sequence and of a pass: the encoder cache of vLLM's own size holds 14 screens of 36 tokens."""
+"""Tokens of a sequence. The encoder cache of vLLM's own size holds as many as a chunk or one screen has: far fewer."""
 SHOWN = 30 * 42
 """Tokens of the screens in play."""
 
@@ -46,10 +46,10 @@ def served(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     options = {
         "num_gpu_blocks_override": BLOCKS,
         "block_size": 32,
-        "max_num_batched_tokens": LENGTH,
         "enable_mm_processor_stats": True,
+        "disable_log_stats": False,  # statistics count what is preempted
     }
-    config = VllmConfig(max_model_len=LENGTH, tensor_parallel=2, options=options)
+    config = VllmConfig(max_model_len=LENGTH, tensor_parallel=2, options=options | CHUNKED)
     with pytest.MonkeyPatch.context() as patch:
         async_cpu.install(patch.setattr)
         with started(
@@ -63,6 +63,19 @@ def test_this_engine_schedules_asynchronously_on_two_workers(served: Served) -> 
     config = served.engine._llm.vllm_config
     assert config.scheduler_config.get_scheduler_cls().__name__ == "AsyncScheduler"
     assert config.parallel_config.tensor_parallel_size == 2
+    assert config.scheduler_config.enable_chunked_prefill
+
+
+def preempted() -> float:
+    """How many rows vLLM has preempted, by its own count."""
+    from prometheus_client import REGISTRY
+
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "vllm:num_preemptions_total"
+    )
 
 
 def test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preempts(
@@ -73,7 +86,9 @@ def test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preem
         ask(i, past_images=i % 3, max_tokens=30 + 25 * (i % 5), temperature=float(i != 4))
         for i in range(3 * MAX_BATCH)
     ]
+    before = preempted()
     ours = served.run(served.generate(*requests))
+    assert preempted() > before
     for one, other in zip(ours, drawn_by_transformers(policy, requests), strict=True):
         assert one.sampled.token_ids == other.sampled.token_ids
         assert one.sampled.behaviour_logprobs == pytest.approx(

@@ -1,6 +1,7 @@
 """The real vLLM on this machine: one engine for all tests, in an event loop of its own.
 
-Each test leaves it serving the untrained policy; the last ends it.
+It reads prompts in chunks, as on a GPU; engines of test_vllm_lora.py and test_vllm_families.py read them whole. Each
+test leaves it serving the untrained policy; the last ends it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,17 @@ from tests.engines.exact import (
     fresh_numbers,
     random_versions,
 )
-from tests.engines.served import EXACT, Asker, Served, at, errors, started, taken_in_flight
+from tests.engines.served import (
+    CHUNK,
+    CHUNKED,
+    EXACT,
+    Asker,
+    Served,
+    at,
+    errors,
+    started,
+    taken_in_flight,
+)
 from tests.waiting import PATIENCE_S, lives, until
 from tests.weights.sets import publish
 
@@ -53,7 +64,8 @@ MAX_BATCH = 8
 
 @pytest.fixture(scope="module")
 def alive(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with started(untrained_folder, tmp_path_factory.mktemp("weights"), MAX_BATCH) as served:
+    published, config = tmp_path_factory.mktemp("weights"), VllmConfig(options=CHUNKED)
+    with started(untrained_folder, published, MAX_BATCH, config) as served:
         yield served
 
 
@@ -71,6 +83,36 @@ def endless(served: Served) -> Served:
     """No completion ends by itself."""
     served.engine.policy.end_token_ids = ()
     return served
+
+
+def test_prompts_are_read_in_chunks_that_cut_screens(
+    served: Served, policy: LoadedPolicy, ask: Asker
+) -> None:
+    """What all tests of this module are about: one alone, from its first token, has a known chunk in each pass."""
+    scheduler = served.engine._llm.vllm_config.scheduler_config
+    assert (scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens) == (True, CHUNK)
+    requests = [ask(i, past_images=2) for i in range(60, 64)]
+    for request in requests:
+        found, generation = cached_of(served, request)
+        assert found == 0
+        assert cut_screens(policy, request) >= 1
+        assert errors(policy, [request], [generation], at(served, served.start)) < EXACT
+
+
+def cut_screens(policy: LoadedPolicy, request: GenerateRequest) -> int:
+    """Screens of which one chunk has the first token and another one the last."""
+    shown, tokens = 0, request.prompt_token_ids
+    place = 0
+    for image in served_images(policy, request):
+        place = tokens.index(policy.image_token_id, place)
+        shown += place // CHUNK != (place + image - 1) // CHUNK
+        place += image
+    return shown
+
+
+def served_images(policy: LoadedPolicy, request: GenerateRequest) -> list[int]:
+    """Tokens of each screen."""
+    return [policy.images.token_count(encoded) for encoded in request.images]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -252,6 +294,38 @@ def test_weights_taken_in_flight_leave_every_token_the_numbers_of_its_version(
     )
     assert {generation.stop for generation in generations} == {"length"}
     assert sum(len(generation.sampled.version_spans) > 1 for generation in generations) >= MAX_BATCH
+    assert errors(policy, requests, generations, versions) < EXACT
+
+
+def test_weights_taken_while_prompts_are_half_read_leave_every_token_the_numbers_of_its_version(
+    endless: Served, policy: LoadedPolicy, ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are read in the order in which they come, so the one behind the last that has a token is half read."""
+    engine, halts = endless.engine, []
+    move, in_work = engine._move, engine._running
+
+    async def seen() -> None:
+        halts.append([len(drawn.token_ids) for drawn in in_work.values()])
+        await move()
+
+    monkeypatch.setattr(engine, "_move", seen)
+    versions = at(endless, *random_versions(policy, 3))
+    newest = len(versions) - 1
+    paths = [publish(versions[n], endless.published, n).path for n in (newest - 1, newest)]
+    requests = [ask(i, past_images=2, max_tokens=12) for i in range(40, 40 + MAX_BATCH)]
+
+    async def both() -> list[Generation]:
+        asking = [asyncio.create_task(engine.generate(request)) for request in requests]
+        for path, number in zip(paths, (newest - 1, newest), strict=True):
+            # The first of them draws, after an update again, while the last ones have not been read.
+            await until(lambda: any(drawn.token_ids for drawn in in_work.values()))
+            await engine.update_weights(path, number)
+        return await asyncio.gather(*asking)
+
+    generations = endless.run(both())
+    assert all(counts[0] > 0 == counts[-1] for counts in halts), halts
+    assert len(halts) == 2
+    assert {len(generation.sampled.token_ids) for generation in generations} == {12}
     assert errors(policy, requests, generations, versions) < EXACT
 
 

@@ -30,8 +30,12 @@ def test_engine_and_trainer_agree(
 ) -> None:
     """With a pointer head in the folder, and in every weight set, which vLLM does not load."""
     folder = pointer_folder(model_type)
-    asked = ("--parity", "--set", "rollout.engine=vllm", "--set", "rollout.max_tokens=8")
-    assert doctor(folder, *asked, "--set", f"vllm.tensor_parallel={workers}") == 0
+    sets = ["rollout.engine=vllm", "rollout.max_tokens=8", f"vllm.tensor_parallel={workers}"]
+    sets += ["policy.history_images=3", "env.options={size = [336, 224]}"]
+    if workers == 1:  # and whole with two
+        sets += ["vllm.options={enable_chunked_prefill = true, max_num_batched_tokens = 64}"]
+    assert doctor(folder, "--parity", *(part for each in sets for part in ("--set", each))) == 0
     told = capfd.readouterr().out
     assert "several screens" in told
+    assert "336x224, up to 3 in a prompt" in told
     assert "within 0.001 nats" in told

@@ -1,4 +1,7 @@
-"""Adapters over the real vLLM on this machine: beside the weights, and merged into them."""
+"""Adapters over the real vLLM on this machine: beside the weights, and merged into them.
+
+Beside them prompts are read in chunks, as on a GPU; the engine of the merged ones reads them whole, as on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import Weights, drawn_by_transformers, random_versions
+from tests.engines.served import CHUNKED
 from tests.engines.test_vllm_engine import MAX_BATCH, Served, errors
 from tests.waiting import until
 from tests.weights.sets import publish
@@ -59,7 +63,8 @@ def alive(
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     policy = load_policy(untrained_folder, weights=False, lora=LORA[mode])
-    config = VllmConfig(lora=mode)  # type: ignore[arg-type]
+    options = CHUNKED if mode == "adapters" else {}
+    config = VllmConfig(lora=mode, options=options)  # type: ignore[arg-type]
     engine = VllmEngine(policy, config, load_weights=load, max_batch=MAX_BATCH, versions=VERSIONS)
     start = weight_tensors(load_policy(untrained_folder, lora=LORA[mode]).model)
     served = Served(engine, loop, start, tmp_path_factory.mktemp("weights"))
