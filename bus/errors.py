@@ -12,6 +12,13 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True where Python, or torch on a GPU or a CPU, could not allocate memory. Does not import torch."""
+    of_torch = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)
+    on_a_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return of_torch or on_a_cpu or isinstance(error, MemoryError)
+
+
 class DartError(Exception):
     """Root of all errors raised on purpose; `exit_code` is the command line's exit code."""
 

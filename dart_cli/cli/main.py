@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from bus.errors import DartError, UserError
+from bus.errors import DartError, UserError, first_line, is_out_of_memory
 from dart_cli.cli.data import data
 from dart_cli.cli.env import env
 from dart_cli.cli.evaluate import evaluate
@@ -116,7 +116,8 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; an error is one line on stderr and its class's exit code.
 
-    A path that the system refuses is the user's mistake, wherever it is found.
+    A path that the system refuses is the user's mistake, wherever it is found. Memory that is refused while a
+    model computes is one line, too; where a model is loaded, `policy.model.fits` has already said more.
     """
     take_streams()
     gc.set_threshold(COLLECT_EVERY)
@@ -135,6 +136,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = 2
     except KeyboardInterrupt:
         code = 130
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        say_error(
+            f"out of memory: {first_line(error)}; end what else uses it (nvidia-smi lists it for a GPU), or "
+            "lower rollout.max_batch or train.pack_tokens"
+        )
+        code = 1
     sys.exit(results_written(code))
 
 

@@ -4,6 +4,7 @@
     check_weights   whether one would load, without reading its weights
     LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
     pick_device     the device that a model runs on
+    fits            raises an error with its cure where the device's memory is too small
     weight_tensors  the tensors that the trainer publishes and the engine loads
 
 Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing is downloaded.
@@ -11,7 +12,8 @@ Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from bus.errors import MissingPartError, ModelError, first_line
+from bus.errors import DartError, MissingPartError, ModelError, first_line, is_out_of_memory
 from dart_cli.config import model_folder as files
 from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
@@ -149,6 +151,26 @@ def pick_device(asked: str) -> torch.device:
     return device
 
 
+_SMALLER = 'load a smaller model, or set model.dtype = "bfloat16"; `dart doctor CONFIG` says what a run takes'
+
+
+@contextmanager
+def fits(what: str | Path, device: str | torch.device, cure: str = _SMALLER) -> Iterator[None]:
+    """Raise DartError where the memory of `device` is too small for `what`, which is made inside.
+
+    Not the user's mistake by class: another process may still hold the memory, so a supervisor tries again.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DartError(
+            f"{what} does not fit into the memory of {device} ({first_line(error)}); end what else uses it "
+            f"(nvidia-smi lists it for a GPU), or {cure}"
+        ) from None
+
+
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
 
@@ -177,7 +199,7 @@ def load_policy(
     loaded in any case; only with `pointing` "pointer" the model may sample pointers.
 
     Raises ModelError, which names the file and the cure, if the folder is missing, incomplete, or of
-    an unsupported model class; MissingPartError for adapters without peft.
+    an unsupported model class; MissingPartError for adapters without peft; DartError as `fits` does.
     """
     folder = resolve(name)
     config = check_folder(folder)
@@ -185,9 +207,22 @@ def load_policy(
     if pointer is None and pointing == "pointer":
         raise ModelError(without_head(name))
     processor = files.preprocessor(folder)
-    model = _load_weights(folder, dtype) if weights else _without_weights(folder)
-    if pointer is not None:
-        attach_head(model, folder, weights=weights)
+    with fits(name, device):
+        model = _load_weights(folder, dtype) if weights else _without_weights(folder)
+        if pointer is not None:
+            attach_head(model, folder, weights=weights)
+        if weights:
+            # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
+            # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
+            model.to(device)
+            if torch.device(device).type == "cpu":
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clone()
+        if lora is not None:
+            add_adapters(model, lora, seed, adapters)
+    if weights:
+        use_batched_vision(model)
+        use_packed(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
@@ -198,17 +233,6 @@ def load_policy(
         ) from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)
-    if weights:
-        # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
-        # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
-        model.to(device)
-        if torch.device(device).type == "cpu":
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
-        use_batched_vision(model)
-        use_packed(model)
-    if lora is not None:
-        add_adapters(model, lora, seed, adapters)
     return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)
 
 
@@ -328,6 +352,8 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             **_LOCAL,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(
             f"{folder}: the weights cannot be loaded ({first_line(error)}); copy them again"
         ) from error

@@ -44,10 +44,10 @@ def compare(config: Config, exported: Path) -> Compared:
     Raises RunDirectoryError for a run without a batch or a set, ModelError, WeightsError.
     """
     update: dict[str, object] = {"path": str(exported), "lora": None, "adapters": ""}
-    theirs = TrainModel.load(_alone(config, update))
+    theirs = TrainModel.load_frozen(_alone(config, update))
     batch = _last_batch(config)
     after = rescore(theirs, batch, config.train.pack_tokens)
-    ours = TrainModel.load(_alone(config, {}))
+    ours = TrainModel.load_frozen(_alone(config, {}))
     published = newest_version(weights_dir(config))
     if published is None:
         raise RunDirectoryError(f"{weights_dir(config)} holds no weights")

@@ -167,7 +167,7 @@ class TrainModel:
 
     @classmethod
     def load(cls, config: Config, mesh: DeviceMesh | None = None) -> TrainModel:
-        """The model that a configuration begins with, over the ranks of `mesh`. Raises ModelError."""
+        """Load the model that a configuration begins with, over the ranks of `mesh`. Raises ModelError."""
         device, compute = pick_device(config.train.device), getattr(torch, config.model.dtype)
         if mesh is None and (compute != torch.float32 or config.train.offload != "none"):
             mesh = mesh_of_one(device)
@@ -206,6 +206,25 @@ class TrainModel:
         if config.model.lora is not None:
             return cls(policy, scorer, policy, scorer, plan)
         return cls(policy, scorer, *made(lambda model: _as_reference(model, policy), policy), plan)
+
+    @classmethod
+    def load_frozen(cls, config: Config) -> TrainModel:
+        """Load what `load` does to score tokens, and to score them alone. Raises ModelError.
+
+        The weights are plain tensors of the model's type, without masters, gradients and reference. The scores
+        are those of `load`, bit for bit.
+        """
+        policy = load_policy(
+            config.model.path,
+            config.model.dtype,
+            pick_device(config.train.device),
+            lora=config.model.lora,
+            seed=config.run.seed,
+            pointing=config.policy.pointing,
+            adapters=config.model.adapters,
+        )
+        policy.model.requires_grad_(False)
+        return cls.of(policy)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -52,13 +52,17 @@ from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.policy import accelerator
 from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.lora import first_adapters
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.model import LoadedPolicy, fits, load_policy
 from dart_cli.policy.model_files import PolicyFiles, fill, fill_buffers
 from dart_cli.policy.packed import use_packed
 from dart_cli.weights.flat_weights import TensorStream, specs_of
 from dart_cli.weights.manifest import TensorSpec
 
 _distributed: Any = torch.distributed  # whose type stubs lack what is used here
+_SPREAD = (
+    'spread the model over more train.ranks, set train.offload = "optimizer", or train adapters '
+    "(model.lora); `dart doctor CONFIG` says what a run takes"
+)
 Root = TypeVar("Root", bound=nn.Module)
 
 
@@ -86,9 +90,15 @@ class ShardingPlan:
 
     @property
     def precision(self) -> MixedPrecisionPolicy:
-        """What FSDP2 casts a trained model to."""
+        """What FSDP2 casts the parameters of a trained model to.
+
+        Not the inputs of its units: the tower's blocks are given the rotations of their patches in float32, and
+        the engine does not round them.
+        """
         compute = None if self.compute == torch.float32 else self.compute
-        return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+        return MixedPrecisionPolicy(
+            param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
 
     @property
     def placement(self) -> OffloadPolicy:
@@ -169,7 +179,7 @@ def load_sharded(
             parameter.data = parameter.data.to(dtype)
     made = root(policy)
     shard(made, model, plan)
-    with PolicyFiles(policy.folder) as files:
+    with fits(name, plan.device, _SPREAD), PolicyFiles(policy.folder) as files:
         first = first_adapters(model, seed, adapters) if lora is not None else None
         fill(model, files, lambda parameter: _home(parameter, plan), first)
     fill_buffers(model, plan.device)

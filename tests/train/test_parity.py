@@ -7,23 +7,27 @@ weight sets that are published.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bus.messages import Batch
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
+from dart_cli.train.parity import limit_of
 from dart_cli.weights.file import load
 from tests.devices import DEVICES
 from tests.train.parts import save
-from tests.train.trees import packs_of
+from tests.train.rank_cases import fill_b
+from tests.train.trees import packs_of, tree_batch
 from tests.weights.sets import publish
 
 STEPS = 3  # of each trajectory: the last shows three screens
@@ -40,6 +44,56 @@ def largest_gap(model: TrainModel, batch: Batch) -> float:
             tokens += len(scores.logprobs)
     assert tokens == sum(map(len, batch.samples))
     return max(gaps)
+
+
+FROZEN: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "frozen tower": {"model": {"freeze_vision": True}},
+    "adapters": {"model": {"lora": LoraConfig(rank=4, alpha=8.0)}},
+    "KL": {"train": {"kl_beta": 0.1}},
+    "critic": {"train": {"critic": "gae"}},
+    "recompute": {"train": {"recompute": "layer"}},
+    "offload": {"train": {"offload": "optimizer"}},
+    "pointer": {"policy": {"pointing": "pointer"}},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    [*((kind, "qwen2_5_vl") for kind in FROZEN), ("whole", "qwen2_vl"), ("whole", "qwen3_vl")],
+)
+def test_a_model_that_only_scores_has_the_trainers_scores_bit_for_bit(
+    config: Config, pointer_folder: Callable[[str], Path], kind: str, model_type: str, dtype: str
+) -> None:
+    """Its weights are those that the trainer rounds its masters to, and nothing else is rounded."""
+    sections = {"model": {"dtype": dtype, "path": str(pointer_folder(model_type))}}
+    for name, update in FROZEN[kind].items():
+        sections[name] = sections.get(name, {}) | update
+    update = {
+        name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
+    }
+    chosen = config.model_copy(update=update)
+    trained, frozen = TrainModel.load(chosen), TrainModel.load_frozen(chosen)
+    if kind == "adapters":  # whose B begins at zero, so that it would add nothing
+        fill_b(trained)
+        put(frozen, trained.weights())
+    batch = tree_batch(frozen.policy, groups=1)
+    with torch.no_grad():
+        for one, other in zip(*(packs_of(m, batch, 512) for m in (trained, frozen)), strict=True):
+            wanted, found = trained.score(one, 0.7), frozen.score(other, 0.7)
+            assert torch.equal(found.logprobs, wanted.logprobs)
+            assert torch.equal(found.entropies, wanted.entropies)
+    assert not frozen.trainable()
+    assert frozen.reference is None
+    assert {each.dtype for each in frozen.policy.model.parameters()} == {getattr(torch, dtype)}
+    assert limit_of(frozen) == limit_of(trained)
+
+
+def put(model: TrainModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give the model these weights, rounded to its type."""
+    for name, each in weight_tensors(model.policy.model).items():
+        each.copy_(weights[name])
 
 
 @pytest.mark.parametrize(("temperature", "trajectories"), [(1.0, 34), (0.7, 12)])
