@@ -3,12 +3,15 @@
     parity       findings: how far the log-probabilities of the same tokens are apart, by screens shown
     judge        the same for tokens that are compared already
     Trial        how many trajectories and steps are played for it, at which temperature
+    RunPrompts   the screens and the history of a run, for one trajectory of the trial
     play_trial   an engine's answers as a batch that the trainer can score
 
 The configured engine plays a trial with the model as it comes and is closed; then the trainer's forward pass
-scores what it sampled. So two copies of the model are never in memory at once. A trial needs no environment:
-screens of several sizes are drawn at random, past ones and completions are in the prompts as in a run, beside
-prompts of text alone, but for a policy that points.
+scores what it sampled, with weights in the model's type and nothing to train them by. So two copies of the model
+are never in memory at once, and it takes no more than the engine. A trial needs no environment: screens are drawn
+at random, past ones and completions are in the prompts as in a run, beside prompts of text alone, but for a policy
+that points. Most screens are small. One trajectory has screens as large as the run's, as many as its history
+shows: vLLM reads so long a prompt in several parts on a GPU, and a small one at once.
 """
 
 from __future__ import annotations
@@ -28,23 +31,34 @@ from bus.messages import ActRequest, Batch, Completion, Sampling, Turn
 from bus.packed import float64s, int32s
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.config.screens import SCREEN, screen_of, screen_of_suite
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.policy.history import History
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.history import History, history_of
+from dart_cli.policy.model import LoadedPolicy, fits
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.model import TrainModel
-from dart_cli.train.parity import LEAST_TOKENS, ComparedTokens, alarm_of, limit_of, rescore
+from dart_cli.train.parity import (
+    LEAST_TOKENS,
+    ComparedTokens,
+    alarm_of,
+    limit_of,
+    rescore,
+)
 from envs.base import content_hash
 
 MOST_TOKENS = 64
 """A completion's bound, if rollout.max_tokens is larger: enough to compare."""
 
+MOST_SCREENS = 8
+"""Screens in a prompt of the run's own size at most, if its history shows more: 21,500 tokens at 1920x1080."""
+
 _NAMES = {"text": "no screen", "one": "one screen", "several": "several screens"}
+_OWN, _OWN_NAME = "run's screens", "run"
 
 
 def parity(config: Config) -> Iterator[Finding]:
@@ -62,8 +76,11 @@ def parity(config: Config) -> Iterator[Finding]:
         batch = asyncio.run(sample(config))
         gc.collect()  # the engine's copy of the model
         sampled_s = time.monotonic() - began
-        model = TrainModel.load(config)
-        compared = rescore(model, batch, config.train.pack_tokens)
+        model = TrainModel.load_frozen(config)
+        with fits("the trainer's forward pass", model.policy.device, _FEWER):
+            compared, of_run = (
+                rescore(model, part, config.train.pack_tokens) for part in parted(batch)
+            )
     except DartError as fault:
         yield error("parity", str(fault), "fix that, run dart doctor again")
         return
@@ -76,11 +93,11 @@ def parity(config: Config) -> Iterator[Finding]:
         return
     yield ok(
         "parity",
-        f"engine {config.rollout.engine} sampled {compared.engine.size} tokens of {config.model.path} "
+        f"engine {config.rollout.engine} sampled {compared.engine.size + of_run.engine.size} tokens of {config.model.path} "
         f"in {config.model.dtype} at temperature {config.rollout.temperature:g}, loaded and played in "
         f"{sampled_s:.1f} s",
     )
-    yield from judge(compared, limit_of(model))
+    yield from judge(compared, limit_of(model), of_run, _shown(config, batch))
 
 
 async def sample(config: Config) -> Batch:
@@ -94,27 +111,72 @@ async def sample(config: Config) -> Batch:
         trial = Trial(
             temperature=config.rollout.temperature,
             max_tokens=min(config.rollout.max_tokens, MOST_TOKENS),
+            run=RunPrompts.of(config),
         )
         return await play_trial(model.responder.policy, model.engine, model.responder, trial)
 
 
-def judge(compared: ComparedTokens, limit: float) -> Iterator[Finding]:
-    """A line for each kind of prompt; one error where the means are beyond `limit`, nats."""
-    for kind, each in compared.by_seen().items():
+def judge(
+    compared: ComparedTokens,
+    limit: float,
+    of_run: ComparedTokens | None = None,
+    shown: str = "",
+) -> Iterator[Finding]:
+    """Yield a line for each kind of prompt, and one error where the means are beyond `limit`, nats.
+
+    `of_run` are tokens of prompts as large as the run's, which `shown` tells of.
+    """
+    kinds = {_NAMES[kind]: each for kind, each in compared.by_seen().items()}
+    if of_run is not None and of_run.engine.size:
+        kinds[_OWN] = of_run.mismatch()
+    for name, each in kinds.items():
         text = (
-            f"{_NAMES[kind]:<16}{each.tokens:>5} tokens  |difference| mean {each.mean:.2e}  half "
+            f"{name:<16}{each.tokens:>5} tokens  |difference| mean {each.mean:.2e}  half "
             f"<= {each.p50:.2e}  99 % <= {each.p99:.2e}  max {each.max:.2e} nats  k3 KL {each.kl:.2e}"
         )
+        if name == _OWN and shown:
+            text += f"; {shown}"
         beyond = not each.mean <= limit
         few = each.tokens < LEAST_TOKENS
         cure = "see below" if not few else f"too few tokens to judge by: {LEAST_TOKENS} are needed"
         yield Finding("parity", "warning" if beyond else "ok", text, cure if beyond else "")
-    alarm = alarm_of(compared, limit)
-    if alarm:
+    if alarm := alarm_of(compared, limit):
         problem, _, cure = alarm.partition(". ")
         yield error("parity", problem, cure)
+    elif of_run is not None and (alarm := alarm_of(of_run, limit)):
+        yield error("parity", f"on prompts of the {_OWN} alone: {alarm.partition('. ')[0]}", _LONG)
     else:
         yield ok("parity", f"they agree: every mean is within {limit:g} nats")
+
+
+_LONG = (
+    "Small prompts agree. vLLM reads long ones in parts of max_num_batched_tokens. With it, compare again with "
+    "vllm.options = { enable_chunked_prefill = false, max_num_batched_tokens = N }, where N is "
+    "vllm.max_model_len; if they agree then, run with these options and report it"
+)
+_FEWER = (
+    "lower train.pack_tokens or the history of [policy]; `dart doctor CONFIG` says what a run takes"
+)
+
+
+def parted(batch: Batch) -> tuple[Batch, Batch]:
+    """Return the batch of the small prompts, and that of the prompts as large as the run's."""
+    parts = [
+        [each for each in batch.samples if (each.trajectory_id == _OWN_NAME) == own]
+        for own in (False, True)
+    ]
+    small, large = (batch.model_copy(update={"samples": part}) for part in parts)
+    return small, large
+
+
+def _shown(config: Config, batch: Batch) -> str:
+    """Say how large the prompts of the run's own size are."""
+    prompts, run = RunPrompts.of(config), parted(batch)[1]
+    screens = max((each.images for each in run.samples), default=0)
+    tokens = max((each.start for each in run.samples), default=0)
+    return (
+        f"{prompts.width}x{prompts.height}, up to {screens} in a prompt, of up to {tokens:,} tokens"
+    )
 
 
 # --- the trial ------------------------------------------------------------------------------
@@ -125,6 +187,28 @@ SIZES = ((448, 224), (500, 300), (224, 448))
 HISTORY = History(images=3, turns=4)
 
 _WORDS = ("open", "the", "red", "file", "menu", "save", "search", "page", "blue", "button", "click")
+
+
+@dataclass(frozen=True)
+class RunPrompts:
+    """Prompts as large as those of a run."""
+
+    width: int  # pixels of a screen
+    height: int
+    history: History
+
+    @classmethod
+    def of(cls, config: Config) -> RunPrompts:
+        """Return those of a configuration. Raises ConfigError for a size that no screen has."""
+        width, height = screen_of(config) or screen_of_suite(config) or SCREEN
+        return cls(width, height, history_of(config.policy))
+
+    @property
+    def steps(self) -> int:
+        """Steps until a prompt is full, and the one after it, which has dropped a screen."""
+        kept = min(self.history.images, self.history.turns + 1)
+        shown = self.history.images_most or kept
+        return min(shown + 1, MOST_SCREENS)
 
 
 @dataclass(frozen=True)
@@ -139,6 +223,7 @@ class Trial:
     sizes: Sequence[tuple[int, int]] = SIZES
     seed: int = 0
     deadline_s: float = 600.0  # for all of it
+    run: RunPrompts | None = None  # one more trajectory, of these
 
 
 async def play_trial(
@@ -150,13 +235,26 @@ async def play_trial(
     """
     images: dict[str, bytes] = {}
     texts = trial.texts if policy.pointing == "text" else 0  # there is no screen to point at
+    played = [
+        _trajectory(
+            responder,
+            trial,
+            f"trial-{number}",
+            trial.sizes[number % len(trial.sizes)],
+            HISTORY,
+            trial.steps,
+            images,
+        )
+        for number in range(trial.trajectories)
+    ]
+    if (run := trial.run) is not None:
+        size = run.width, run.height
+        played.append(
+            _trajectory(responder, trial, _OWN_NAME, size, run.history, run.steps, images)
+        )
     async with asyncio.timeout(trial.deadline_s):
         parts = await asyncio.gather(
-            *(
-                _trajectory(responder, trial, number, images)
-                for number in range(trial.trajectories)
-            ),
-            *(_text(policy, engine, trial, number) for number in range(texts)),
+            *played, *(_text(policy, engine, trial, number) for number in range(texts))
         )
     chains, samples = chained([step for part in parts for step in part])
     return Batch(
@@ -170,19 +268,26 @@ async def play_trial(
 
 
 async def _trajectory(
-    responder: Responder, trial: Trial, number: int, images: dict[str, bytes]
+    responder: Responder,
+    trial: Trial,
+    name: str,
+    size: tuple[int, int],
+    history: History,
+    count: int,
+    images: dict[str, bytes],
 ) -> list[BatchStep]:
-    rng = random.Random(f"{trial.seed} {number}")  # noqa: S311 - no secret
-    width, height = trial.sizes[number % len(trial.sizes)]
+    """Play `count` steps on screens of `size`, and add these to `images`."""
+    rng = random.Random(f"{trial.seed} {name}")  # noqa: S311 - no secret
+    width, height = size
     instruction = _instruction(rng)
     turns: list[Turn] = []
     steps: list[BatchStep] = []
-    for step in range(trial.steps):
+    for step in range(count):
         screen = draw(rng, width, height)
-        visible = HISTORY.visible(turns)
+        visible = history.visible(turns)
         said = await responder.answer(
             ActRequest(
-                trajectory_id=f"trial-{number}",
+                trajectory_id=name,
                 step=step,
                 instruction=instruction,
                 turns=visible,
@@ -194,7 +299,7 @@ async def _trajectory(
         )
         shown = [turn.screenshot for turn in visible if turn.screenshot is not None] + [screen]
         images.update({content_hash(blob): blob for blob in shown})
-        steps.append(_step(f"trial-{number}", step, said, shown, rng))
+        steps.append(_step(name, step, said, shown, rng))
         turns.append(Turn(text=said.text, screenshot=screen, token_ids=said.sampled.token_ids))
     return steps
 

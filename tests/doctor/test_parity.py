@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
+from bus.messages import Turn
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import is_healthy
-from dart_cli.doctor.parity import judge, parity
+from dart_cli.doctor.parity import MOST_SCREENS, RunPrompts, draw, judge, parity
+from dart_cli.policy.model import load_policy
 from dart_cli.train.parity import LIMITS, ComparedTokens
 from tests.doctor.parts import doctor
 
@@ -34,12 +38,23 @@ def compared(several_off: float) -> ComparedTokens:
 def test_a_model_folder_is_compared_and_agrees(
     family: Family, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert doctor(family("qwen3_vl"), "--parity", "--json", "--set", "rollout.max_tokens=8") == 0
+    """On small screens, and on as many of the run's own size as its history shows."""
+    folder = family("qwen3_vl")
+    sets = ["rollout.max_tokens=8", "env.options={size = [560, 308]}"]
+    sets += ["policy.history_images=3", "policy.history_turns=4"]
+    options = [part for each in sets for part in ("--set", each)]
+    assert doctor(folder, "--parity", "--json", *options) == 0
     result = json.loads(capsys.readouterr().out)
     lines = [each["text"] for each in result["findings"] if each["subject"] == "parity"]
-    assert len(lines) == 5
-    for line, kind in zip(lines[1:4], ("no screen", "one screen", "several screens"), strict=True):
-        assert kind in line
+    assert len(lines) == 6
+    kinds = ("no screen", "one screen", "several screens", "run's screens")
+    for line, kind in zip(lines[1:5], kinds, strict=True):
+        assert line.startswith(kind)
+    images = load_policy(folder, weights=False).images
+    tokens = 3 * images.token_count(draw(Random(0), 560, 308))
+    shown = re.search(r"; 560x308, up to 3 in a prompt, of up to (\d+) tokens$", lines[4])
+    assert shown, lines[4]
+    assert tokens < int(shown[1]) < tokens + 150
     assert "within 0.001 nats" in lines[-1]
     assert "tasks" not in {each["subject"] for each in result["findings"]}
 
@@ -53,7 +68,8 @@ def test_pointers_are_compared_on_prompts_with_a_screen(
     assert doctor(folder, "--parity", "--json", *options) == 0
     result = json.loads(capsys.readouterr().out)
     lines = [each["text"] for each in result["findings"] if each["subject"] == "parity"]
-    assert [line.partition("  ")[0] for line in lines[1:3]] == ["one screen", "several screens"]
+    kinds = [line.partition("  ")[0] for line in lines[1:4]]
+    assert kinds == ["one screen", "several screens", "run's screens"]
     assert "within 0.001 nats" in lines[-1]
 
 
@@ -80,6 +96,49 @@ def test_the_kind_of_prompt_that_disagrees_is_named() -> None:
     assert verdict.level == "error"
     assert "One screen agrees" in verdict.cure
     assert is_healthy(judge(compared(1e-6), 1e-3))
+
+
+def test_prompts_of_the_run_s_size_alone_are_judged_apart() -> None:
+    """Small prompts say nothing of those that an engine reads in parts."""
+    large = compared(0.2).only(np.arange(120) >= 80)
+    *lines, verdict = judge(compared(1e-6), 1e-3, large, "1920x1080")
+    assert [line.level for line in lines] == ["ok", "ok", "ok", "warning"]
+    assert lines[-1].text.startswith("run's screens")
+    assert lines[-1].text.endswith("; 1920x1080")
+    assert verdict.level == "error"
+    assert "run's screens alone" in verdict.text
+    assert "step 2 of t" in verdict.text
+    assert "enable_chunked_prefill" in verdict.cure
+    assert is_healthy(judge(compared(1e-6), 1e-3, compared(1e-6)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown"),
+    [
+        ({}, [1, 1]),
+        ({"history_images": 5, "history_turns": 35}, [1, 2, 3, 4, 5, 5]),
+        ({"history_images": 5, "history_turns": 2}, [1, 2, 3, 3]),  # turns bring their screens
+        (
+            {"history_images": 3, "history_images_most": 7, "history_turns": 35},
+            [1, 2, 3, 4, 5, 6, 7, 3],
+        ),
+        ({"history_images": 32, "history_turns": 35}, [*range(1, MOST_SCREENS + 1)]),
+    ],
+)
+def test_prompts_of_the_run_grow_until_they_are_full_and_one_screen_is_dropped(
+    policy: dict[str, int], shown: list[int]
+) -> None:
+    env = {"suite": "mini", "options": {"size": "1280x720"}}
+    run = RunPrompts.of(Config.model_validate({"policy": policy, "env": env}))
+    assert (run.width, run.height, run.steps) == (1280, 720, len(shown))
+    turns = [Turn(text="", screenshot=b"") for _ in shown]
+    past = [run.history.visible(turns[:step]) for step in range(run.steps)]
+    assert [1 + sum(turn.screenshot is not None for turn in each) for each in past] == shown
+
+
+def test_without_a_size_the_screens_are_the_suite_s() -> None:
+    run = RunPrompts.of(Config.model_validate({"env": {"suite": "osworld"}}))
+    assert (run.width, run.height) == (1920, 1080)
 
 
 def test_a_folder_of_another_class_is_an_error_with_the_classes_that_load(

@@ -31,7 +31,7 @@ def test_engine_and_trainer_agree(
     """With a pointer head in the folder, and in every weight set, which vLLM does not load."""
     folder = pointer_folder(model_type)
     sets = ["rollout.engine=vllm", "rollout.max_tokens=8", f"vllm.tensor_parallel={workers}"]
-    sets += ["policy.history_images=3", "env.options={size = [336, 224]}"]
+    sets += ["policy.history_images=3", "policy.history_turns=3", "env.options={size = [336, 224]}"]
     if workers == 1:  # and whole with two
         sets += ["vllm.options={enable_chunked_prefill = true, max_num_batched_tokens = 64}"]
     assert doctor(folder, "--parity", *(part for each in sets for part in ("--set", each))) == 0
