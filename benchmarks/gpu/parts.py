@@ -45,6 +45,7 @@ class Size:
     vision: dict[str, Any]
     layers: int  # of the whole model
     screen: tuple[int, int]  # width and height, pixels
+    widest: tuple[int, int]  # of the screens that engine and trainer are compared on
     trajectories: int
     steps: int  # of each
     completion: int  # tokens of each step
@@ -74,6 +75,7 @@ SEVEN_B = Size(
     },
     layers=28,
     screen=(1280, 720),
+    widest=(1920, 1080),
     trajectories=2,
     steps=15,
     completion=100,
@@ -86,6 +88,7 @@ TINY = replace(
     vision={},
     layers=2,
     screen=(168, 112),
+    widest=(224, 168),
     steps=4,
     completion=6,
     history=History(images=1, turns=3, images_most=3),

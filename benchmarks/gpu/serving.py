@@ -1,21 +1,44 @@
-"""The checks of scripts/gpu-check of engine and publication.
+"""The checks of scripts/gpu-check of engines and publication.
 
-parity        the engine's log-probabilities against the trainer's, in bfloat16
+parity        the transformers engine's log-probabilities against the trainer's, in bfloat16
+vllm          vLLM's: as it starts, after weights taken while requests run, and the same with adapters
 publication   a 7B's tensors through the file channel
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import torch
 
 from benchmarks.gpu.settings import (
     BrokenError,
     Clock,
     Found,
+    MissedError,
     Settings,
     compared_layers,
     config_of,
 )
+
+if TYPE_CHECKING:
+    from bus.messages import Batch
+    from dart_cli.config.schema import Config
+
+CHUNK = 64
+"""Tokens that vLLM reads at once on a CPU here, so that it cuts screens as a GPU's engine does."""
+SHARE = 0.5
+"""Of a GPU's memory for vLLM: the trainer's copy of the model is on the same one."""
+PROMPTS_MOST = 32_768
+"""Tokens of a sequence that vLLM makes room for."""
+NOISE = {"weights": 0.02, "adapters": 0.05}
+"""Standard deviation of what is added to the tensors that are taken: it makes another policy of them."""
+APART = 10
+"""How many times the mean difference of engine and trainer that policy is away from the one before, at least."""
 
 
 def parity(settings: Settings) -> Found:
@@ -30,6 +53,135 @@ def parity(settings: Settings) -> Found:
     if any(each.level == "error" for each in findings):
         raise BrokenError("engine and trainer disagree", found)
     return found
+
+
+def vllm(settings: Settings) -> Found:
+    """VLLM plays, takes other weights while it plays, and plays; the trainer scores by the weights of each token.
+
+    With the whole weights, and then, where there is time for another start, with adapters.
+    """
+    from dart_cli.config.devices import vllm_problem
+
+    if problem := vllm_problem():
+        raise MissedError(problem)
+    from dart_cli.config.schema import LoraConfig
+
+    found: Found = {}
+    for name, lora in (("weights", None), ("adapters", LoraConfig(rank=8))):
+        began = time.monotonic()
+        if lora is not None and settings.seconds < 2 * found["weights"]["seconds"]:
+            found[name] = f"not begun: the weights took {found['weights']['seconds']:.0f} s"
+            break
+        found[name], alarm = _swapped(settings, name, lora)
+        found[name]["seconds"] = round(time.monotonic() - began, 1)
+        if alarm:
+            raise BrokenError(f"{name}: {alarm}", found)
+    return found
+
+
+def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
+    """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
+    from dart_cli.doctor.parity import judge, parted
+    from dart_cli.policy.model import weight_tensors
+    from dart_cli.train.model import TrainModel
+    from dart_cli.train.parity import ComparedTokens, alarm_of, all_of, limit_of, rescore
+    from dart_cli.weights.file import FileChannel
+
+    config = _of_vllm(settings, lora)
+    model = TrainModel.load_frozen(config)
+    mine = weight_tensors(model.policy.model)
+    torch.manual_seed(2)
+    other = {key: (each + NOISE[name] * torch.randn_like(each)).cpu() for key, each in mine.items()}
+    published = FileChannel(settings.scratch / f"vllm-{name}", lora=lora).publish(other, 0)
+    before, beside, after, found = asyncio.run(_served(config, published.path))
+
+    def scored(batch: Batch, version: int = -1) -> ComparedTokens:
+        """Score the tokens that `version` drew, with the model as it is now."""
+        tokens = rescore(model, batch, config.train.pack_tokens)
+        spans = {
+            f"step {each.step} of {each.trajectory_id}": each.version_spans
+            for each in batch.samples
+        }
+        drawn = [
+            any(
+                span.version == version and span.start <= index < span.end
+                for span in spans[tokens.steps[place]]
+            )
+            for index, place in zip(tokens.indices, tokens.places, strict=True)
+        ]
+        return tokens.only(np.array(drawn, dtype=bool))
+
+    found["longest_prompt"] = max(each.start for each in before.samples)
+    small, large = map(scored, parted(before))
+    lines = list(judge(small, limit_of(model), large))
+    found["before"] = [f"{each.level}: {' '.join(each.text.split())}" for each in lines]
+    of_old = all_of([scored(batch) for batch in beside])
+    for key, each in mine.items():
+        each.copy_(other[key])
+    of_new = all_of([scored(batch, 0) for batch in [*beside, after]])
+    found["moved"] = scored(before).mismatch().mean
+    found["met_the_swap"] = sum(
+        len(each.version_spans) > 1 for batch in beside for each in batch.samples
+    )
+    for key, tokens in (("beside", of_old), ("after", of_new)):
+        each = tokens.mismatch()
+        found[key] = {"tokens": each.tokens, "mean": each.mean, "max": each.max}
+    wrong = [each.text for each in lines if each.level == "error"]
+    wrong += [alarm for part in (of_old, of_new) if (alarm := alarm_of(part, limit_of(model)))]
+    if not found["moved"] > APART * max(found["beside"]["mean"], found["after"]["mean"]):
+        wrong.append("the other weights are nearly the same policy, so nothing was shown")
+    return found, "; ".join(wrong)
+
+
+def _of_vllm(settings: Settings, lora: Any) -> Config:
+    """Return the configuration of vLLM; on a CPU it reads prompts in chunks, as on a GPU."""
+    config = config_of(settings, compared_layers(settings), recompute="none")
+    on_gpu = settings.device.startswith("cuda")
+    options: dict[str, Any] = {}
+    if not on_gpu:
+        options = {"enable_chunked_prefill": True, "max_num_batched_tokens": CHUNK}
+    elif lora is not None:
+        options = {"enforce_eager": True}  # what the compiler makes was seen with the weights
+    served = {
+        "gpu_memory_utilization": SHARE,
+        "max_model_len": PROMPTS_MOST if on_gpu else 0,
+        "options": options,
+    }
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"lora": lora}),
+            "rollout": config.rollout.model_copy(update={"engine": "vllm", "max_batch": 16}),
+            "vllm": config.vllm.model_copy(update=served),
+        }
+    )
+
+
+async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Found]:
+    """Play before, beside and after the engine takes `weights` as version 0; (the three, what was measured)."""
+    from dart_cli.doctor.parity import MOST_TOKENS, RunPrompts, Trial, play_trial
+    from dart_cli.doctor.play import LOAD_S
+    from dart_cli.engines.responder import PolicyResponder
+    from dart_cli.player.model import loaded_model
+
+    began = time.monotonic()
+    async with loaded_model(config, None, -1, load_s=LOAD_S) as model:
+        found: Found = {"start_s": round(time.monotonic() - began, 1)}
+        responder = model.responder
+        assert isinstance(responder, PolicyResponder)
+
+        async def play(seed: int, run: RunPrompts | None = None) -> Batch:
+            trial = Trial(1.0, max_tokens=MOST_TOKENS, seed=seed, run=run)
+            return await play_trial(responder.policy, model.engine, responder, trial)
+
+        before = await play(0, RunPrompts.of(config))
+        taking = asyncio.create_task(model.engine.update_weights(weights, 0))
+        beside = []
+        while not taking.done():  # by its own deadline at the latest
+            beside.append(await play(1 + len(beside)))
+        timing = await taking
+        found |= {"taken_in_s": round(timing.transfer_s, 2), "halted_s": round(timing.pause_s, 2)}
+        after = await play(1 + len(beside), RunPrompts.of(config))
+    return before, beside, after, found
 
 
 def publication(settings: Settings) -> Found:

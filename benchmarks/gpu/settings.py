@@ -107,6 +107,9 @@ def config_of(settings: Settings, layers: int, **train: Any) -> Config:
     folder = folder_of(settings.shards, settings.scratch / f"layers-{layers}", layers)
     text = {
         "model": {"path": str(folder), "dtype": "bfloat16", "freeze_vision": True},
+        # The screens and the history of configs/osworld.toml: what engine and trainer are compared on.
+        "policy": {"history_images": 5, "history_turns": 35},
+        "env": {"options": {"size": list(settings.size.widest)}},
         "rollout": {"device": settings.device},
         "train": {
             "device": settings.device,

@@ -25,7 +25,7 @@ MACHINE_ONLY = {
     "engine against trainer on the GPU": ("parity",),
     "weights to files, and back to the GPU": ("publication",),
     "all processes of a run on one GPU": ("loop", "tests"),
-    "several GPUs, NCCL, vLLM on a GPU": (),
+    "several GPUs, NCCL, vLLM on a GPU": ("vllm", "two_gpus"),
     "speed": (),
 }
 """Parts that need the real machine, and the checks of scripts/gpu-check that cover them."""

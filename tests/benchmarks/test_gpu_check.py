@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from benchmarks.gpu.settings import BrokenError, MissedError, Settings
 from tests.waiting import PATIENCE_S, lives, wait_until
 
 LONG_S = 1000.0
+SHARED = [check for check in CHECKS if not check.is_spare]
 
 
 @pytest.fixture
@@ -141,10 +144,13 @@ def test_what_a_check_has_started_ends_with_it(settings: Settings) -> None:
 
 @pytest.mark.parametrize("total", [20.0, 300.0, 525.0, 2000.0])
 def test_checks_that_use_all_they_may_leave_each_later_one_its_share(total: float) -> None:
-    left, shares = total, sum(check.seconds for check in CHECKS)
+    left, shares = total, sum(check.seconds for check in SHARED)
     for number, check in enumerate(CHECKS):
         taken = allowance(check, CHECKS[number + 1 :], left)
-        assert taken >= check.seconds * min(1.0, total / shares) - 1e-6
+        if check.is_spare:
+            assert taken == pytest.approx(max(0.0, total - shares), abs=1e-6) or taken == 0.0
+        else:
+            assert taken >= check.seconds * min(1.0, total / shares) - 1e-6
         left -= taken
         assert left >= -1e-6
     assert left == pytest.approx(0.0, abs=1e-6)
@@ -157,7 +163,27 @@ def test_what_a_check_does_not_use_the_next_one_may() -> None:
 
 
 def test_nine_minutes_hold_every_share_and_a_minute_of_imports() -> None:
-    assert sum(check.seconds for check in CHECKS) + RESERVE_S + 60 <= 540
+    assert sum(check.seconds for check in SHARED) + RESERVE_S + 60 <= 540
+
+
+def test_without_vllm_and_a_second_gpu_nine_minutes_hold_a_spare_check_in_whole() -> None:
+    at = next(number for number, check in enumerate(CHECKS) if check.is_spare)
+    used = sum(each.seconds for each in CHECKS[:at] if each.name not in ("vllm", "two_gpus"))
+    left = 540 - RESERVE_S - 60 - used
+    assert allowance(CHECKS[at], CHECKS[at + 1 :], left) >= CHECKS[at].seconds
+
+
+def test_a_spare_check_runs_in_what_the_others_leave_or_not_at_all(settings: Settings) -> None:
+    spare, other = Check("spare", lambda _: {}, 10.0, is_spare=True), Check("other", hangs, 90.0)
+    assert allowance(spare, [other], 97.0) == 7.0
+    assert allowance(other, [spare], 97.0) == 97.0
+    run = run_of([spare, Check("other", lambda _: {}, 90.0)], settings.scratch, RESERVE_S + 92.0)
+    run.all(settings)
+    assert [(each.name, each.state) for each in run.outcomes] == [
+        ("spare", "left_out"),
+        ("other", "ok"),
+    ]
+    assert run.outcomes[0].why == "the other checks need the time"
 
 
 def test_what_the_time_does_not_suffice_for_is_listed_and_has_not_failed(
@@ -327,7 +353,7 @@ def gpu_check(tmp_path: Path, *lacking: str, only: str = "") -> dict[str, Any]:
                 "--out",
                 out,
             ),
-            *(("--only", only) if only else ()),
+            *(("--only", *only.split()) if only else ()),
         ],
         env=os.environ | {"PYTHONPATH": str(tmp_path), "LACKING": " ".join(lacking)},
         capture_output=True,
@@ -359,8 +385,9 @@ def test_every_check_runs_on_a_cpu_with_a_small_model_and_without_the_bus(tmp_pa
     found = gpu_check(tmp_path, "zmq", "lark", "sqlite_utils", "typer", "tensorboard")
     checks = found["checks"]
     assert list(checks) == [check.name for check in CHECKS]
-    assert set(found["missed"]) == {"parity", "tests", "loop"}
-    assert "zmq" in found["missed"]["parity"]
+    assert set(found["missed"]) == {"parity", "vllm", "two_gpus", "tests", "loop"}
+    for name in ("parity", "two_gpus"):
+        assert "zmq" in found["missed"][name]
     assert {each["state"] for each in checks.values()} == {"ok", "missed"}
     update = checks["update"]["measured"]
     assert [row["layers"] for row in update["depths"]] == [1, 2]
@@ -372,9 +399,50 @@ def test_every_check_runs_on_a_cpu_with_a_small_model_and_without_the_bus(tmp_pa
 
 
 @pytest.mark.slow
-def test_parity_runs_on_a_cpu_with_a_small_model(tmp_path: Path) -> None:
-    """Beside it all ran above."""
-    found = gpu_check(tmp_path, only="parity")
+def test_parity_and_two_ranks_run_on_a_cpu_with_a_small_model(tmp_path: Path) -> None:
+    """Beside them, `vllm` and the last two, all ran above."""
+    found = gpu_check(tmp_path, only="parity two_gpus")
     assert found["not_installed"] == []
-    assert found["checks"]["parity"]["state"] == "ok"
     assert found["missed"] == {}
+    parity, ranks = (found["checks"][name] for name in ("parity", "two_gpus"))
+    assert (parity["state"], ranks["state"]) == ("ok", "ok")
+    assert any("224x168, up to 5 in a prompt" in line for line in parity["measured"]["findings"])
+    assert ranks["measured"]["moved"] > 0
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: scripts/setup-vllm")
+@pytest.mark.filterwarnings("ignore")  # vLLM's own
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_vllm_runs_on_a_cpu_with_a_small_model(settings: Settings) -> None:
+    """Its weights: for another start, with adapters, there is no time here."""
+    from benchmarks.gpu import serving, training
+
+    training.model(settings)
+    found = serving.vllm(replace(settings, seconds=1.0))
+    assert found["adapters"].startswith("not begun: the weights took")
+    weights = found["weights"]
+    assert any("run's screens" in line for line in weights["before"])
+    assert weights["longest_prompt"] > 3 * serving.CHUNK
+    assert weights["after"]["tokens"] > 500
+    assert weights["after"]["mean"] < 0.01 < weights["moved"]
+
+
+# --- what a machine lacks -------------------------------------------------------------------------
+
+
+def test_without_vllm_or_a_second_gpu_their_checks_are_missed_by_name(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.gpu import ranks, serving
+
+    monkeypatch.setattr("dart_cli.config.devices.vllm_installed", lambda: None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    on_one = replace(settings, device="cuda")
+    for check, why in (
+        (serving.vllm, "vLLM is not installed"),
+        (ranks.two_gpus, "two GPUs are needed, torch sees 1"),
+    ):
+        done = outcome(check, on_one)
+        assert (done.state, done.seconds < 10) == ("missed", True)
+        assert why in done.why
