@@ -56,7 +56,7 @@ def parity(settings: Settings) -> Found:
 
 
 def vllm(settings: Settings) -> Found:
-    """VLLM plays, takes other weights while it plays, and plays; the trainer scores by the weights of each token.
+    """Let vLLM play, take other weights meanwhile, and play on; score each token by its weights with the trainer.
 
     With the whole weights, and then, where there is time for another start, with adapters.
     """

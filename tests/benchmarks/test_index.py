@@ -19,7 +19,7 @@ def test_every_result_is_in_the_index_and_every_script_of_it_exists() -> None:
 
 def test_every_command_is_in_the_index() -> None:
     """But for parts that another script starts."""
-    helpers = {"heldout.py", "pointer_base.py", "local_nodes.py", "own_osworld.py"}
+    helpers = {"heldout.py", "pointer_base.py", "local_nodes.py", "own_osworld.py", "ranks.py"}
     commands = {
         f"{path.parent.name}/{path.name}"
         for path in ROOT.glob("*/*.py")
