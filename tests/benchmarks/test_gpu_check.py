@@ -444,5 +444,5 @@ def test_without_vllm_or_a_second_gpu_their_checks_are_missed_by_name(
         (ranks.two_gpus, "two GPUs are needed, torch sees 1"),
     ):
         done = outcome(check, on_one)
-        assert (done.state, done.seconds < 10) == ("missed", True)
+        assert done.state == "missed"
         assert why in done.why
