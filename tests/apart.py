@@ -14,6 +14,7 @@ NCCL are not pretended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import types
@@ -26,7 +27,6 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.library import Library
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import PreTrainedModel
 
@@ -81,37 +81,61 @@ class Apart(torch.Tensor):
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """One operation of torch. Raises RuntimeError for tensors of two devices."""
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    here = [each for each in tensors if not isinstance(each, Apart)]
-    asked = kwargs.get("device")
+    """Compute one operation of torch. Raises RuntimeError for tensors of two devices."""
+    apart: dict[int, Apart] = {}  # by the id of what it holds
+    here: list[torch.Tensor] = []
+    held_args = tuple(_held(each, apart, here) for each in args)
+    given = {name: _held(each, apart, here) for name, each in kwargs.items()}
+    asked = given.get("device")
     if asked is not None:
         is_apart = torch.device(asked).type == KIND
+        given["device"] = torch.device("cpu")
     elif func in _COPIES:
         is_apart = isinstance(args[0], Apart)
     else:
-        is_apart = len(here) < len(tensors)
-        shapes = [tuple(each.shape) for each in here if each.dim()]
-        if is_apart and shapes and func not in _TAKES_INDICES_OF_THE_CPU:
-            raise RuntimeError(
-                f"{func}: some tensors are on {KIND}:0, others, {shapes}, on the cpu"
-            )
-    given = {**kwargs, **({"device": torch.device("cpu")} if asked is not None else {})}
+        is_apart = bool(apart)
+        if is_apart and here and func not in _TAKES_INDICES_OF_THE_CPU:
+            shapes = [tuple(each.shape) for each in here if each.dim()]
+            if shapes:
+                raise RuntimeError(
+                    f"{func}: some tensors are on {KIND}:0, others, {shapes}, on the cpu"
+                )
     given.pop("pin_memory", None)
-    found = func(*tree_map_only(Apart, _held, args), **tree_map_only(Apart, _held, given))
+    result = func(*held_args, **given)
     if not is_apart:
-        return found
-    known = {id(each.held): each for each in tensors if isinstance(each, Apart)}
-    found = tree_map_only(
-        torch.Tensor, lambda each: known[id(each)] if id(each) in known else Apart(each), found
-    )
-    if func in _COPIES or not known:
-        return found
-    return return_and_correct_aliasing(func, args, dict(kwargs), found)
+        return result
+    result = _moved_there(result, apart)
+    if func in _COPIES or not apart or not _shares_memory(func):
+        return result
+    return return_and_correct_aliasing(func, args, dict(kwargs), result)
 
 
-def _held(tensor: Apart) -> torch.Tensor:
-    return tensor.held
+def _held(value: Any, apart: dict[int, Apart], here: list[torch.Tensor]) -> Any:
+    """Return the argument with what its tensors hold; add these to `apart`, those of main memory to `here`."""
+    if isinstance(value, Apart):
+        apart[id(value.held)] = value
+        return value.held
+    if isinstance(value, torch.Tensor):
+        here.append(value)
+    elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)([_held(each, apart, here) for each in value])
+    return value
+
+
+def _moved_there(value: Any, apart: Mapping[int, Apart]) -> Any:
+    """Return the result with its tensors on the device: an argument that is returned stays the same object."""
+    if isinstance(value, torch.Tensor):
+        argument = apart.get(id(value))
+        return Apart(value) if argument is None else argument
+    if isinstance(value, list | tuple):
+        return type(value)([_moved_there(each, apart) for each in value])
+    return value
+
+
+@functools.cache
+def _shares_memory(func: Any) -> bool:
+    """Return True if a result of the operation is an argument or a view of one."""
+    return any(each.alias_info is not None for each in func._schema.returns)
 
 
 class _Stream:

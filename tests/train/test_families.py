@@ -36,8 +36,9 @@ def config_of(folder: Path, **changes: object) -> Config:
     return Config(model=ModelConfig(path=str(folder)), train=train)
 
 
-def trial_of(engine: TransformersEngine, temperature: float, seed: int = 0) -> Batch:
-    trial = Trial(temperature=temperature, max_tokens=6, trajectories=3, texts=2, seed=seed)
+def trial_of(engine: TransformersEngine, temperature: float, seed: int = 0, **fewer: int) -> Batch:
+    sizes = {"max_tokens": 6, "trajectories": 3, "texts": 2, **fewer}
+    trial = Trial(temperature=temperature, seed=seed, **sizes)  # type: ignore[arg-type]
     responder = PolicyResponder(engine.policy, engine)
     return asyncio.run(play_trial(engine.policy, engine, responder, trial))
 
