@@ -114,8 +114,8 @@ def kinds_written(folder: Path, config: Config, start: int, dtype: str = "float3
     codec, generator = make_codec(config.policy.codec), torch.Generator().manual_seed(0)
     coordinates = make_coordinate_map("thousand", *SCREEN, Screens(28, 3136, 2116800))
     kinds = set[str]()
-    for trial in range(8):
-        noise = torch.randint(0, 200, (64 * (trial + 1),), generator=generator).tolist()
+    for length in (64, 128, 256, 512):
+        noise = torch.randint(0, 200, (length,), generator=generator).tolist()
         tokens = [*noise, start]
         drawn: list[int] = []
         while not drawn or drawn[-1] not in policy.end_token_ids:
