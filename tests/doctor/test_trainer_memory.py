@@ -83,8 +83,9 @@ def test_a_vision_block_keeps_what_the_formula_says(
     tree["vision_config"] |= {**sizes, "num_heads": 4}
     given = {key: value for key, value in tree.items() if key != "model_type"}
     config = AutoConfig.for_model(kind, **given)
-    model = AutoModelForImageTextToText.from_config(config, dtype=getattr(torch, dtype))
-    block = model.model.visual.blocks[0]
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, dtype=getattr(torch, dtype))
+    block = model.model.visual.blocks[0].to_empty(device="cpu")
     kept = _kept_of_a_patch(block, width)
     places = 4 * 2 * width // 4  # cosines and sines, which all blocks share
     assert kept - places == pytest.approx(kept_by_block(shape_of(tree), dtype), rel=0.01)
