@@ -149,21 +149,12 @@ def on_many(
 
 NAMES = {
     2: (
-        *CLASSES,
-        *("a KL", "a frozen tower", "layers computed again"),
-        *("no weights", "one pack", "text alone", "adapters"),
+        *("qwen2_vl", "qwen3_vl"),
+        *("a frozen tower", "layers computed again", "no weights"),
         *("other weights looked back at", "trained on again"),
-        "pointers",
     ),
     # Shards that do not divide evenly, ranks without a pack or without a screen.
-    4: (
-        "qwen2_5_vl",
-        "a KL",
-        "one pack",
-        "text alone",
-        "adapters",
-        "pointers",
-    ),
+    3: ("qwen2_5_vl", "a KL", "one pack", "text alone", "adapters", "pointers"),
 }
 """Cases by the number of ranks."""
 
@@ -240,7 +231,7 @@ def same_published(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_the_rank_is_named_that_makes_the_others_wait(
     tiny_folder: Path, batches: list[Batch], make_config: Callable[[Path], Config], tmp_path: Path
 ) -> None:
-    slow = 0.5  # seconds of each pack on rank 1; what a rank computes itself takes some hundredths
+    slow = 2.0  # seconds of each pack on rank 1; what a rank computes itself takes some hundredths
     config = make_config(tiny_folder)
     [gauges, _] = run_world(2, rank_cases.slowed, tmp_path, (config, batches[:1]), slow)
     assert gauges["slowest_rank"] == 1
