@@ -29,7 +29,7 @@ from envs.registry import load_suite, make_env
 
 SUITES = ("mini", "desk")
 TASKS = [task for suite in SUITES for task in load_suite(suite).tasks.values()]
-SEEDS = 80
+SEEDS = 32
 SIZES = ("168x168", "336x252", "448x336", "896x672", "1280x720")
 
 
