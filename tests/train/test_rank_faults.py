@@ -15,20 +15,18 @@ from tests.train.parts import Data, another_run, final_weights
 from tests.train.trainers import run_trainer
 from tests.waiting import until
 
-DEADLINE_S = 8.0  # of a run in which a rank hangs
-PATIENT_S = 60.0  # of one that must succeed, on a busy machine too
+DEADLINE_S = 30.0  # of a run in which a rank hangs
+PATIENT_S = 300.0  # of one in which no rank hangs: no machine reaches it
 
 FAULTS = (
-    "1:gathering the weights:2:kill",
     "1:gathering the weights:2:stop",
     "1:beginning a checkpoint:1:kill",
-    "1:beginning a checkpoint:1:stop",
     "0:pack:2:kill",
     "1:pack:3:kill",
-    "1:pack:1:stop",
 )
-"""faulty.py's, one a start: ranks that are killed, and ranks that hang. An update is one pack of each rank,
-and the first checkpoint is that of two updates: before the last but one no start gets so far."""
+"""faulty.py's, one a start. Rank 1 hangs while rank 0 waits for it in a collective operation, and dies there and
+outside one; rank 0 dies. An update is one pack of each rank, and the first checkpoint is that of two updates:
+only the last of these starts gets so far."""
 
 
 @pytest.mark.slow
