@@ -19,7 +19,7 @@ SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
 def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> None:
     """The one that we recommend: it cannot rot."""
     run = tmp_path / "run"
-    sets = [f'run.dir="{run}"', 'env.options={size="640x360"}', 'rollout.engine="transformers"']
+    sets = [f'run.dir="{run}"', 'env.options={size="336x252"}', 'rollout.engine="transformers"']
     sets += [
         "up.envs=1",
         "up.rollouts=1",
