@@ -133,7 +133,7 @@ def test_a_device_plays_trains_resumes_and_takes_the_weights(
     )
     learner = PolicyLearner(TrainModel.load(config), config.train)
     engine = TransformersEngine(load_policy(config.model.path, dtype, device), load_weights=load)
-    batch = play(engine, 6, 2)
+    batch = play(engine, 3, 2)
     update = learner.update(batch, 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_max"] <= close
@@ -144,7 +144,7 @@ def test_a_device_plays_trains_resumes_and_takes_the_weights(
     resumed.restore(checkpoint.tensors)
     published = publish(resumed.model.weights(), tmp_path / "weights", 1)
     asyncio.run(engine.update_weights(published.path, 1))
-    update = resumed.update(play(engine, 6, 2, batch_id=2), 1, policy_version=1)
+    update = resumed.update(play(engine, 3, 2, batch_id=2), 1, policy_version=1)
     asyncio.run(engine.close())
     assert update.applied
     assert update.metrics["parity_max"] <= close
