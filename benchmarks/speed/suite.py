@@ -2,19 +2,21 @@
 
     python benchmarks/speed/suite.py [--before CHECKOUT] [--runs 10] [--busy 2] [--slowest 40] [--bare]
 
-1. With `--before`, the suite of another checkout runs once, alone.
-2. The suite of this checkout runs once, alone: README's test command, with the checks beside it.
-3. The files of tests that took longest run `--runs` times beside `--busy` processes that compute without end.
+1. With `--before`, the tests of another checkout run once, alone.
+2. The tests of this checkout run once, alone, three files at a time as scripts/test runs them.
+3. The files that took longest run `--runs` times beside `--busy` processes that compute without end.
 
-The limit is the processor time of what the tests promise: two cores are never idle while a test could run, so wall
-minutes are at least half of the CPU minutes. `--bare` hides programs and packages as .ci/hidden does: a machine with
-Python alone. The last line is JSON; the exit status is 1 if a test failed.
+The limit is the processor time of what the tests promise: wall minutes are at least the CPU minutes divided by the
+cores. CPU minutes are those of all processes, also of fork servers that outlive the tests (Linux). `--bare` hides
+programs and packages as .ci/hidden does: a machine with Python alone. The last line is JSON; the exit status is 1
+if a test failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -23,14 +25,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/suite.json"
 PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 """As in scripts/test."""
+ORPHANS_S = 30.0
+"""Time within which fork servers end once their tests have."""
 _DURATION = re.compile(r"^([\d.]+)s (?:setup|call|teardown) +([^: ]+)::", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _LAST = re.compile(r"^=+ (.*\bpassed\b.*) in [\d.]+s.* =+$", re.MULTILINE)
@@ -48,11 +54,14 @@ class SuiteRun:
     seconds_by_file: Counter[str]
 
 
-def measure(checkout: Path, command: Sequence[str], *, bare: bool) -> SuiteRun:
-    """Run a command that ends in pytest within a checkout, and measure it with all its processes."""
-    before, began = _children_cpu_s(), time.monotonic()
+def measure(
+    checkout: Path, files: Sequence[str] = (), *, bare: bool, beside: Collection[int] = ()
+) -> SuiteRun:
+    """Run files of tests of a checkout, or all, and measure all their processes; those with the ids `beside` are others."""
+    before, began = _children_cpu_s(beside), time.monotonic()
+    python = os.environ.get("DART_VENV", str(ROOT / ".venv")) + "/bin/python"
     ended = subprocess.run(
-        [*([".ci/hidden"] if bare else []), *command],
+        [*([".ci/hidden"] if bare else []), python, "-m", "pytest", *PARALLEL, *files],
         cwd=checkout,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -60,7 +69,11 @@ def measure(checkout: Path, command: Sequence[str], *, bare: bool) -> SuiteRun:
         text=True,
         check=False,
         env=os.environ
-        | {"PYTEST_ADDOPTS": "--durations=0 --durations-min=0.05", "OMP_NUM_THREADS": "1"},
+        | {
+            "PYTEST_ADDOPTS": "--durations=0 --durations-min=0.05",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(checkout.resolve()),  # the environment may have another checkout
+        },
     )
     if not (last := _LAST.search(ended.stdout)):
         sys.exit(f"no test ran in {checkout}:\n{ended.stdout[-2000:]}")
@@ -69,7 +82,7 @@ def measure(checkout: Path, command: Sequence[str], *, bare: bool) -> SuiteRun:
         seconds[file] += float(taken)
     return SuiteRun(
         status=ended.returncode,
-        cpu_minutes=round((_children_cpu_s() - before) / 60, 1),
+        cpu_minutes=round((_children_cpu_s(beside) - before) / 60, 1),
         minutes=round((time.monotonic() - began) / 60, 1),
         counts=last[1],
         failed=_FAILED.findall(ended.stdout),
@@ -77,17 +90,33 @@ def measure(checkout: Path, command: Sequence[str], *, bare: bool) -> SuiteRun:
     )
 
 
-def _children_cpu_s() -> float:
+def adopt_orphans() -> None:
+    """Make this process the parent of processes whose own has ended, so that their time is counted."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def _children_cpu_s(beside: Collection[int]) -> float:
+    """Return the processor time of the processes that were below this one; wait for orphans, not for those `beside`."""
+    until = time.monotonic() + ORPHANS_S
+    while time.monotonic() < until:
+        orphans = [each.pid for each in psutil.Process().children() if each.pid not in beside]
+        if not orphans:
+            break
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.1)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @contextlib.contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Run processes that compute without end, for as long as the block lasts."""
+def busy_processes(count: int) -> Iterator[list[int]]:
+    """Run processes that compute without end, for as long as the block lasts; yield their ids."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        yield
+        yield [process.pid for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -106,16 +135,17 @@ def main() -> int:
     parser.add_argument("--bare", action="store_true", help="as on a machine with Python alone")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
+    adopt_orphans()
 
     result: dict[str, object] = {}
     if asked.before:
-        before = _told("before", measure(asked.before, ["scripts/test"], bare=asked.bare))
+        before = _told("before", measure(asked.before, bare=asked.bare))
         result |= {
             "cpu_minutes_before": before.cpu_minutes,
             "minutes_before": before.minutes,
             "tests_before": before.counts,
         }
-    whole = _told("after", measure(ROOT, ["scripts/test"], bare=asked.bare))
+    whole = _told("after", measure(ROOT, bare=asked.bare))
     result |= {
         "cpu_minutes_after": whole.cpu_minutes,
         "minutes_after": whole.minutes,
@@ -124,11 +154,9 @@ def main() -> int:
     }
     files = [file for file, _ in whole.seconds_by_file.most_common(asked.slowest)]
     beside: list[SuiteRun] = []
-    python = os.environ.get("DART_VENV", ".venv") + "/bin/python"
-    with busy_processes(asked.busy):
+    with busy_processes(asked.busy) as busy:
         for number in range(asked.runs):
-            command = [python, "-m", "pytest", *PARALLEL, *files]
-            run = measure(ROOT, command, bare=asked.bare)
+            run = measure(ROOT, files, bare=asked.bare, beside=busy)
             beside.append(_told(f"beside {asked.busy} busy processes, {number + 1}", run))
             result |= {
                 "busy": asked.busy,
