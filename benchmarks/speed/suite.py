@@ -2,8 +2,8 @@
 
     python benchmarks/speed/suite.py [--before CHECKOUT] [--runs 10] [--busy 2] [--slowest 40] [--bare]
 
-1. With `--before`, the tests of another checkout run once, alone.
-2. The tests of this checkout run once, alone, three files at a time as scripts/test runs them.
+1. The tests of this checkout run once, alone, three files at a time as scripts/test runs them.
+2. With `--before`, the tests of another checkout run once, alone.
 3. The files that took longest run `--runs` times beside `--busy` processes that compute without end.
 
 The limit is the processor time of what the tests promise: wall minutes are at least the CPU minutes divided by the
@@ -23,8 +23,9 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,8 @@ class SuiteRun:
     minutes: float
     counts: str  # pytest's own last line
     failed: list[str]
-    seconds_by_file: Counter[str]
+    seconds_by_file: dict[str, float]
+    output: Path  # what pytest printed
 
 
 def measure(
@@ -77,7 +79,10 @@ def measure(
     )
     if not (last := _LAST.search(ended.stdout)):
         sys.exit(f"no test ran in {checkout}:\n{ended.stdout[-2000:]}")
-    seconds: Counter[str] = Counter()
+    output = tempfile.NamedTemporaryFile("w", prefix="suite-", suffix=".log", delete=False)
+    with output:
+        output.write(ended.stdout)
+    seconds: defaultdict[str, float] = defaultdict(float)
     for taken, file in _DURATION.findall(ended.stdout):
         seconds[file] += float(taken)
     return SuiteRun(
@@ -87,6 +92,7 @@ def measure(
         counts=last[1],
         failed=_FAILED.findall(ended.stdout),
         seconds_by_file=seconds,
+        output=Path(output.name),
     )
 
 
@@ -138,13 +144,6 @@ def main() -> int:
     adopt_orphans()
 
     result: dict[str, object] = {}
-    if asked.before:
-        before = _told("before", measure(asked.before, bare=asked.bare))
-        result |= {
-            "cpu_minutes_before": before.cpu_minutes,
-            "minutes_before": before.minutes,
-            "tests_before": before.counts,
-        }
     whole = _told("after", measure(ROOT, bare=asked.bare))
     result |= {
         "cpu_minutes_after": whole.cpu_minutes,
@@ -152,7 +151,15 @@ def main() -> int:
         "tests_after": whole.counts,
         "bare": asked.bare,
     }
-    files = [file for file, _ in whole.seconds_by_file.most_common(asked.slowest)]
+    if asked.before:
+        before = _told("before", measure(asked.before, bare=asked.bare))
+        result |= {
+            "cpu_minutes_before": before.cpu_minutes,
+            "minutes_before": before.minutes,
+            "tests_before": before.counts,
+        }
+    taken = whole.seconds_by_file
+    files = sorted(taken, key=lambda file: -taken[file])[: asked.slowest]
     beside: list[SuiteRun] = []
     with busy_processes(asked.busy) as busy:
         for number in range(asked.runs):
@@ -175,7 +182,7 @@ def main() -> int:
 
 def _told(name: str, run: SuiteRun) -> SuiteRun:
     print(
-        f"{name}: {run.cpu_minutes} CPU minutes, {run.minutes} minutes, {run.counts}",
+        f"{name}: {run.cpu_minutes} CPU minutes, {run.minutes} minutes, {run.counts}; {run.output}",
         *run.failed,
         sep="\n    ",
         flush=True,
