@@ -79,8 +79,7 @@ def measure(
     )
     if not (last := _LAST.search(ended.stdout)):
         sys.exit(f"no test ran in {checkout}:\n{ended.stdout[-2000:]}")
-    output = tempfile.NamedTemporaryFile("w", prefix="suite-", suffix=".log", delete=False)
-    with output:
+    with tempfile.NamedTemporaryFile("w", prefix="suite-", suffix=".log", delete=False) as output:
         output.write(ended.stdout)
     seconds: defaultdict[str, float] = defaultdict(float)
     for taken, file in _DURATION.findall(ended.stdout):
