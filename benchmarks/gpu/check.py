@@ -311,11 +311,15 @@ def _asked(process: BaseProcess, stack: Path) -> str:
 
 
 def place(stack: Path) -> str:
-    """The innermost lines of our own code in the stack of a check that was not over; empty without one."""
+    """Return the innermost lines of our own code in the stack of a check that was not over; empty without one.
+
+    The thread that was interrupted is written last. Where it has none of them, those of another count.
+    """
     try:
-        lines = stack.read_text(encoding="utf-8").splitlines()
+        others, _, interrupted = stack.read_text(encoding="utf-8").rpartition("Current thread")
     except OSError:
         return ""
+    lines = [*interrupted.splitlines(), *others.splitlines()]
     ours = [each for each in lines if f'"{ROOT}/' in each and "/site-packages/" not in each][:3]
     places = [re.sub(r'.*/([^/"]+)", line (\d+) in (\S+)', r"\1:\2 \3", each) for each in ours]
     return f"; in {' < '.join(places)}" if places else ""

@@ -61,7 +61,8 @@ def measure(
 ) -> SuiteRun:
     """Run files of tests of a checkout, or all, and measure all their processes; those with the ids `beside` are others."""
     before, began = _children_cpu_s(beside), time.monotonic()
-    python = os.environ.get("DART_VENV", str(ROOT / ".venv")) + "/bin/python"
+    environment = os.environ.get("DART_VENV", str(ROOT / ".venv"))
+    python = f"{environment}/bin/python"
     ended = subprocess.run(
         [*([".ci/hidden"] if bare else []), python, "-m", "pytest", *PARALLEL, *files],
         cwd=checkout,
@@ -74,6 +75,7 @@ def measure(
         | {
             "PYTEST_ADDOPTS": "--durations=0 --durations-min=0.05",
             "OMP_NUM_THREADS": "1",
+            "DART_VENV": environment,
             "PYTHONPATH": str(checkout.resolve()),  # the environment may have another checkout
         },
     )

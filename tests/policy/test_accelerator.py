@@ -29,6 +29,8 @@ NAMES = {
     "dart_cli/engines/vllm/models.py": "what vLLM's CUDA graphs and kernels need of a class",
     "dart_cli/policy/model.py": "an error whose cure is a CUDA build of torch",
     "dart_cli/doctor/examine.py": "what a configuration calls a device; no torch there",
+    "dart_cli/doctor/vllm_parts.py": "the driver that a version of CUDA needs; no torch there",
+    "dart_cli/engines/vllm/room.py": "the memory of a CUDA context, which is assumed; no torch there",
     "dart_cli/doctor/machine.py": "asks the torch of a process of its own, and compares it with nvidia-smi",
     "dart_cli/engines/vllm/start.py": "CUDA_VISIBLE_DEVICES, which vLLM's processes read",
     "dart_cli/train/ranks/distributed.py": "an error that names the configured device",
