@@ -25,7 +25,6 @@ NAMES = {
     "dart_cli/config/rules/policy.py": "an error that names the configured device",
     "dart_cli/cluster/demands.py": "what a configuration calls a device; no torch there",
     "dart_cli/doctor/fit.py": "a cure that names a device; no torch there",
-    "dart_cli/doctor/plan.py": "the memory of a CUDA context, which is assumed",
     "dart_cli/engines/vllm/models.py": "what vLLM's CUDA graphs and kernels need of a class",
     "dart_cli/policy/model.py": "an error whose cure is a CUDA build of torch",
     "dart_cli/doctor/examine.py": "what a configuration calls a device; no torch there",
