@@ -12,11 +12,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
+_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory")
+"""What torch says on a CPU, and where CUDA itself refuses: a context on a full GPU, or pinned memory."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True where Python, or torch on a GPU or a CPU, could not allocate memory. Does not import torch."""
     of_torch = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)
-    on_a_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return of_torch or on_a_cpu or isinstance(error, MemoryError)
+    refused = isinstance(error, RuntimeError) and any(each in str(error) for each in _NO_MEMORY)
+    return of_torch or refused or isinstance(error, MemoryError)
 
 
 class DartError(Exception):

@@ -209,8 +209,8 @@ async def _receive(run_dir: Path, backend: Any, device: str) -> None:
     """Receive each version that a line of standard input names; print the seconds, and a sum of each tensor."""
     from bus.endpoints import TRAIN, Endpoints
     from bus.requests import Requester
-    from dart_cli.weights.broadcast.group import Transport
     from dart_cli.weights.broadcast.receiver import BroadcastReceiver
+    from dart_cli.weights.broadcast.transport import Transport
     from dart_cli.weights.file import load
     from dart_cli.weights.manifest import read_manifest
 

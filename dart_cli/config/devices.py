@@ -164,8 +164,10 @@ def gpus_of(
     train, rollout = shared_out(config, gpus_here(environment))
     mine = train if role == "train" else _share(config, rollout, worker)
     if problem := absent(mine, environment):
-        alone = f"; for {worker} alone it may list just {takes}" if names is not None else ""
-        raise ConfigError(f"up.{role}_gpus = {list(mine)} for {worker} {problem}{alone}")
+        alone = f"for {worker} alone it may list just {takes}"
+        if names is None:
+            alone = f"or start it with {VISIBLE} set to its own"
+        raise ConfigError(f"up.{role}_gpus = {list(mine)} for {worker} {problem}; {alone}")
     return ",".join(gpu_names(mine, environment))
 
 

@@ -31,7 +31,7 @@ from bus.messages import ActRequest, Batch, Completion, Sampling, Turn
 from bus.packed import float64s, int32s
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.config.screens import SCREEN, screen_of, screen_of_suite
+from dart_cli.config.screens import run_screen
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.findings import error, ok, warning
@@ -200,7 +200,7 @@ class RunPrompts:
     @classmethod
     def of(cls, config: Config) -> RunPrompts:
         """Return those of a configuration. Raises ConfigError for a size that no screen has."""
-        width, height = screen_of(config) or screen_of_suite(config) or SCREEN
+        width, height = run_screen(config)
         return cls(width, height, history_of(config.policy))
 
     @property

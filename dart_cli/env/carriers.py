@@ -292,8 +292,8 @@ class IsolatedEnv:
                 await process.stdin.drain()
                 message = await read(process.stdout)
                 while QUEUED in message[0]:
-                    told = message[0][QUEUED]
-                    clock.tell(None if told is None else SharedWait(**told))
+                    fields = message[0][QUEUED]
+                    clock.tell(None if fields is None else SharedWait(**fields))
                     message = await read(process.stdout)
         except TimeoutError:
             overrun = clock.overrun(what, deadline_s)

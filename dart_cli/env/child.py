@@ -6,7 +6,8 @@
 
 A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a
 faulty process cannot make its slot allocate more. All output of the environment goes to stderr: stdout is
-the pipe. While a call is in a queue (envs/queueing.py), frames with QUEUED come before its answer. The process and all processes that it started end with the slot's process, even if that is killed.
+the pipe. While a call is in a queue (envs/queueing.py), frames with QUEUED come before its answer. The
+process and all processes that it started end with the slot's process, even if that is killed.
 """
 
 from __future__ import annotations

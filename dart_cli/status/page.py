@@ -34,9 +34,8 @@ METRICS = (
 )
 """Of the trainer; shown first and in this order, as far as it sends them."""
 _MAX_METRICS = 10
-_TROUBLE = frozenset(
-    {"queueing", "restarts", "hung"}
-)  # gauges that are shown only if they are not 0
+_TROUBLE = frozenset({"queueing", "restarts", "hung"})
+"""Gauges that are shown only if they are not 0."""
 _GAUGES = {  # the most telling gauges of a role's load; the others are in --json
     "env": ("playing", "slots", "queueing", "episodes", "restarts", "hung"),
     "serve": ("playing", "slots", "episodes", "refused"),

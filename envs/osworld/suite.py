@@ -106,13 +106,14 @@ class OsworldSuite:
         Either `url` names a guest server that runs already (a list: one for each slot), or `vm` is
         the qcow2 image that containers of `image` boot with `ram_gb` and `cpus`, in `boot_s` at
         most. At most `boots` machines of this user's on the host boot at once; unset, as many as have all
-        their cores in half of the host's (`boots_at_once`). A slot waits for its turn as long as others begin to
-        boot, and `turn_s` in which none does. `restart` is a command of this host that restarts a guest by `url` which shows no
-        screen, in `restart_s`. `pause_s` is the time a guest gets to react to an action, `deadline_s` the longest time of
-        a call. `evaluator_python` is an interpreter that has desktop-env, `evaluator_s` the
-        longest time of one of its evaluators, `checkout` the folder of OSWorld in which they run
-        (otherwise the one that the task files lie in). `password` is the guest user's, `downloads` the
-        folder where fetched files are kept, at most `downloads_gb` of them. Raises TaskError.
+        their cores in half of the host's (`boots_at_once`). A slot waits for its turn as long as others begin
+        to boot, and `turn_s` in which none does. `restart` is a command of this host that restarts a guest
+        by `url` which shows no screen, in `restart_s`. `pause_s` is the time a guest gets to react to an
+        action, `deadline_s` the longest time of a call. `evaluator_python` is an interpreter that has
+        desktop-env, `evaluator_s` the longest time of one of its evaluators, `checkout` the folder of
+        OSWorld in which they run (otherwise the one that the task files lie in). `password` is the guest
+        user's, `downloads` the folder where fetched files are kept, at most `downloads_gb` of them. Raises
+        TaskError.
         """
         if url and vm:
             raise TaskError(

@@ -25,6 +25,8 @@ TEXT = (
     "is free.\nSee documentation for Memory Management"
 )
 ON_A_CPU = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+OF_CUDA = "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the documentation"
+"""Where the GPU is so full that it has no room for a context."""
 
 
 def refused(*_: Any, **__: Any) -> None:
@@ -127,9 +129,12 @@ def test_an_engine_whose_cache_does_not_fit_is_one_line(monkeypatch: pytest.Monk
         TransformersEngine(load_policy("builtin:tiny"))
 
 
-def test_a_cpu_s_memory_is_not_taken_for_a_broken_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", [ON_A_CPU, OF_CUDA])
+def test_memory_that_is_refused_is_not_taken_for_a_broken_file(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     def read(*_: Any, **__: Any) -> None:
-        raise RuntimeError(ON_A_CPU)
+        raise RuntimeError(text)
 
     monkeypatch.setattr("dart_cli.policy.model.AutoModelForImageTextToText.from_pretrained", read)
     with pytest.raises(DartError, match="does not fit into the memory of cpu"):

@@ -149,13 +149,17 @@ def test_places_are_looked_up_once(visible: str | None, worker: str, seen: str) 
         ("0,1,2", "train", "for train alone it may list just 4"),
         ("6", "rollout-1", "up.rollout_gpus = [6, 7] for rollout-1 names places 6, 7 of"),
         ("", "rollout-0", "of which CUDA sees no GPU"),
+        (None, "eval-1", "there are; or start it with CUDA_VISIBLE_DEVICES set to its own"),
     ],
 )
 def test_a_process_without_its_gpus_is_refused_with_the_cure(
-    visible: str, worker: str, words: str
+    visible: str | None, worker: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if visible is None:
+        monkeypatch.setattr(devices, "_host_gpus", lambda: 6)
+    environment = {} if visible is None else {devices.VISIBLE: visible}
     with pytest.raises(ConfigError) as refused:
-        gpus_of(config_of(), worker.partition("-")[0], worker, {devices.VISIBLE: visible})
+        gpus_of(config_of(), "train" if worker == "train" else "rollout", worker, environment)
     assert words in str(refused.value)
 
 

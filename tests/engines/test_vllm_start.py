@@ -131,6 +131,10 @@ def test_the_engine_keeps_as_many_screens_features_as_doctor_plans(tmp_path: Pat
         kept, share = _features(policy, config_of(**sections).vllm, "bfloat16", H100.memory, shown)
         assert kept // 2691 == planned.screens
         assert share * H100.memory == pytest.approx(planned.features, abs=2691 * 7168)
+    sized = VllmConfig(gpu_memory_utilization=0.1, options={"kv_cache_memory_bytes": 2 * 10**10})
+    kept, share = _features(policy, sized, "bfloat16", H100.memory, 10**6)
+    assert kept
+    assert share == 0  # what features take is not taken from a cache that has its own size
     kept, share = _features(policy, VllmConfig(), "float32", 0, 10**6)  # on a CPU
     assert (kept, share) == (512 * 2**20 // 6 // (4 * 3584), 0.0)
 

@@ -33,7 +33,7 @@ from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, Rendezv
 from dart_cli.weights.broadcast.transport import MOST_BROKEN, Member, Transport
 from dart_cli.weights.file import load
 from dart_cli.weights.flat_weights import FlatWeights
-from dart_cli.weights.manifest import WEIGHTS, read_manifest
+from dart_cli.weights.manifest import MANIFEST, WEIGHTS, read_manifest
 from tests.waiting import until
 from tests.weights.broadcasting import (
     go_on,
@@ -366,7 +366,8 @@ async def test_a_disk_that_is_full_ends_no_rounds(
     channel.resume(tensors(1), 0)
     announced = channel.publish(tensors(2), 1)
 
-    def full(*_: object) -> None:
+    def full(_: FlatWeights, file: Path) -> None:
+        file.write_bytes(b"a part")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with serving(run_dir, channel), receiving(run_dir, Transport("gloo")) as mine:
@@ -374,6 +375,7 @@ async def test_a_disk_that_is_full_ends_no_rounds(
             patch.setattr(FlatWeights, "write", full)
             await mine.prepare(1)
             await until(lambda: "v1 cannot be written to disk" in caplog.text)
+        assert [each.name for each in announced.path.iterdir()] == [MANIFEST]
         network.down = False
         assert same(await take(mine, announced, tensors(0)), tensors(2))
 

@@ -219,6 +219,8 @@ def _features(
         return kept_tokens(shape, wide, CPU_KV_MB << 20, shown), 0.0
     length = sequence_length(policy, config)
     room = divide(config, shape, wide=wide, memory=memory, length=length, shown=shown)
+    if config.options.get("kv_cache_memory_bytes"):  # vLLM sizes its cache by these alone
+        return room.kept, 0.0
     return room.kept, room.features / memory
 
 

@@ -4,8 +4,9 @@
 
 A version is published as with `file`, a manifest on disk, but its tensors stay in the trainer's memory
 (each `WHOLE_EVERY`th is written to disk too: for resumption, for `dart eval`, and for times without a
-trainer; and so is each that broadcasts do not bring to some worker). Training continues while they are sent: what is sent is an immutable copy on the host. The memory
-of the version before is the next one's, since allocating takes longer than copying.
+trainer; and so is each that broadcasts do not bring to some worker). Training continues while they are
+sent: what is sent is an immutable copy on the host. The memory of the version before is the next one's,
+since allocating takes longer than copying.
 """
 
 from __future__ import annotations
@@ -115,8 +116,11 @@ class BroadcastChannel(FileChannel):
             if (published.path / WEIGHTS).exists():
                 return False
             draft = published.path / f".{WEIGHTS}.draft"
-            tensors.write(draft)
-            draft.replace(published.path / WEIGHTS)
+            try:
+                tensors.write(draft)
+                draft.replace(published.path / WEIGHTS)
+            finally:
+                draft.unlink(missing_ok=True)  # a part of it would keep a full disk full
             return True
 
     # --- in the publication's thread ----------------------------------------------------------
