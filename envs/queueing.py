@@ -14,11 +14,12 @@ call (a script, a test), the wait is the same, and no deadline stands still.
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Event, Lock
 
 from bus.errors import EnvError
 
@@ -53,7 +54,7 @@ class PendingCall:
     """A call of a slot, as the environment sees it that performs the call."""
 
     tell: OnQueue = ignore_queue
-    given_up: threading.Event = field(default_factory=threading.Event)
+    given_up: Event = field(default_factory=Event)
     """Is set when the slot no longer waits for the answer."""
 
 
@@ -121,30 +122,38 @@ def queueing(what: str, patience_s: float) -> Iterator[QueuePlace]:
 
 
 class SharedLock:
-    """A lock of this process, for which calls wait in a queue."""
+    """A lock of this process, for which calls wait in a queue: each gets it before those that came later."""
 
     def __init__(self, what: str) -> None:
         """`what` is waited for, e.g. "the start of a shared browser"."""
         self._what = what
-        self._lock = threading.Lock()
+        self._lock = Lock()  # of the turns; held for moments
+        self._turns: deque[Event] = deque()  # the first one is set: it holds the shared lock
         self._taken = 0  # so often: others move on as it grows
 
     @contextmanager
     def held(self, patience_s: float, otherwise: str) -> Iterator[None]:
         """Hold it while inside. Raises EnvError with the text `otherwise` once one holds it for `patience_s`."""
-        if not self._lock.acquire(timeout=min(UNSAID_S, patience_s)):
-            with queueing(self._what, patience_s) as place:
-                self._wait(place, otherwise)
-        self._taken += 1
+        turn = Event()
+        with self._lock:
+            self._turns.append(turn)
+            self._turns[0].set()
         try:
+            if not turn.wait(min(UNSAID_S, patience_s)):
+                with queueing(self._what, patience_s) as place:
+                    self._wait(turn, place, otherwise)
+            self._taken += 1
             leave_if_given_up()
             yield
         finally:
-            self._lock.release()
+            with self._lock:
+                self._turns.remove(turn)
+                if self._turns:
+                    self._turns[0].set()
 
-    def _wait(self, place: QueuePlace, otherwise: str) -> None:
+    def _wait(self, turn: Event, place: QueuePlace, otherwise: str) -> None:
         seen = self._taken
-        while not self._lock.acquire(timeout=POLL_S):
+        while not turn.wait(POLL_S):
             if self._taken != seen:
                 seen = self._taken
                 place.moved()

@@ -404,20 +404,45 @@ def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
         pass
 
 
+def test_a_shared_lock_is_had_in_the_order_in_which_calls_came() -> None:
+    """One that takes it again at once comes after those that wait: else these might wait for ever."""
+    lock, had = SharedLock("a frame"), list[int]()
+
+    def take(number: int) -> None:
+        with lock.held(60.0, "never"):
+            had.append(number)
+
+    def take_again() -> None:
+        with lock.held(60.0, "never"):
+            let_go.wait()
+        take(0)
+
+    let_go = threading.Event()
+    threads = [threading.Thread(target=take_again)]
+    threads += [threading.Thread(target=take, args=(number,)) for number in range(1, 5)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda number=number: len(lock._turns) == number)
+    let_go.set()
+    for thread in threads:
+        thread.join()
+    assert had == [1, 2, 3, 4, 0]
+
+
 def test_a_shared_lock_is_waited_for_as_long_as_others_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lock, told = SharedLock("a frame"), list[SharedWait | None]()
     looks = 0
 
-    class Contended:
-        def acquire(self, timeout: float) -> bool:
+    class Contended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
             nonlocal looks
             looks += 1
             lock._taken += looks <= 60  # so often others get it first
             return False
 
-    monkeypatch.setattr(lock, "_lock", Contended())
+    monkeypatch.setattr("envs.queueing.Event", Contended)
     call = PendingCall(told.append)
     with answering(call), pytest.raises(EnvError, match="no frame"), lock.held(1.0, "no frame"):
         pass
