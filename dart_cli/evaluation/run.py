@@ -173,9 +173,10 @@ def _refuse_workers(config: Config, workers: int) -> None:
     each = gpus_per_worker(config)
     if gpus and workers * each > len(gpus):
         have = len(gpus) // each
+        listed = config.up.rollout_gpus
+        whose = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
         raise ConfigError(
-            f"--workers {workers}: up.rollout_gpus = {gpus} has GPUs for {have}; name more of them, or "
-            f"--workers {have}"
+            f"--workers {workers}: {whose} GPUs for {have}; name more of them by up.rollout_gpus, or --workers {have}"
         )
     if workers > 1 and (problem := absent(gpus[: workers * each])):
         raise ConfigError(f"--workers {workers}: up.rollout_gpus = {gpus} {problem}")

@@ -213,6 +213,9 @@ def test_an_evaluation_takes_the_gpus_of_rollout_workers(
         run_eval(config, EvalOptions(workers=2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert "2 processes" in plan_eval(config, EvalOptions(workers=2))["workers"]
+    unnamed = load_config(config_path, [*few, "rollout.engine='transformers'"])
+    with pytest.raises(UserError, match=r"beside the trainer's there are GPUs for 3; name more"):
+        plan_eval(unnamed, EvalOptions(workers=4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     with pytest.raises(UserError, match=r"= \[2\] for eval-0 names place 2 of .*list just 1"):
         plan_eval(config, EvalOptions())
