@@ -193,7 +193,7 @@ def _worker(settings: Settings, config: Config) -> subprocess.Popen[str]:
 
 
 def _asked(worker: subprocess.Popen[str], told: Mapping[str, object]) -> Found:
-    """Let the worker receive a version; what it says of it. The check's own deadline ends a wait for ever."""
+    """Let the worker receive a version; return what it says. The check's own deadline ends a wait for ever."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     worker.stdin.write(json.dumps(told) + "\n")

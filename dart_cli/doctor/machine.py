@@ -226,7 +226,7 @@ def judge_gpus(
 
 
 def compute_modes(config: Config) -> Iterator[Finding]:
-    """The compute mode of each GPU of this host, where weights are broadcast from GPU to GPU."""
+    """Judge the compute mode of each GPU of this host, where weights are broadcast from GPU to GPU."""
     if config.weights.channel != "nccl" or shutil.which("nvidia-smi") is None:
         return
     answer, fault = ask(["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"])
@@ -238,7 +238,10 @@ def compute_modes(config: Config) -> Iterator[Finding]:
 
 
 def judge_modes(modes: Mapping[str, str], *, shares: bool) -> Iterator[Finding]:
-    """`modes` by GPU; `shares`: a rollout worker receives on the GPU that another process of it computes on."""
+    """Judge the compute modes, by GPU.
+
+    `shares`: a rollout worker receives on the GPU that another process of it computes on.
+    """
     for mode in sorted(set(modes.values())):
         named = f"GPU {', '.join(gpu for gpu, its in modes.items() if its == mode)}: mode {mode}"
         if mode == "Prohibited":

@@ -137,7 +137,7 @@ class ThreadedEnv:
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """The answer to a call. Raises EnvError."""
+        """Return the answer to a call. Raises EnvError."""
         thread = self._thread = self._thread or self._started()
         answer = thread.loop.create_future()
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
@@ -281,7 +281,7 @@ class IsolatedEnv:
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """The answer to a call. Raises EnvError."""
+        """Return the answer to a call. Raises EnvError."""
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
         try:
             async with clock.timeout:
