@@ -12,8 +12,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory")
-"""What torch says on a CPU, and where CUDA itself refuses: a context on a full GPU, or pinned memory."""
+_NO_MEMORY = ("can't allocate memory", " error: out of memory")
+"""What torch says on a CPU, and where a GPU's driver itself refuses: a context on a full GPU, or pinned memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
