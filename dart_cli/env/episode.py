@@ -265,7 +265,7 @@ class Episode:
         began = time.monotonic()
         screen, instruction = await self._env.reset(self._task, self.lease.task_seed)
         self._screen = screen
-        self.reset_s = time.monotonic() - began
+        self.reset_s = time.monotonic() - began - self._env.queued_s
         if (reason := already_true(self._task, await self._env.judge_start())) is not None:
             return "environment", Verdict("invalid", reason)
         for step in range(self.lease.max_steps):

@@ -136,9 +136,17 @@ def boots_at_once(cores: int, cpus: int) -> int:
     return max(1, int(cores * BOOT_SHARE) // cpus)
 
 
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of processor time, or "max", in a period of so many: a container's limit (cgroup v2)."""
+
+
+def usable_cores(quota: Path = CPU_QUOTA) -> int:
+    """Return the number of cores that this process may use: those that it may run on, within its container's limit."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no limit, or none that is known
+        most, period = map(int, quota.read_text(encoding="ascii").split())
+        cores = min(cores, max(1, most // period))
+    return cores
 
 
 POLL_S = 0.2

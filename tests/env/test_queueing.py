@@ -25,7 +25,7 @@ from dart_cli.env import carriers
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.carriers import QUEUE_GRACE_S
 from dart_cli.env.episode import slot_timer
-from envs.osworld.provider import BootGate, _first_locked, _lock_place, boots_at_once
+from envs.osworld.provider import BootGate, _first_locked, _lock_place, boots_at_once, usable_cores
 from envs.queueing import (
     GivenUpError,
     PendingCall,
@@ -457,3 +457,17 @@ def test_a_shared_lock_is_waited_for_as_long_as_others_get_it(
 )
 def test_boots_have_half_of_the_cores(cores: int, cpus: int, boots: int) -> None:
     assert boots_at_once(cores, cpus) == boots
+
+
+def test_a_containers_limit_bounds_the_cores(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    all_of_them = len(os.sched_getaffinity(0))
+    for text, cores in (
+        ("100000 100000", 1),
+        ("50000 100000", 1),
+        ("max 100000", all_of_them),
+        ("99900000 100000", all_of_them),
+    ):
+        quota.write_text(f"{text}\n", encoding="ascii")
+        assert usable_cores(quota) == cores, text
+    assert usable_cores(tmp_path / "absent") == all_of_them
