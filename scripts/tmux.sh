@@ -82,11 +82,21 @@ if [ -n "$train" ]; then
     flags+=(--train "$train")
     ranks=(--set "train.ranks=$((${#shared} + 1))" --set 'up.train_gpus=[]' --set 'up.rollout_gpus=[]')
 fi
+named=$rollout
 if [ -n "$rollout" ]; then flags+=(--rollout "$rollout"); fi
 placed=$(PYTHONPATH=$home "$python" -m dart_cli.runtime.commands ${flags[@]+"${flags[@]}"} "$config" "$@" 2>&1) || die "$placed"
 of() { sed -n "s/^$1 //p" <<< "$placed"; }
 train=$(of train)
 rollout=$(of rollout)
+# The engines size their caches by these numbers.
+sizes=()
+if [ -n "$named" ]; then
+    sizes+=(--set "up.rollouts=$(wc -w <<< "$rollout" | tr -d ' ')" --set 'up.rollout_gpus=[]')
+elif [ -n "$rollouts" ] && [ -z "$rollout" ]; then
+    sizes+=(--set "up.rollouts=$rollouts")
+fi
+if [ -n "$envs" ]; then sizes+=(--set "up.envs=$envs"); fi
+set -- ${sizes[@]+"${sizes[@]}"} "$@"
 envs=${envs:-$(of envs)}
 rollouts=${rollouts:-$(of rollouts)}
 
