@@ -29,11 +29,12 @@ _BAR_CELLS = 24
 _ROLE_ORDER = ("data", "train", "rollout", "env", "serve", "eval", "status")
 _STATE_STYLES = {"ready": "green", "training": "green", "waiting": "yellow", "syncing": "cyan"}
 METRICS = (
-    *("loss", "reward", "entropy", "mismatch_kl", "reference_kl", "ess", "replay_ess"),
-    *("grad_norm", "lr", "staleness_mean", "samples", "tokens", "step_s", "waiting_s"),
+    *("loss", "reward", "entropy", "parity_mean", "ratio_mean", "ess", "grad_norm", "mismatch_kl"),
+    *("reference_kl", "replay_ess", "lr", "staleness_mean", "samples", "tokens", "step_s"),
+    "waiting_s",
 )
 """Of the trainer; shown first and in this order, as far as it sends them."""
-_MAX_METRICS = 10
+_MAX_METRICS = 12
 _TROUBLE = frozenset({"queueing", "restarts", "hung"})
 """Gauges that are shown only if they are not 0."""
 _GAUGES = {  # the most telling gauges of a role's load; the others are in --json

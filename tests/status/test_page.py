@@ -31,6 +31,9 @@ from tests.snapshots import process, snapshot, sync
 from tests.waiting import until
 
 
+ROOT = Path(__file__).parents[2]
+
+
 def shown(run: Snapshot, width: int = 80) -> str:
     """The page as text, printed as the verb prints it."""
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
@@ -61,6 +64,18 @@ def test_the_page_shows_processes_pipeline_tasks_and_training() -> None:
     ):
         assert text in page, text
     assert "needs attention" not in page
+
+
+def test_the_page_shows_the_metrics_by_which_the_page_on_boxes_judges_the_first_update() -> None:
+    text = (ROOT / "docs" / "box.md").read_text(encoding="utf-8")
+    table = text.partition("**6. The first update**")[2].partition("**7.")[0]
+    judged = {"parity_mean", "ratio_mean", "ess", "grad_norm", "entropy"}
+    assert judged == set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.M))))
+    others = [f"a_{number}" for number in range(9)]
+    sent = ["loss", "reward", "reference_kl", "mismatch_kl", "lr", "samples", "tokens", *others]
+    page = shown(snapshot(metrics=dict.fromkeys([*sent, *judged], 0.25)), 120)
+    for name in judged:
+        assert re.search(rf"\b{name} +0.25", page), name
 
 
 def test_updates_on_a_batch_again_are_counted_where_there_are_some() -> None:
