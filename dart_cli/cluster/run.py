@@ -38,7 +38,7 @@ from dart_cli.runtime.supervisor import RESTARTS, Process
 
 NO_TOKEN = (
     "WARNING this Ray cluster asks for no token: who reaches its ports runs commands as you and reads the keys "
-    "of the run; see docs/box.md, What Ray may do"
+    "of the run; see docs/box.md, A Ray cluster"
 )
 _AT_HOME = ("data", "train", "eval")
 _ANSWER_S = SHARED_S + 30.0
@@ -46,7 +46,7 @@ _ANSWER_S = SHARED_S + 30.0
 _PORTS = 4
 """In a row, of the data process and the trainer: see run_endpoints."""
 _PASSED_ON = re.compile(
-    r"(GLOO|NCCL|HF|WANDB|VLLM|DART)_.*|(OMP|MKL|OPENBLAS)_NUM_THREADS|no_proxy|NO_PROXY"
+    r"(GLOO|NCCL|HF|WANDB|VLLM|DART|PYTORCH)_.*|(OMP|MKL|OPENBLAS)_NUM_THREADS|no_proxy|NO_PROXY"
 )
 """Variables of this process that the children have too, as on one box."""
 

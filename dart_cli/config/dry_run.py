@@ -56,7 +56,7 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
     if config.bus.transport == "tcp":
         endpoints = run_endpoints(config)
         keys = f"keys of {config.bus.keys}" if config.bus.keys else "loopback, no keys"
-        yield "bus", f"data at {endpoints.address(DATA)} and the two ports above ({keys})"
+        yield "bus", f"data at {endpoints.address(DATA)} and the three ports above ({keys})"
     else:
         yield "bus", f"ipc sockets in {config.run.dir / 'sock'}"
 

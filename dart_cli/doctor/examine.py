@@ -26,7 +26,7 @@ from dart_cli.doctor.vllm_parts import vllm_parts
 from dart_cli.runtime.run_dir import read_run
 
 Check = Callable[[], Iterable[Finding]]
-_UNFIT = ("plan", "up.train_gpus", "up.rollout_gpus")
+_UNFIT = ("plan", "up.train_gpus", "up.rollout_gpus", "train.ranks")
 """Subjects of errors that say that a run does not fit this host."""
 
 

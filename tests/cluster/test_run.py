@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +183,24 @@ async def test_a_cluster_that_asks_for_no_token_is_warned_of(
     made, _, told = run_of(tmp_path)
     await made.settle([], asyncio.Event())
     assert told[0] == NO_TOKEN
+
+
+async def test_the_processes_have_the_variables_that_the_page_on_boxes_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "box.md").read_text(encoding="utf-8")
+    [listed] = re.findall(r"that begin with ([A-Z_, ]+) or (\w+),", " ".join(page.split()))
+    named = {f"{each.strip()}X" for part in listed for each in part.split(",")}
+    assert len(named) == 7
+    named |= {"OMP_NUM_THREADS", "no_proxy", "PYTORCH_ALLOC_CONF"}
+    for name in (*named, "SECRET", "AWS_KEY"):
+        monkeypatch.setenv(name, "1")
+    made, _, _ = run_of(tmp_path)
+    await made.settle([], asyncio.Event())
+    place = await made._place_of("rollout-0")
+    passed = made._setup("rollout-0", place)["environment"]
+    assert named <= passed.keys()
+    assert not {"SECRET", "AWS_KEY", "PATH", "CUDA_VISIBLE_DEVICES"} & passed.keys()
 
 
 async def test_keys_of_the_users_own_stay_wherever_they_are(tmp_path: Path) -> None:

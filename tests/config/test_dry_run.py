@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dart_cli.config.dry_run import describe
+from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.load import load_config
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import TABLES, unread
@@ -56,6 +57,13 @@ def test_the_dry_run_shows_the_schedulers_limit(
 )
 def test_the_dry_run_shows_what_an_update_is_made_of(settings: dict[str, Any], words: str) -> None:
     assert told(Config.model_validate({"data": settings})).startswith(words)
+
+
+def test_the_dry_run_shows_how_many_ports_a_run_over_tcp_takes() -> None:
+    config = Config.model_validate({"bus": {"host": "127.0.0.1", "port": 7800}})
+    ports = {int(each.rpartition(":")[2]) for each in run_endpoints(config).overrides.values()}
+    assert ports == {7800, 7801, 7802, 7803}
+    assert "127.0.0.1:7800 and the three ports above" in dict(describe(config))["bus"]
 
 
 def test_the_dry_run_shows_the_keys_that_differ_from_their_defaults() -> None:

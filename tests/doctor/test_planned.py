@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.gpu.hardware_tables import split
 from bus.errors import ConfigError
+from dart_cli.config import devices
 from dart_cli.config.load import load_config
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config, UpConfig
@@ -146,6 +147,17 @@ def test_gpus_that_are_not_here_are_found() -> None:
     assert found.text == "up.rollout_gpus names GPU 8, 9, nvidia-smi lists 0 to 7"
     assert len(list(planned.absent_gpus(gpus, 0))) == 2
     assert not list(planned.absent_gpus(UpConfig(), 0))
+
+
+def test_more_ranks_than_gpus_do_not_fit_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "_host_gpus", lambda: 4)
+    path = tmp_path / "run.toml"
+    path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[train]\nranks = 8\ndevice = "cuda"\n')
+    assert doctor(path) == 2
+    assert "= 8 but 4 GPUs are visible" in capsys.readouterr().out
 
 
 # --- what it is made of --------------------------------------------------------------------

@@ -145,7 +145,7 @@ class VllmEngine:
         versions: int = 1,
         shown: int = 0,
     ) -> None:
-        """Start vLLM's processes, which takes up to a minute. Raises MissingPartError, EngineError."""
+        """Start vLLM's processes, which takes up to some minutes. Raises MissingPartError, EngineError."""
         self.policy = policy
         self._config = config or VllmConfig()
         self._version = policy_version
