@@ -243,7 +243,7 @@ def _seconds() -> Iterator[str]:
         "",
         "UI-TARS-1.5-7B on eight H100: 48 trajectories of 30 steps at 1920x1080, the 80 % of steps of highest",
         "entropy, KL and recompute, four environment processes of 32 slots with OSWorld's pause of 2 s. A machine boots for",
-        f"each episode in {BOOT_S:g} s, {boots_at_once(CORES, 4)} at a time: half of {CORES} cores (`env.options.boots`).",
+        f"each episode in {BOOT_S:g} s, {boots_at_once(CORES, 4)} at a time: half of {CORES} cores, 4 each (`env.options.boots`).",
         "",
     )
     histories: dict[str, dict[str, Any]] = {

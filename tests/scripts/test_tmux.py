@@ -76,7 +76,7 @@ def test_a_box_trains_on_some_gpus_and_rolls_out_on_the_others(
     assert code == 0
     lines = commands(out)
     sizes = ["--set", "up.rollouts=4", "--set", "up.rollout_gpus=[]", "--set", "up.envs=2"]
-    given = [str(config), *sizes, "--set", "env.tasks=['$(id)']"]  # caches of screens follow from them
+    given = [str(config), *sizes, "--set", "env.tasks=['$(id)']"]
     placed = ["--set", "train.ranks=2", "--set", "up.train_gpus=[]", "--set", "up.rollout_gpus=[]"]
     assert lines == [
         ["dart", "status", *given],

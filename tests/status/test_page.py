@@ -30,7 +30,6 @@ from tests.data.parts import small_config
 from tests.snapshots import process, snapshot, sync
 from tests.waiting import until
 
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -70,7 +69,9 @@ def test_the_page_shows_the_metrics_by_which_the_page_on_boxes_judges_the_first_
     text = (ROOT / "docs" / "box.md").read_text(encoding="utf-8")
     table = text.partition("**6. The first update**")[2].partition("**7.")[0]
     judged = {"parity_mean", "ratio_mean", "ess", "grad_norm", "entropy"}
-    assert judged == set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.M))))
+    assert judged == set(
+        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.M)))
+    )
     others = [f"a_{number}" for number in range(9)]
     sent = ["loss", "reward", "reference_kl", "mismatch_kl", "lr", "samples", "tokens", *others]
     page = shown(snapshot(metrics=dict.fromkeys([*sent, *judged], 0.25)), 120)

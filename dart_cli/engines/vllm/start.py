@@ -181,7 +181,10 @@ def start(
             adapter_slots=adapter_slots,
             features=features,
         )
-        log.info("starting vLLM %s, which takes up to some minutes", "on the CPU" if on_cpu else f"on {device}")
+        log.info(
+            "starting vLLM %s, which takes up to some minutes",
+            "on the CPU" if on_cpu else f"on {device}",
+        )
         try:
             made = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
             # No argument sets it; the scheduler's EncoderCacheManager is made with it.
