@@ -56,7 +56,8 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
     if config.bus.transport == "tcp":
         endpoints = run_endpoints(config)
         keys = f"keys of {config.bus.keys}" if config.bus.keys else "loopback, no keys"
-        yield "bus", f"data at {endpoints.address(DATA)} and the three ports above ({keys})"
+        third = "" if config.weights.channel == "file" else ", the trainer at the third"
+        yield "bus", f"data at {endpoints.address(DATA)} and the two ports above{third} ({keys})"
     else:
         yield "bus", f"ipc sockets in {config.run.dir / 'sock'}"
 

@@ -100,7 +100,7 @@ OLD_KEYS = {
     "tune.skip_malformed": "malformed rows are refused; scripts/foreign_rows leaves them out with --skip-malformed",
     "tune.suppress": 'part of tune.target = "v2p"',
     "up.cluster_wait_s": "a process waits 600 s for room in a cluster",
-    "up.restart": "a process that died is started again three times",
+    "up.restart": "a process that died is started again, at most three times in a row",
     "vllm.async_scheduling": "set async_scheduling in vllm.options",
     "vllm.enforce_eager": "set enforce_eager in vllm.options",
     "vllm.kv_cache": "nothing: running requests are computed again under new weights, so that every token is of one version",

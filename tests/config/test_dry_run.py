@@ -13,7 +13,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import TABLES, unread
 from dart_cli.config.rules.learning import READERS
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import Config, WeightsConfig
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.groups import GroupTable
 from dart_cli.data.scheduler import Situation, make_scheduler
@@ -63,7 +63,10 @@ def test_the_dry_run_shows_how_many_ports_a_run_over_tcp_takes() -> None:
     config = Config.model_validate({"bus": {"host": "127.0.0.1", "port": 7800}})
     ports = {int(each.rpartition(":")[2]) for each in run_endpoints(config).overrides.values()}
     assert ports == {7800, 7801, 7802, 7803}
-    assert "127.0.0.1:7800 and the three ports above" in dict(describe(config))["bus"]
+    data = "data at tcp://127.0.0.1:7800 and the two ports above"
+    assert dict(describe(config))["bus"] == f"{data} (loopback, no keys)"
+    broadcast = config.model_copy(update={"weights": WeightsConfig(channel="gloo")})
+    assert dict(describe(broadcast))["bus"].startswith(f"{data}, the trainer at the third (")
 
 
 def test_the_dry_run_shows_the_keys_that_differ_from_their_defaults() -> None:

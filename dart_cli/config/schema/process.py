@@ -28,7 +28,8 @@ class BusConfig(Section):
     address on the route to it, at a free port. Empty: sockets in the run directory, one host."""
 
     port: int = Field(default=7800, ge=1024, le=65000)
-    """First of three tcp ports of `dart data`: requests, telemetry in, telemetry out."""
+    """First of four tcp ports: three of `dart data` (requests, telemetry in, telemetry out), and the trainer's
+    for a broadcast of weights."""
 
     keys: Folder | None = None
     """Folder of CURVE keys that `dart keys` made, the same on every host; required beyond loopback."""
