@@ -88,7 +88,7 @@ placed=$(PYTHONPATH=$home "$python" -m dart_cli.runtime.commands ${flags[@]+"${f
 of() { sed -n "s/^$1 //p" <<< "$placed"; }
 train=$(of train)
 rollout=$(of rollout)
-# The engines size their caches by these numbers.
+# The engines size their caches by these numbers. They come last: they are those that are started.
 sizes=()
 if [ -n "$named" ]; then
     sizes+=(--set "up.rollouts=$(wc -w <<< "$rollout" | tr -d ' ')" --set 'up.rollout_gpus=[]')
@@ -96,7 +96,7 @@ elif [ -n "$rollouts" ] && [ -z "$rollout" ]; then
     sizes+=(--set "up.rollouts=$rollouts")
 fi
 if [ -n "$envs" ]; then sizes+=(--set "up.envs=$envs"); fi
-set -- ${sizes[@]+"${sizes[@]}"} "$@"
+set -- "$@" ${sizes[@]+"${sizes[@]}"}
 envs=${envs:-$(of envs)}
 rollouts=${rollouts:-$(of rollouts)}
 
