@@ -11,9 +11,11 @@ from typing import NoReturn
 
 import pytest
 
+from dart_cli.config.schema import Config
+from dart_cli.train.ranks import processes
 from dart_cli.train.ranks import watch as watching
 from dart_cli.train.ranks.watch import SILENT_S, Membership, RankBoard, RankWatch, new_folder
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 DEADLINE_S = 60.0
 OWN_S = 900.0
@@ -141,3 +143,27 @@ def test_a_watch_that_fails_ends_its_rank(
     member = Membership(1, 2, 1, folder, is_ours=True)
     RankWatch(member, tmp_path, DEADLINE_S, ends.put).__enter__()
     assert "the watch of rank 1 failed" in ends.get(timeout=PATIENCE_S)
+
+
+def test_a_child_that_is_killed_is_named_with_what_it_was_doing(
+    watch: Callable[[int], RankWatch],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "PROGRAM", ("-S", "-c", "import time; time.sleep(600)"))
+    config = Config.model_validate({"run": {"dir": tmp_path}})
+    ranks = processes.RankProcesses(config, Membership(0, 2, 0, folder, is_ours=True))
+    try:
+        watch(1).doing("pack 3 of 9")
+        assert ranks.look() == ""
+        [child] = ranks._children.values()
+        child.kill()
+        wait_until(ranks.look, "the end of the child")
+        line = ranks.look()
+    finally:
+        ranks.end(0.0)
+    assert line.startswith(
+        f"rank 1 of 2 (pid {child.pid}) was ended by SIGKILL; it was doing: pack 3 of 9; its log is "
+    )
+    assert line.endswith("train-1.log; all ranks end")
