@@ -116,6 +116,9 @@ class Rounds:
 class _Direct:
     """An environment called in place: the embedded one never blocks."""
 
+    queued_s = 0.0
+    """See AsyncEnv."""
+
     def __init__(self, env: GuiEnv) -> None:
         self._env = env
 

@@ -57,6 +57,8 @@ def screen(number: int, texts: bool) -> Observation:
 class Scripted:
     """An environment whose screens are numbered; it ends with its last step alone."""
 
+    queued_s = 0.0
+
     def __init__(self, *, texts: bool) -> None:
         self._texts = texts
         self._steps = 0
