@@ -63,7 +63,7 @@ _call: ContextVar[PendingCall | None] = ContextVar("pending_call", default=None)
 
 @contextmanager
 def answering(call: PendingCall) -> Iterator[None]:
-    """While inside, `call` is the one that this thread performs."""
+    """Make `call` the one that this thread performs while inside."""
     before = _call.set(call)
     try:
         yield

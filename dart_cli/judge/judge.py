@@ -141,7 +141,7 @@ class Judge:
 
     @contextlib.asynccontextmanager
     async def _place(self, on_queue: OnQueue) -> AsyncIterator[None]:
-        """Hold one of `limits.concurrent` places while inside."""
+        """Hold one of `limits.concurrent` places while inside. They are given in order of arrival, and each holder has a deadline."""
         is_full = self._gate.locked()
         if is_full:
             on_queue(SharedWait(f"a place at the judge {self.name}", self.limits.deadline_s))
