@@ -1,29 +1,40 @@
-"""`dart serve`: the policy as a chat endpoint, a process of a run in the place of `dart env`."""
+"""`dart serve`: the policy as a chat endpoint, a process of a run in the place of `dart env`, or a model alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dart_cli.cli.options import (
-    ConfigPath,
-    Force,
-    WorkerOption,
-    load_checked,
-    print_dry_run,
-)
+from dart_cli.cli.options import Force, WorkerOption, load_checked, print_dry_run, refuse_beside
 from dart_cli.runtime.options import DryRun, Overrides
 
 if TYPE_CHECKING:
     import asyncio
+
+    from dart_cli.config.schema import Config
 
 serving = typer.Typer()
 
 
 @serving.command()
 def serve(
-    config_path: ConfigPath,
+    config_path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG",
+            show_default=False,
+            help="TOML file of the run; not needed with --model.",
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="Serve this model alone, without a run, e.g. a folder of `dart export`, or builtin:tiny.",
+        ),
+    ] = "",
     overrides: Overrides = None,
     port: Annotated[
         int | None,
@@ -55,15 +66,27 @@ def serve(
     On loopback unless serve.host names another address; beyond it with a token, the API key, from the
     environment variable DART_SERVE_TOKEN or else drawn and printed. docs/serve.md has the rest.
 
+    With --model nothing but this process is needed, a request needs no session, and nothing is trained on.
+    A CONFIG beside it says how the model is loaded and how it writes actions.
+
     Example: dart up my.toml --set up.serve=true --set up.envs=0
 
     Example: dart serve my.toml --port 8481
+
+    Example: dart serve --model exported
     """
-    config = load_checked(config_path, overrides, "serve")
-    if port is not None:
-        served = config.serve.model_copy(update={"port": port})
-        config = config.model_copy(update={"serve": served})
+    overrides = [*(overrides or []), *([] if port is None else [f"serve.port={port}"])]
     _check_packages()
+    if model:
+        refuse_beside("--model", {"--worker": worker, "--force": force})
+        _serve_model(model, config_path, overrides, guarded=token, dry_run=dry_run)
+        return
+    if config_path is None:
+        raise typer.BadParameter(
+            "missing: name the TOML file of a run, or a model with --model FOLDER",
+            param_hint="CONFIG",
+        )
+    config = load_checked(config_path, overrides, "serve")
     if dry_run:
         print_dry_run(config, "serve", force=force)
         return
@@ -77,8 +100,30 @@ def serve(
     raise typer.Exit(run_role("serve", config, play, worker=worker, force=force))
 
 
+def _serve_model(
+    model: str, config_path: Path | None, overrides: list[str], *, guarded: bool, dry_run: bool
+) -> None:
+    """Serve a model without a run. Raises UserError for a model or settings that cannot be."""
+    from dart_cli.serve.sessions import action_language
+    from dart_cli.serve.standalone import model_settings, serve_model
+
+    config: Config
+    if config_path is None:
+        config, language = model_settings(Path(model), overrides)
+    else:
+        config = load_checked(config_path, [*overrides, f"model.path={model}"], "rollout")
+        language = action_language(config)
+    if dry_run:
+        serve = config.serve
+        typer.echo(f"model:     {config.model.path} by the engine {config.rollout.engine}")
+        typer.echo(f"serves:    {serve.host}:{serve.port}, {serve.sessions} requests at once")
+        typer.echo("valid; nothing was started")
+        return
+    serve_model(config, language, guarded=guarded)
+
+
 def _check_packages() -> None:
-    """Raise MissingPartError where a package is missing."""
+    """Raise MissingPartError if a package is missing."""
     from bus.errors import MissingPartError
 
     try:

@@ -9,6 +9,7 @@ is_model_folder  whether a folder is a model's and not a run's
 weight_files     its safetensors files
 preprocessor     how screens are resized and cut; Screens, screens, screens_of: its sizes in pixels
 chat_template    from chat_template.json, where the tokenizer's own files have none
+base_name        the name of the model that training began with
 read_json        one of its files
 
 This is what every verb asks before it starts anything. Whether the tensors are those of config.json, and the
@@ -39,6 +40,8 @@ TEMPLATE = "chat_template.json"
 """Where processors kept their template before transformers 5; tokenizers do not read it."""
 VERIFIER = "verifier.json"
 """What makes a folder a verifier's; see dart_cli/policy/verifier.py."""
+TUNED = "tune.json"
+"""What `dart tune` tells of its training, beside the weights."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTERS = "adapter_config.json"
@@ -241,6 +244,16 @@ def chat_template(folder: Path) -> str | None:
         return None
     held = read_json(folder, TEMPLATE).get("chat_template")
     return held if isinstance(held, str) else None
+
+
+def base_name(path: str) -> str:
+    """Return the name of the model at `path` without this host's folders; of a tuned one, that of its base."""
+    folder = model_folder(path)
+    if (folder / TUNED).is_file():
+        base = read_json(folder, TUNED).get("base")
+        if isinstance(base, str) and base:
+            return base
+    return Path(path).name.removeprefix("builtin:")
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from importlib.metadata import version as installed
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from bus.errors import RunDirectoryError, StoreError
 from dart_cli.algo.statistics import wilson
+from dart_cli.config.model_folder import TUNED, base_name, model_folder, read_json
 from dart_cli.config.schema import Config, section_types
 from dart_cli.config.values import to_toml
 from dart_cli.data.store.open import open_reader
@@ -41,7 +41,7 @@ def model_card(config: Config, trained: Trained, *, adapters: bool = False) -> s
         fence += "`"
     parts = [
         _front(config, adapters=adapters),
-        f"# {_base(config)}, trained by dart: {trained.name}",
+        f"# {base_name(config.model.path)}, trained by dart: {trained.name}",
         _said(config),
         *([_ADAPTERS] if adapters else []),
         _table(_facts(config, trained)),
@@ -60,7 +60,7 @@ def _front(config: Config, *, adapters: bool) -> str:
         [
             "---",
             f"library_name: {'peft' if adapters else 'transformers'}",
-            f"base_model: {json.dumps(_base(config))}",
+            f"base_model: {json.dumps(base_name(config.model.path))}",
             "pipeline_tag: image-text-to-text",
             f"tags: [gui-agent, reinforcement-learning{', lora' if adapters else ''}]",
             "---",
@@ -70,20 +70,16 @@ def _front(config: Config, *, adapters: bool) -> str:
 
 def _said(config: Config) -> str:
     return (
-        f"A GUI agent, trained by reinforcement learning from `{_base(config)}` on suite "
+        f"A GUI agent, trained by reinforcement learning from `{base_name(config.model.path)}` on suite "
         f"`{config.env.suite}`, with the action language `{config.policy.codec}` and coordinates in "
         f"`{config.policy.coordinates}`. Tokenizer, chat template and image processor are those of "
         "that model."
     )
 
 
-def _base(config: Config) -> str:
-    """The model that training began with, without this host's folders."""
-    return Path(config.model.path).name.removeprefix("builtin:")
-
-
 def _facts(config: Config, trained: Trained) -> Iterator[tuple[str, str]]:
-    yield "base model", f"`{_base(config)}`"
+    yield "base model", f"`{base_name(config.model.path)}`"
+    yield from _tuning(config)
     if trained.policy_version is not None:
         yield "policy version", str(trained.policy_version)
         yield "digest", f"`{trained.digest}`"
@@ -93,6 +89,16 @@ def _facts(config: Config, trained: Trained) -> Iterator[tuple[str, str]]:
     yield "run", f"`{run or config.run.dir.name}`, seed {config.run.seed}"
     yield "dtype", config.model.dtype
     yield "dart", installed("dart-cli")
+
+
+def _tuning(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what the model learned from examples before it was trained here, where `dart tune` made it."""
+    folder = model_folder(config.model.path)
+    if not (folder / TUNED).is_file():
+        return
+    record = read_json(folder, TUNED)
+    examples, updates = record.get("examples"), record.get("updates")
+    yield "supervised before", f"`{folder.name}`: {examples} examples, {updates} updates"
 
 
 def _progress(config: Config, trained: Trained) -> tuple[int | None, int | None, str]:

@@ -100,14 +100,17 @@ def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[Plann
 
 
 class InProcessPolicy:
-    """Answers screens through a Responder of this process."""
+    """A policy that asks a Responder of this process."""
 
     def __init__(self, responder: Responder) -> None:
         self._responder = responder
 
     async def act(self, request: ActRequest) -> Completion:
-        """What the policy says to one screen. Raises EngineError."""
-        return await self._responder.answer(request)
+        """Return what the policy says to one screen. Raises EngineError."""
+        images = await self._responder.preload_images(request)  # held until the answer
+        completion = await self._responder.answer(request)
+        del images
+        return completion
 
 
 class RandomPolicy:

@@ -3,7 +3,8 @@
 In the place of `dart env`: an agent that knows nothing of dart opens a session, which is an episode, asks
 for completions as of any OpenAI-compatible server, acts in an environment of its own, and hands a verdict in.
 
-    worker     the process: connections, heartbeat, the server
+    worker     the process of a run: connections, heartbeat, the server
+    standalone the endpoint of one model, without a run
     app        addresses and answers of the endpoint; who may ask: Host header, token, no pages of other sites
     requests   the JSON of requests, read and checked
     sampling   which of a request's own settings may differ from the run's

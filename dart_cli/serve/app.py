@@ -80,6 +80,11 @@ BODY_S = 60.0
 _SMALL = 64 * 1024  # bytes of a body that is read where the event loop runs
 _SESSION, _TASK, _SEED, _TRAIN = (f"x-dart-{name}" for name in ("session", "task", "seed", "train"))
 
+NO_SESSION = (
+    "which episode is it? Name the session: by the header x-dart-session, by the field user, "
+    "session_id or metadata.session, or by the base URL, /v1/sessions/ID (docs/serve.md)"
+)
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -93,12 +98,20 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
     async def chat(request: Request) -> Response:
         body = await _body(request, body_bytes)
         asked = read_chat(body) if len(body) < _SMALL else await asyncio.to_thread(read_chat, body)
-        name, opening = _session_of(request, asked.fields, asked.model)
+        name, opening = _session_of(
+            request, asked.fields, asked.model, of_user=not sessions.are_alone
+        )
+        if not name and not sessions.are_alone:
+            raise invalid(NO_SESSION, "user", "no_session")
         sessions.check(name, opening, asked)
-        session = await sessions.obtain(name, opening)
+        session = await (sessions.obtain(name, opening) if name else sessions.open(opening))
         is_repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        answer = await session.ask(asked, is_repeat=is_repeat)
-        told = completion_json(session, asked, answer)
+        try:
+            answer = await session.ask(asked, is_repeat=is_repeat)
+        finally:
+            if not name:
+                session.close("its one request is over")
+        told = completion_json(session, asked, answer, sessions.action_language)
         if asked.streamed:
             events = as_events(told, with_usage=asked.usage_streamed)
             return Response(events, media_type="text/event-stream")
@@ -143,7 +156,7 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
         return JSONResponse({**session_json(session), "deleted": True})
 
     async def models(_request: Request) -> Response:
-        return JSONResponse(models_json())
+        return JSONResponse(models_json(sessions.action_language))
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
@@ -151,7 +164,7 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
             raise ApiError(
                 HTTPStatus.NOT_FOUND, "model_not_found", f"no model {name!r}: use {MODEL}"
             )
-        return JSONResponse({**model_json(), "id": name})
+        return JSONResponse({**model_json(sessions.action_language), "id": name})
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
         return Route(path, _answering(handler, sessions), methods=list(methods))
@@ -238,8 +251,13 @@ async def _body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _session_of(request: Request, fields: Mapping[str, Any], model: str) -> tuple[str, Opening]:
-    """The session that a chat request names, and what it says of it, where it opens it."""
+def _session_of(
+    request: Request, fields: Mapping[str, Any], model: str, *, of_user: bool
+) -> tuple[str, Opening]:
+    """Return the session that a chat request names, or "", and what it says of it where it opens it.
+
+    With `of_user` the name of the user and the id of a router are one, too. Raises ApiError.
+    """
     metadata = fields.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
 
@@ -250,14 +268,8 @@ def _session_of(request: Request, fields: Mapping[str, Any], model: str) -> tupl
     user = fields.get("user")
     of_router = fields.get("session_id") or request.headers.get("x-session-id")  # litellm, Harbor
     name = request.path_params.get("name") or named(_SESSION, "session")
-    name = name or next((each for each in (of_router, user) if isinstance(each, str)), "")
-    if not name:
-        raise invalid(
-            "which episode is it? Name the session: by the header x-dart-session, by the field user, "
-            "session_id or metadata.session, or by the base URL, /v1/sessions/ID (docs/serve.md)",
-            "user",
-            "no_session",
-        )
+    if of_user and not name:
+        name = next((each for each in (of_router, user) if isinstance(each, str)), "")
     base, _, of_model = model.partition(":")
     if base != MODEL:
         of_model = ""  # harnesses often know models by names of their own

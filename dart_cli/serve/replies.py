@@ -20,8 +20,10 @@ MODEL = "dart"
 """Name of the model; `dart:TASK` names the task of the session that a request opens, too."""
 
 
-def completion_json(session: Session, request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    """A chat completion."""
+def completion_json(
+    session: Session, request: ChatRequest, answer: Answer, action_language: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a chat completion; `action_language` says how to read the actions in its text."""
     completion, terms = answer.completion, session.terms
     tokens = completion.sampled.token_ids
     prompt_tokens = len(completion.prompt_token_ids)
@@ -58,6 +60,7 @@ def completion_json(session: Session, request: ChatRequest, answer: Answer) -> d
                 [span.version, span.start, span.end] for span in completion.sampled.version_spans
             ],
             "worker": completion.worker,
+            **action_language,
         },
     }
 
@@ -100,14 +103,15 @@ def session_json(session: Session) -> dict[str, Any]:
     }
 
 
-def models_json() -> dict[str, Any]:
-    """The list of models."""
-    return {"object": "list", "data": [model_json()]}
+def models_json(action_language: Mapping[str, str]) -> dict[str, Any]:
+    """Return the list of models, which has one."""
+    return {"object": "list", "data": [model_json(action_language)]}
 
 
-def model_json() -> dict[str, Any]:
-    """The one model."""
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "dart"}
+def model_json(action_language: Mapping[str, str]) -> dict[str, Any]:
+    """Return the one model, with the action language that it writes."""
+    shown = {"dart": dict(action_language)} if action_language else {}
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "dart", **shown}
 
 
 def _finish_reason(completion: Completion) -> str:

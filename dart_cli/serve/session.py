@@ -73,7 +73,7 @@ class Terms:
 class SessionContext:
     """What all sessions of a process share."""
 
-    data: DataClient
+    data: DataClient | None  # None of a model that is served alone: no session has a lease
     action_spec: ActionSpec
     screens: StoredEncoding
     ignores_sampling: bool
@@ -325,7 +325,7 @@ class Session:
                 self._hand_in_held(env_s)
             if (ack := await self._acknowledged()) is not None and not ack.accepted:
                 return ack
-        return await self._context.data.end(self._end(verdict, reason, screenshot))
+        return await self._data.end(self._end(verdict, reason, screenshot))
 
     def _finished(self, task: asyncio.Task[Ack]) -> None:
         if task.cancelled():
@@ -346,7 +346,7 @@ class Session:
         if lease is not None and not is_over:
             self._held = None
             end = self._end(Verdict("invalid", reason), "cancelled", None)
-            await self._context.data.give_back(end)
+            await self._data.give_back(end)
 
     def close(self, reason: str) -> None:
         """Take no more requests."""
@@ -383,13 +383,20 @@ class Session:
 
     # --- data ---------------------------------------------------------------------------
 
+    @property
+    def _data(self) -> DataClient:
+        """Return the connection to the data service, which leased the task of this session."""
+        data = self._context.data
+        assert data is not None, "a session with a lease is one of a run"
+        return data
+
     def _hand_in_held(self, env_s: float) -> None:
         """Send the newest step, whose action took so long."""
         if self._held is None:
             return
         record = self._held.model_copy(update={"env_s": max(0.0, env_s)})
         self._held = None
-        self._ack = asyncio.create_task(self._context.data.step(record))
+        self._ack = asyncio.create_task(self._data.step(record))
 
     async def _acknowledged(self) -> Ack | None:
         """What data says of the step that is on its way, however long it takes; None without one."""

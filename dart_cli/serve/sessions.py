@@ -1,8 +1,10 @@
-"""The sessions of one process: opened with a lease from data, bounded, ended when their agents are gone.
+"""The sessions of one process: opened with a lease from the data service, bounded, ended when their agents are gone.
 
-Sessions   by id; those that are over are remembered for a while, so that a late request is told why
+action_language   how the policy of a configuration writes actions
+RunPeers   the processes of the run whose tasks are played; a model that is served alone has none
+Sessions   the sessions by id; those that are over are remembered for a while, so that a late request is told why
 
-Each session has a slot, as an environment of `dart env` has: what data knows of it is worker and slot.
+Each session has a slot, as an environment of `dart env` has: the data service knows it by worker and slot.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from bus.errors import DartError, DeadlineError
@@ -22,7 +26,7 @@ from bus.messages import LeaseRequest, Sampling
 from dart_cli.config import endpoints
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import action_spec_of, slot_timer
+from dart_cli.env.episode import Policy, action_spec_of, slot_timer
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.waits import as_gauges
 from dart_cli.serve.errors import ApiError, invalid, unavailable
@@ -47,35 +51,52 @@ LEASE_WAIT_S = 30.0
 NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
+def action_language(config: Config) -> dict[str, str]:
+    """Return the codec and the coordinates in which the policy writes actions."""
+    return {"codec": config.policy.codec, "coordinates": config.policy.coordinates}
+
+
+@dataclass(frozen=True)
+class RunPeers:
+    """The processes of the run whose tasks are played, and this worker's name among them."""
+
+    worker: str
+    data: DataClient
+    router: RolloutRouter
+    heartbeat: HeartbeatSender
+
+
 class Sessions:
     """The open sessions of a process. Not thread-safe: one event loop owns it."""
 
     def __init__(
         self,
         config: Config,
-        worker: str,
-        data: DataClient,
-        router: RolloutRouter,
-        heartbeat: HeartbeatSender,
+        policy: Policy,
+        run: RunPeers | None,
         *,
+        action_language: Mapping[str, str],
         idle_s: float = IDLE_S,
         lease_wait_s: float = LEASE_WAIT_S,
     ) -> None:
+        """`policy` answers all sessions; `action_language` says how it writes actions, for those who read them.
+
+        Without a `run` no session is trained on, and tasks are names alone.
+        """
         env, serve = config.env, config.serve
         self._config = config
-        self._worker = worker
-        self._data = data
-        self._router = router
-        self._heartbeat = heartbeat
+        self._policy = policy
+        self._run = run
+        self.action_language = action_language
         self._lease_wait_s = lease_wait_s
         self._context = SessionContext(
-            data=data,
+            data=run.data if run else None,
             action_spec=action_spec_of(config),
             screens=env.screenshots,
             ignores_sampling=serve.sampling == "ignore",
             patience_s=endpoints.DEADLINE_S,
             idle_s=idle_s,
-            waits=heartbeat,
+            waits=run.heartbeat if run else None,
         )
         self._timers = [slot_timer() for _ in range(serve.sessions)]
         self._free = list(range(serve.sessions))[::-1]
@@ -89,6 +110,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def are_alone(self) -> bool:
+        """Return True if a model is served without a run: a request needs no session then."""
+        return self._run is None
 
     def all(self) -> list[Session]:
         """The open sessions, oldest first."""
@@ -131,9 +157,12 @@ class Sessions:
             settle(
                 request.fields,
                 self._sampling(0),
-                is_trained=opening.train,
+                is_trained=self._trains(opening),
                 ignores=self._context.ignores_sampling,
             )
+
+    def _trains(self, opening: Opening) -> bool:
+        return opening.train and self._run is not None
 
     def _sampling(self, seed: int) -> Sampling:
         rollout = self._config.rollout
@@ -165,37 +194,39 @@ class Sessions:
 
     async def _start(self, slot: int, opening: Opening, name: str) -> Session:
         try:
-            found = self._evaluated if not opening.train else self._leased
-            terms = await found(slot, opening, name)
+            if opening.train and self._run is not None:
+                terms = await self._leased(self._run, slot, opening, name)
+            else:
+                terms = self._evaluated(opening, name)
         except BaseException:
             self._free.append(slot)
             raise
-        session = Session(terms, slot, self._router, self._context, self._timers[slot], self._ended)
+        session = Session(terms, slot, self._policy, self._context, self._timers[slot], self._ended)
         self._open[terms.id] = session
         if self.stopping:
             await session.give_back(self.stopping)
             raise unavailable(self.stopping, "stopping")
         return session
 
-    async def _leased(self, slot: int, opening: Opening, name: str) -> Terms:
-        """What data leases."""
+    async def _leased(self, run: RunPeers, slot: int, opening: Opening, name: str) -> Terms:
+        """Return the terms of a task that the data service leases. Raises ApiError."""
         request = LeaseRequest(
-            worker=self._worker,
+            worker=run.worker,
             slot=slot,
             suites=[self._config.env.suite],
-            started_at=self._heartbeat.started_at,
+            started_at=run.heartbeat.started_at,
             task=opening.task,
             task_seed=opening.seed,
         )
         wait_s = self._lease_wait_s
         try:  # no task is leased that cannot be played
             async with asyncio.timeout(wait_s):
-                await self._router.wait_ready()
+                await run.router.wait_ready()
         except TimeoutError:
-            text = f"waited {wait_s:g} s for {self._router.missing()}"
+            text = f"waited {wait_s:g} s for {run.router.missing()}"
             raise unavailable(text, "no_rollout") from None
         try:
-            lease = await self._data.lease(request, wait_s)
+            lease = await run.data.lease(request, wait_s)
         except DeadlineError as error:
             raise unavailable(f"no task to play: {error}", "no_lease") from None
         task = find_task(lease.suite, lease.task_id)
@@ -210,11 +241,17 @@ class Sessions:
             lease=lease,
         )
 
-    async def _evaluated(self, _slot: int, opening: Opening, name: str) -> Terms:
-        """A session outside training, of which nothing is filed."""
+    def _evaluated(self, opening: Opening, name: str) -> Terms:
+        """Return the terms of a session outside training, of which nothing is filed. Raises TaskError.
+
+        A model that is served alone knows no suite, and draws anew where an agent names no seed.
+        """
         config = self._config
-        task = find_task(config.env.suite, opening.task) if opening.task else None
+        is_of_suite = opening.task and self._run is not None
+        task = find_task(config.env.suite, opening.task) if is_of_suite else None
         seed = TRAIN_SEEDS if opening.seed is None else opening.seed
+        if self._run is None and opening.seed is None:
+            seed = secrets.randbits(62)
         draws = random.Random(f"{config.run.seed}:{opening.task}:{seed}")  # noqa: S311 - no secret
         key = f"eval-{secrets.token_hex(8)}"
         return Terms(
@@ -266,7 +303,8 @@ class Sessions:
             return
         self._free.append(session.slot)
         self._steps += session.steps
-        self._router.forget(terms.trajectory_id)
+        if self._run is not None:
+            self._run.router.forget(terms.trajectory_id)
         self._over[terms.id] = (reason, session)
         while len(self._over) > MOST_REMEMBERED:
             self._over.popitem(last=False)
@@ -284,10 +322,10 @@ class Sessions:
             "invalid": float(self._counts["invalid"]),
             "steps": float(self._steps + sum(each.steps for each in opened)),
             "refused": float(self.refused),
-            **self._data.leases.gauges(),
-            **self._router.routed.gauges(),
             **as_gauges(self._timers),
         }
+        if self._run is not None:
+            gauges |= self._run.data.leases.gauges() | self._run.router.routed.gauges()
         leases = [each.terms.trajectory_id for each in opened if each.terms.lease is not None]
         state = "stopping" if self.stopping else "ready" if opened else "waiting"
         return Load(state, gauges=gauges, trajectories=leases)

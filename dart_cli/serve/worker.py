@@ -26,7 +26,7 @@ from dart_cli.config.schema import Config
 from dart_cli.env.peers import connected
 from dart_cli.runtime.http_server import address, listen, make_server
 from dart_cli.serve.app import make_app
-from dart_cli.serve.sessions import Sessions
+from dart_cli.serve.sessions import RunPeers, Sessions, action_language
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ TOKEN_VARIABLE = "DART_SERVE_TOKEN"
 """Environment variable with the token; without it one is drawn where one is needed, and printed."""
 LEAST_TOKEN = 16
 STOPPED = "dart serve was stopped"
-_SPARE = 32
+SPARE = 32
 """Requests beyond one for each session: those that open, list and end some."""
 
 
@@ -53,11 +53,14 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
         there = address(serve.host, listener.getsockname()[1]) + "v1"
         async with connected(config, worker, "serve", load, endpoint=there) as peers:
             heartbeat = peers.heartbeat
-            sessions = Sessions(config, worker, peers.data, peers.router, heartbeat)
+            run_peers = RunPeers(worker, peers.data, peers.router, heartbeat)
+            sessions = Sessions(
+                config, peers.router, run_peers, action_language=action_language(config)
+            )
             app = make_app(sessions, host=serve.host, token=token)
-            server = make_server(app, serve.sessions + _SPARE, signals=False)
+            server = make_server(app, serve.sessions + SPARE, signals=False)
             async with heartbeat:
-                _say(there, token, guarded=bool(token), worker=worker)
+                say_address(worker, there, token)
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
                 tasks = [
                     asyncio.create_task(peers.listen(), name="telemetry"),
@@ -82,7 +85,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
 
 
 def token_for(host: str, *, guarded: bool) -> str:
-    """The token that requests need; empty where they need none. Raises UserError for a short one."""
+    """Return the token that requests need; empty where they need none. Raises UserError for a short one."""
     given = os.environ.get(TOKEN_VARIABLE, "")
     if given and (len(given) < LEAST_TOKEN or not given.isascii() or not given.isprintable()):
         raise UserError(
@@ -94,10 +97,10 @@ def token_for(host: str, *, guarded: bool) -> str:
     return ""
 
 
-def _say(there: str, token: str, *, guarded: bool, worker: str) -> None:
-    """Tell a person where it is served, and with which token unless they chose it."""
-    chosen = bool(os.environ.get(TOKEN_VARIABLE))
-    key = f", API key {token}" if guarded and not chosen else ""
-    key = f", API key from {TOKEN_VARIABLE}" if guarded and chosen else key
-    sys.stderr.write(f"{worker}: {there}{key}\n")
+def say_address(name: str, there: str, token: str) -> None:
+    """Print where `name` is served, and the token that requests need unless the user chose it."""
+    key = f", API key {token}" if token else ""
+    if token and os.environ.get(TOKEN_VARIABLE):
+        key = f", API key from {TOKEN_VARIABLE}"
+    sys.stderr.write(f"{name}: {there}{key}\n")
     sys.stderr.flush()

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from dart_cli.config.model_folder import VERIFIER
+from dart_cli.config.model_folder import TUNED, VERIFIER, base_name
 from dart_cli.config.schema import Config
 from dart_cli.policy.lora import is_adapter, merge_into
 from dart_cli.policy.model import LoadedPolicy, load_policy
@@ -30,8 +30,6 @@ from dart_cli.tune.held_out import Outcome, Split
 from dart_cli.tune.kept import TuneSettings
 from dart_cli.tune.stages import dtype_of
 from dart_cli.tune.trainer import put_in, tuned
-
-RECORD = "tune.json"
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,12 @@ def write_tuned(
         if verifier is not None:
             verifier.write(draft)
         record = {
+            "base": base_name(config.model.path),
             "settings": settings.model_dump(),
             **trained.summary(),
             "curve": trained.curve,
         }
-        (draft / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (draft / TUNED).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _whole(policy: LoadedPolicy, dtype: str) -> PreTrainedModel:
@@ -171,7 +170,7 @@ def tell(console: Console, trained: Tuned, told: str) -> None:
         console.print(line, soft_wrap=True)
     console.print(
         f"{trained.updates} updates, {trained.seconds:.0f} s; the whole curve "
-        f"is in {trained.out / RECORD}",
+        f"is in {trained.out / TUNED}",
         soft_wrap=True,
     )
 

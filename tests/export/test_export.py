@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bus.errors import CheckpointError, ModelError, RunDirectoryError, UserError
 from bus.weights import WeightsPublished
 from dart_cli.algo.statistics import wilson
 from dart_cli.cli.main import main
+from dart_cli.config.model_folder import TUNED
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir
@@ -189,6 +191,22 @@ def test_the_card_says_how_it_was_trained_and_what_it_reaches(
     assert f"| base model | `{tiny.name}` |" in card
     assert str(tmp_path) not in card  # no folder of this host is named
     assert front_of(card) == {"library_name: transformers", f'base_model: "{tiny.name}"'}
+
+
+def test_the_card_names_what_a_tuned_folder_began_from(
+    tmp_path: Path, tiny: Path, trained_tiny: dict[str, torch.Tensor]
+) -> None:
+    tuned = tmp_path / "todo"
+    shutil.copytree(tiny, tuned)
+    record = {"base": "small", "examples": 120, "updates": 77}
+    (tuned / TUNED).write_text(json.dumps(record))
+    config = run_of(tmp_path, tuned)
+    publish(trained_tiny, config.run.dir / "weights", 1)
+    export_folder(config, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| base model | `small` |" in card
+    assert "| supervised before | `todo`: 120 examples, 77 updates |" in card
+    assert front_of(card) == {"library_name: transformers", 'base_model: "small"'}
 
 
 def front_of(card: str) -> set[str]:

@@ -24,7 +24,7 @@ from dart_cli.env.episode import Policy
 from dart_cli.env.router import RolloutRouter, RoutingStats
 from dart_cli.runtime.http_server import make_server
 from dart_cli.serve.app import make_app
-from dart_cli.serve.sessions import Sessions
+from dart_cli.serve.sessions import RunPeers, Sessions, action_language
 from envs.registry import find_task
 from tests.env.parts import Memory, Says, lease
 from tests.waiting import PATIENCE_S
@@ -196,9 +196,10 @@ async def endpoint(
     token: str = "",
     idle_s: float = 600.0,
     lease_wait_s: float = 30.0,
+    alone: bool = False,
     **serve: object,
 ) -> AsyncIterator[Endpoint]:
-    """The endpoint over `policy`, in this loop; `serve` are settings of [serve]."""
+    """Yield the endpoint over `policy`, in this loop, of a run or `alone`; `serve` are settings of [serve]."""
     config = Config.model_validate(
         {
             "serve": {"sessions": 3, **serve},
@@ -210,12 +211,13 @@ async def endpoint(
         return sessions.load()
 
     data, router = Data(), Router(policy or Says("click(500,500)"))
+    heartbeat = HeartbeatSender(Silence(), "serve", "serve-0", load)
+    run = RunPeers("serve-0", cast("DataClient", data), cast("RolloutRouter", router), heartbeat)
     sessions = Sessions(
         config,
-        "serve-0",
-        cast("DataClient", data),
-        cast("RolloutRouter", router),
-        heartbeat := HeartbeatSender(Silence(), "serve", "serve-0", load),
+        router,
+        None if alone else run,
+        action_language=action_language(config),
         idle_s=idle_s,
         lease_wait_s=lease_wait_s,
     )

@@ -11,10 +11,10 @@ import pytest
 
 from dart_cli.collect import CollectOptions
 from dart_cli.collect.run import run_collect
+from dart_cli.config.model_folder import TUNED
 from dart_cli.config.schema import Config
 from dart_cli.tune.held_out import MOST_ROWS, Measured, Outcome, fallen, split_rows
 from dart_cli.tune.kept import BEFORE
-from dart_cli.tune.output import RECORD
 from scripts.make_grounding_set import make_set
 from tests.tune.stopping import run_and_stop
 
@@ -126,7 +126,7 @@ def test_recorded_successes_tell_loss_and_answers_before_and_after(
     assert (held["groups"], held["measure"], told["learned"]) == (3, "answers", True)
     assert held["loss_after"] < 0.9 * held["loss_before"]
     assert "chosen: tune.lr = 0.001 (0.63 million parameters)" in err
-    record = json.loads((keys["tune.out"] / RECORD).read_text())
+    record = json.loads((keys["tune.out"] / TUNED).read_text())
     assert record["held_out"] == held
     assert len(record["settings"]["held_out"]) == held["rows"]
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from bus.errors import UserError
+from dart_cli.config.model_folder import TUNED, base_name
 from dart_cli.policy.model import load_policy
 from dart_cli.tune.kept import PROGRESS
-from dart_cli.tune.output import RECORD
 from tests.tune.stopping import run_and_stop
 
 Keys = dict[str, Any]
@@ -78,7 +78,9 @@ def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
 def test_the_folder_tells_how_it_was_made_and_loads(tune: Tune, keys: Keys) -> None:
     result = tune(keys)
     assert result is not None
-    record = json.loads((keys["tune.out"] / RECORD).read_text())
+    record = json.loads((keys["tune.out"] / TUNED).read_text())
+    assert record["base"] == base_name(str(keys["model.path"]))
+    assert base_name(str(keys["tune.out"])) == record["base"], "also of what is trained from it"
     assert record["settings"]["learned"] == "pointer"
     assert [point["name"] for point in record["curve"]] == ["head"] * 3 + ["all"] * 3
     policy = load_policy(keys["tune.out"], pointing="pointer")
