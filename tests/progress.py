@@ -4,7 +4,8 @@ pytest-timeout ends a test after `timeout` seconds (pyproject.toml) by a timer o
 replaces that one, by pytest-timeout's own hook. It runs out in two cases, of which neither depends on what else the
 machine does:
 
-    stands still   in `timeout` seconds the processes of the test used less than LEAST_SHARE of one core
+    stands still   in `timeout` seconds the processes of the test used less than LEAST_SHARE of one core; seconds in which
+                   one of them was ready to run and waited for a core are not counted (Linux)
     runs away      since the test began they have used MOST_CPU_S seconds of processor time
 
 The processes of a test are pytest's own and all below it.
@@ -17,6 +18,8 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -29,29 +32,54 @@ LOOKS = 24
 """How often the watch looks at the processes within a test's limit."""
 
 
+class Used(NamedTuple):
+    """Seconds of a span of time."""
+
+    cpu_s: float  # of processor time, of all processes together
+    queued_s: float  # in which the thread that waited longest was ready to run and had no core
+
+
 class CpuMeter:
-    """The processor time that this process and all below it have used."""
+    """The processor time that this process and all below it have used, and how long they waited for it."""
 
     def __init__(self) -> None:
         self._own = psutil.Process()
-        self._seen = self._times()
+        self._cpu, self._queued = self._times()
 
-    def used_s(self) -> float:
-        """Return the seconds of processor time since the last call. A process that is new counts whole."""
-        now, before = self._times(), self._seen
-        self._seen = now
-        return sum(max(0.0, cpu_s - before.get(pid, 0.0)) for pid, cpu_s in now.items())
+    def used(self) -> Used:
+        """Return what was used since the last call. A process that is new counts whole."""
+        cpu, queued = self._times()
+        used = Used(
+            sum(max(0.0, cpu_s - self._cpu.get(pid, 0.0)) for pid, cpu_s in cpu.items()),
+            max(
+                (each - self._queued.get(thread, 0.0) for thread, each in queued.items()),
+                default=0.0,
+            ),
+        )
+        self._cpu, self._queued = cpu, queued
+        return used
 
-    def _times(self) -> Mapping[int, float]:
-        """Return by process id the seconds that a process and its children that have ended used."""
-        times: dict[int, float] = {}
+    def _times(self) -> tuple[Mapping[int, float], Mapping[str, float]]:
+        """Return processor seconds by process, those of its children that have ended included, and queued seconds by thread."""
+        cpu: dict[int, float] = {}
+        queued: dict[str, float] = {}
         with contextlib.suppress(
             psutil.Error
         ):  # this process has lost sight of itself: no progress
             for process in (self._own, *self._own.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                    times[process.pid] = sum(process.cpu_times()[:4])
-        return times
+                    cpu[process.pid] = sum(process.cpu_times()[:4])
+                    queued |= _queued_s(process.pid)
+        return cpu, queued
+
+
+def _queued_s(pid: int) -> dict[str, float]:
+    """Return by thread the seconds that it was ready to run and waited; {} where the kernel does not say."""
+    seconds: dict[str, float] = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
+            seconds[str(file)] = int(file.read_text().split()[1]) / 1e9
+    return seconds
 
 
 class ProgressTimer:
@@ -70,20 +98,21 @@ class ProgressTimer:
         self._thread.join()
 
     def _watch(self) -> None:
-        of_test_s = since_mark_s = 0.0
-        mark = time.monotonic()
+        of_test_s = since_mark_s = idle_s = 0.0
+        looked = time.monotonic()
         if self._over.wait(self._limit_s / LOOKS):  # so long, most tests cost nothing
             return
         meter = CpuMeter()
         while not self._over.wait(self._limit_s / LOOKS):
-            used_s = meter.used_s()
-            of_test_s += used_s
-            since_mark_s += used_s
-            now = time.monotonic()
+            used, now = meter.used(), time.monotonic()
+            of_test_s += used.cpu_s
+            since_mark_s += used.cpu_s
+            idle_s += max(0.0, now - looked - used.queued_s)
+            looked = now
             if since_mark_s >= LEAST_SHARE * self._limit_s:
-                mark, since_mark_s = now, 0.0
-            if now - mark >= self._limit_s:
-                self.reason = f"stands still: in {now - mark:.0f} s its processes used {since_mark_s:.1f} s of processor time"
+                idle_s = since_mark_s = 0.0
+            if idle_s >= self._limit_s:
+                self.reason = f"stands still: in {idle_s:.0f} s its processes used {since_mark_s:.1f} s of processor time"
             elif of_test_s >= MOST_CPU_S:
                 self.reason = f"runs away: its processes used {of_test_s:.0f} s of processor time"
             if self.reason:

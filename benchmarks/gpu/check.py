@@ -380,7 +380,7 @@ def main() -> int:
         each for each in CHECKS if not options.only or each.name in options.only or each.is_needed
     ]
     out = options.out or result_file(options.device, tiny=options.tiny, only=options.only)
-    scratch = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=_scratch()))
+    scratch = Path(tempfile.mkdtemp(prefix=f"gpu-check-{os.getpid()}-", dir=_scratch()))
     run = Run(checks, out, scratch, began, 60 * options.minutes)
     run.watch()
     _warn()

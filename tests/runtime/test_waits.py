@@ -120,7 +120,8 @@ def test_in_any_order_each_process_names_the_one_it_waits_for_and_how_to_start_i
     for each in started.values():
         if any("waits for" in line for line in each.lines):
             each.says("no longer waits for")
-        assert not any("WARNING" in line for line in each.lines), each.lines
+        warnings = [line for line in each.lines if "WARNING" in line]
+        assert all("was paused for" in line for line in warnings), warnings  # a busy machine
     for role in ("env", "rollout", "train", "data"):
         started[role].process.send_signal(signal.SIGINT)
         assert started[role].ends() == 0

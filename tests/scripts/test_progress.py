@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import progress
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 LIMIT_S = 2.0
 BUSY = """
@@ -80,3 +80,37 @@ def test_a_test_that_runs_away_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
         pass
     timer.cancel()
     assert timer.reason.startswith("runs away: its processes used ")
+
+
+def test_a_test_that_waits_for_a_core_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    class Starved:
+        """The meter of processes that are ready to run and get no core until they have waited three limits."""
+
+        def used(self) -> progress.Used:
+            queued_s = LIMIT_S / progress.LOOKS if len(looks) < 3 * progress.LOOKS else 0.0
+            looks.append(queued_s)
+            return progress.Used(cpu_s=0.0, queued_s=10 * queued_s)
+
+    rung: list[int] = []
+    monkeypatch.setattr(progress, "CpuMeter", Starved)
+    monkeypatch.setattr(
+        progress.signal, "pthread_kill", lambda _thread, number: rung.append(number)
+    )
+    timer = progress.ProgressTimer(LIMIT_S)
+    wait_until(lambda: rung, "the limit")
+    timer.cancel()
+    assert sum(each > 0 for each in looks) == 3 * progress.LOOKS, "it ran out while it was starved"
+    assert timer.reason.startswith("stands still")
+
+
+def test_the_seconds_in_which_a_process_waits_for_a_core_are_read() -> None:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        meter = progress.CpuMeter()
+        wait_until(lambda: meter.used().queued_s > 0, "a process that has no core")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -34,7 +34,7 @@ from dart_cli.weights.broadcast.transport import MOST_BROKEN, Member, Transport
 from dart_cli.weights.file import load
 from dart_cli.weights.flat_weights import FlatWeights
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS, read_manifest
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.weights.broadcasting import (
     go_on,
     line_of,
@@ -133,12 +133,13 @@ async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
 async def test_the_group_is_made_anew_when_a_worker_comes_or_goes(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "GATHER_S", 0.5)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(0.1), 0)
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
         names = []
         for version, present in enumerate((mine[:1], mine, mine[1:], mine)):
+            is_whole = len(present) == len(mine)  # else the round does not wait for the other
+            monkeypatch.setattr(rounds, "GATHER_S", PATIENCE_S if is_whole else 0.1)
             if version:
                 channel.publish(tensors(0.1 + version), version)
             await asyncio.gather(*(each.prepare(version) for each in present))
@@ -607,18 +608,37 @@ async def test_closing_ends_a_broadcast_at_its_next_bucket(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(rounds, "JOIN_S", PATIENCE_S)
+    stopped = stops_of_broadcasts(monkeypatch)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, LARGE), 0)
     held = options(run_dir, transport, 1, worker=WORKERS[0], version=0)
     async with serving(run_dir, channel):
         with process("worker", **held) as worker:
             assert "begun" in await line_of(worker)
-            began = time.monotonic()
             closing = asyncio.create_task(asyncio.to_thread(channel.close))
             go_on(worker)
             await closing
-            assert time.monotonic() - began < groups.JOIN_S
             assert "broadcast" not in {each.name for each in threading.enumerate()}
+    assert stopped[-1], "it ended since it was closed"
+    assert not any(stopped[:-1]), "it went on for no bucket"
+    assert len(stopped) < LARGE * 4 >> 20, "most of the set was still to come"
+
+
+def stops_of_broadcasts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that is given each answer to the question whether to stop, one before each bucket."""
+    stopped: list[bool] = []
+    through = groups.GlooGroup.broadcast
+
+    def broadcast(self: Any, flat: Any, names: Any, stops: Callable[[], bool]) -> int:
+        def noted() -> bool:
+            stopped.append(stops())
+            return stopped[-1]
+
+        return through(self, flat, names, noted)
+
+    monkeypatch.setattr(groups.GlooGroup, "broadcast", broadcast)
+    return stopped
 
 
 # --- two hosts ----------------------------------------------------------------------------------
