@@ -31,6 +31,7 @@ from bus.errors import TaskError
 from envs.actions import Action, Fail
 from envs.base import Split, Task, Verdict
 from envs.options import first_problem
+from envs.textfiles import read_text, why
 
 Conjunction = Literal["and", "or"]
 
@@ -234,14 +235,9 @@ _TASK_FILE = TypeAdapter(TaskFile)
 
 def _decode(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise TaskError(f"{path}: is not JSON: {error.msg} at {where}") from error
+        return json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TaskError(f"{path}: {why(error)}") from error
 
 
 def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from bus.errors import RunDirectoryError
 from bus.messages import PointerMap
 from dart_cli.evaluation.films import Film, FilmFrame
 from dart_cli.evaluation.marks import MOST_OPAQUE, Line, heat_of, marks_of, outline
+from envs.screenshots import as_seen
 
 MAX_FRAMES = 7
 """Screens of a strip, unless `most` is given."""
@@ -107,7 +108,7 @@ def animation(folder: Path, film: Film) -> list[Image.Image]:
 
 def _open(path: Path) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+        return as_seen(Image.open(io.BytesIO(path.read_bytes())))
     except OSError:
         raise RunDirectoryError(f"{path}: a film's screenshot is missing; evaluate again") from None
 

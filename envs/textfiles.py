@@ -1,0 +1,49 @@
+"""Text files as people and other programs write them.
+
+read_text    the text of a file, in the encoding that its first bytes show
+open_text    the same, to be read line by line
+why          why a file could not be read, in words
+
+An editor on Windows begins a file with a byte order mark, a shell there writes UTF-16, and lines end with CR LF.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TextIO
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, with lines that end with LF alone.
+
+    Raises OSError, or UnicodeDecodeError for what is neither UTF-8, UTF-16 nor UTF-32.
+    """
+    return decoded(path.read_bytes())
+
+
+def decoded(content: bytes) -> str:
+    """Return the text of a file's bytes. Raises UnicodeDecodeError as `read_text` does."""
+    text = content.decode(json.detect_encoding(content))
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a file for its lines. Raises OSError; reading raises UnicodeDecodeError."""
+    with path.open("rb") as file:
+        encoding = json.detect_encoding(file.read(4))
+    return path.open(encoding=encoding)
+
+
+def why(error: Exception) -> str:
+    """Return why a file of JSON could not be read, as the end of a sentence that begins with its name."""
+    match error:
+        case OSError():
+            return f"cannot be read: {error.strerror or error}"
+        case UnicodeDecodeError():
+            return f"is not UTF-8 at byte {error.start}; save it as UTF-8"
+        case json.JSONDecodeError():
+            return f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        case RecursionError():
+            return "is nested too deeply"
+    return f"cannot be read: {error}"
