@@ -100,6 +100,7 @@ class Transactions(Connection):
 
     def __init__(self, path: Path, lock: int) -> None:
         self._lock = lock
+        self._fault: StoreError | None = None  # why nothing is written any more
         self.path = path
         self._connection = self._connect("rwc")
         try:
@@ -126,8 +127,12 @@ class Transactions(Connection):
         if self._connection.in_transaction:
             self._write("COMMIT")
 
-    def abandon(self) -> None:
-        """Forget everything written since the last commit, and write nothing more."""
+    def abandon(self, fault: StoreError) -> None:
+        """Forget everything written since the last commit, and write nothing more.
+
+        Every later attempt to write raises `fault`, the first fault.
+        """
+        self._fault = self._fault or fault
         if self._connection.in_transaction:
             self._connection.rollback()
         self._connection.execute("PRAGMA query_only = ON")
@@ -193,6 +198,8 @@ class Transactions(Connection):
         return self._changed(self._connection.executemany, sql, rows)
 
     def _changed(self, execute: Callable[..., sqlite3.Cursor], sql: str, values: object) -> int:
+        if self._fault is not None:
+            raise StoreError(str(self._fault))
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN IMMEDIATE")
