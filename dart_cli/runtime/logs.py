@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 from bus.errors import first_line
 
-_FILE_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+_FILE_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
 _PLAIN_FORMAT = "%(levelname)s %(message)s"
 
 GATHER_S = 0.5
@@ -151,9 +151,15 @@ def _terminal_handler(worker: str) -> logging.Handler:
         return plain
     from rich.console import Console
     from rich.logging import RichHandler
+    from rich.text import Text
+
+    from dart_cli.runtime.tables import clock
 
     coloured = RichHandler(
-        console=Console(stderr=True), show_path=False, rich_tracebacks=False, log_time_format="%X"
+        console=Console(stderr=True),
+        show_path=False,
+        rich_tracebacks=False,
+        log_time_format=lambda at: Text(clock(at.timestamp())),
     )
     coloured.setFormatter(_OneLine(f"{worker}: %(message)s"))
     return coloured
