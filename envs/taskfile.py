@@ -237,7 +237,7 @@ def _decode(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: {why(error)}") from error
+        raise TaskError(f"{path}: {why(error, 'mend the file')}") from error
 
 
 def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:

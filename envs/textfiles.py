@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 from typing import TextIO
 
+from bus.errors import cure_of
+
 
 def read_text(path: Path) -> str:
     """Return the text of a file, with lines that end with LF alone.
@@ -35,15 +37,18 @@ def open_text(path: Path) -> TextIO:
     return path.open(encoding=encoding)
 
 
-def why(error: Exception) -> str:
-    """Return why a file of JSON could not be read, as the end of a sentence that begins with its name."""
+def why(error: Exception, cure: str) -> str:
+    """Return why a file of JSON cannot be read and its cure, as the end of a sentence that begins with its name.
+
+    `cure` is that of a file whose text is wrong, or that is not there.
+    """
     match error:
         case OSError():
-            return f"cannot be read: {error.strerror or error}"
+            return f"cannot be read: {error.strerror or error}; {cure_of(error, cure)}"
         case UnicodeDecodeError():
             return f"is not UTF-8 at byte {error.start}; save it as UTF-8"
         case json.JSONDecodeError():
-            return f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            return f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; {cure}"
         case RecursionError():
-            return "is nested too deeply"
-    return f"cannot be read: {error}"
+            return f"is nested too deeply; {cure}"
+    return f"cannot be read: {error}; {cure}"

@@ -21,7 +21,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.errors import ModelError
+from bus.errors import ModelError, cure_of
 from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
@@ -258,7 +258,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             f"{path} is missing; copy it from the model's source, or is this another folder?"
         ) from None
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}; copy it again") from None
+        cure = cure_of(error, "copy it again")
+        raise ModelError(f"{path} cannot be read: {error.strerror}; {cure}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not JSON ({error}); copy it again") from None
     except RecursionError:

@@ -227,7 +227,7 @@ def read_rows(path: Path) -> list[Any]:
     try:
         rows = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} {why(error)}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
     if not isinstance(rows, list):
         raise UserError(
             f"{path} must hold a list of rows; copy it again, or choose another --layout"

@@ -82,7 +82,7 @@ def read_episodes(folder: Path) -> list[Demonstration]:
     try:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} {why(error)}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
     found = []
     for index, line in enumerate(lines):
         place = f"{path}[{index}]"

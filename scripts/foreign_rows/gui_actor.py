@@ -52,7 +52,7 @@ def _rows(path: Path) -> list[Any]:
     try:
         rows = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} {why(error)}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
     return rows if isinstance(rows, list) else []
 
 

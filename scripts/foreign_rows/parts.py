@@ -69,7 +69,7 @@ def row_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 except (ValueError, RecursionError):
                     yield place, ValueError("is no JSON")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} {why(error)}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
 
 
 def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[str, tuple[int, int]]:

@@ -35,6 +35,8 @@ another version goes on with the dart that began it, or leaves it with `dart dat
 SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 
 CACHE_MIB = 32
+MOST_WAL_MIB = 128
+"""Size that the write-ahead log is cut back to once all of it is in the database."""
 
 Conflict = Literal["", "OR IGNORE", "OR REPLACE"]
 
@@ -168,6 +170,10 @@ class Transactions(Connection):
             self._connection.execute(f"PRAGMA cache_size = -{CACHE_MIB * 1024}")
             # The service moves the log in another thread; this bounds it where that does not run.
             self._connection.execute("PRAGMA wal_autocheckpoint = 8000").fetchall()
+            # A reader of minutes makes the log grow; it shrinks again when that reader has ended.
+            self._connection.execute(
+                f"PRAGMA journal_size_limit = {MOST_WAL_MIB * 2**20}"
+            ).fetchall()
             if not tables:  # pragmas are part of the transaction: all of it is there, or nothing
                 database.executescript(
                     f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "

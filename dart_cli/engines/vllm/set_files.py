@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from bus.errors import WeightsError
+from bus.errors import WeightsError, cure_of
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.lora import peft_config, peft_names
 
@@ -51,7 +51,8 @@ def open_files(directory: Path) -> Iterator[list[str]]:
                 stack.enter_context(file.open("rb")) for file in directory.glob("*.safetensors")
             ]
         except OSError as error:
-            raise WeightsError(f"{directory}: removed while it was read ({error})") from None
+            cure = cure_of(error, "removed while it was read")
+            raise WeightsError(f"{directory}: {cure} ({error})") from None
         if not handles:
             raise WeightsError(f"{directory}: removed while it was read")
         yield [f"/proc/{os.getpid()}/fd/{handle.fileno()}" for handle in handles]
