@@ -33,7 +33,7 @@ def cure_of(error: BaseException, otherwise: str) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _OS_ERROR.search(str(error))):
         number = int(found[1])
-    return _CURES.get(number, otherwise)
+    return _CURES.get(number or 0, otherwise)
 
 
 _NO_MEMORY = ("can't allocate memory", " error: out of memory")

@@ -93,7 +93,7 @@ class _Reader:
             id=place,
             image=image,
             size=size,
-            instruction=_text(row, layout.instruction).strip(),
+            instruction=_text(row, layout.instruction),
             region=self._region(row, size),
             traits=self._traits(row, file_trait),
         )

@@ -361,7 +361,7 @@ class Supervisor:
                     self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()
-                cut_log(Path(log.name))
+                cut_log(self._log_file)
             rest = rest[-_CHUNK_BYTES:]
 
     async def _leaders_done(self) -> None:

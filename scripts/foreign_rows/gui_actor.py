@@ -74,11 +74,12 @@ def _items(root: Path, row: Any) -> tuple[list[dict[str, Any]], int]:
         try:
             who = text_of(turn, "from")
             if who == "human":
-                asked = text_of(turn, "value").replace(IMAGE_WORD, "").strip()
+                said = text_of(turn, "value")
+                asked = said.replace(f"{IMAGE_WORD}\n", "").replace(IMAGE_WORD, "")
             elif who == "gpt" and turn.get("bbox_gt") is None:
                 without += 1
             elif who == "gpt":
-                if not asked:
+                if not asked.strip():
                     raise ValueError("answers to no question")
                 items.append(
                     {

@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from dart_cli.runtime.liveness import process_liveness, workers_of
+import pytest
+
+from dart_cli.runtime.liveness import begun, is_process, process_liveness, workers_of
 
 
 def test_a_number_that_another_process_has_by_now_is_gone() -> None:
@@ -27,3 +29,15 @@ def test_a_zombie_is_gone_though_its_parent_did_not_collect_it() -> None:
 
 def test_an_unused_run_directory_has_no_workers(tmp_path: Path) -> None:
     assert workers_of(tmp_path) == []
+
+
+def test_a_step_of_the_clock_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = begun(os.getpid())
+    assert at > 0
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr("psutil.boot_time", lambda: 4e9)
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 4e9)
+    assert is_process(os.getpid(), at)
+    assert not is_process(os.getpid(), at - 1)  # another process had this pid
+    assert is_process(os.getpid(), 0)
+    assert not is_process(-5, 0)
