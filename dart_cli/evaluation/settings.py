@@ -84,7 +84,12 @@ def dart_version() -> str:
     describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         found = subprocess.run(
-            [*describe, "--exclude=*"], capture_output=True, text=True, timeout=_GIT_S, check=True
+            [*describe, "--exclude=*"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return dart_cli.__version__

@@ -225,7 +225,7 @@ class RankBoard:
     def _draft(self, text: str) -> Path:
         """A file of this thread alone, whole before it gets its name."""
         path = self._folder / f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return path
 
 
