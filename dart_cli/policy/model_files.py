@@ -108,8 +108,9 @@ class PolicyFiles:
         try:
             yield
         except (OSError, SafetensorError, ValueError, KeyError) as error:
+            cure = cure_of(error, "copy them again")
             raise ModelError(
-                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); copy them again"
+                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {cure}"
             ) from None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import stat
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bus.errors import ModelError
+from bus.errors import DiskError, ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.model_folder import INDEX, SINGLE, resolve
 from dart_cli.config.rules import found_in
@@ -20,7 +22,7 @@ from dart_cli.config.rules.policy import SERVED
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.checks import model_facts
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.policy.model_files import PolicyFiles
+from dart_cli.policy.model_files import PolicyFiles, new_folder
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
@@ -245,3 +247,11 @@ def test_a_folder_that_was_saved_anew_over_shards_is_one_model_for_every_loader(
     identity = model_identity(folder)
     (folder / shard).unlink()
     assert model_identity(folder) == identity
+
+
+def test_a_folder_without_the_right_to_it_is_not_said_to_be_full(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DiskError, match="Permission denied; give this user the right to it$"),
+        new_folder(tmp_path / "out"),
+    ):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
