@@ -251,7 +251,7 @@ def test_a_folder_that_was_saved_anew_over_shards_is_one_model_for_every_loader(
 
 def test_a_folder_without_the_right_to_it_is_not_said_to_be_full(tmp_path: Path) -> None:
     with (
-        pytest.raises(DiskError, match="Permission denied; give this user the right to it$"),
+        pytest.raises(DiskError, match=r"Permission denied; give this user the right to it$"),
         new_folder(tmp_path / "out"),
     ):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
