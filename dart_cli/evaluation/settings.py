@@ -110,19 +110,19 @@ def _value(dumped: Mapping[str, Any], key: str) -> object:
 
 def _suite_digest(suite: str) -> str:
     """Return a digest of what the policy is asked to do, for how long, and how that is judged."""
-    told = [_asked(task) for task in load_suite(suite).tasks.values()]
-    text = json.dumps(sorted(told, key=lambda each: str(each[0])), default=repr, sort_keys=True)
+    tasks = [_asked(task) for task in load_suite(suite).tasks.values()]
+    text = json.dumps(sorted(tasks, key=lambda each: str(each[0])), default=repr, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _asked(task: Task) -> list[object]:
     """Return what an episode of a task depends on; set-up and evaluator of a task's file are its `params`."""
-    told: list[object] = [task.id, task.instruction, task.max_steps, task.feasible]
+    parts: list[object] = [task.id, task.instruction, task.max_steps, task.feasible]
     if task.params:
-        told.append(dict(task.params))
+        parts.append(dict(task.params))
     if not task.evaluated:
-        told.append("without an evaluator")
-    return told
+        parts.append("without an evaluator")
+    return parts
 
 
 def _model_digest(config: Config) -> str:

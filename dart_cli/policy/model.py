@@ -234,10 +234,10 @@ def load_policy(
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
     except (OSError, ValueError, KeyError) as error:
-        copied = "copy the files again from the model's source"
+        cure = "copy the files again from the model's source"
         raise ModelError(
             f"{folder}: tokenizer or image processor cannot be loaded ({first_line(error)}); "
-            f"{cure_of(error, copied)}"
+            f"{cure_of(error, cure)}"
         ) from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)

@@ -2,7 +2,7 @@
 
 error_of                 what ended a process
 process_liveness         what a silent process is doing
-begun, is_process        which process has a pid, whatever the host's clock says
+start_ticks, is_alive    which process has a pid, whatever the host's clock says
 RunProcess, workers_of   the processes that have, or had, a name in a run directory
 when_orphaned            calls something once this process's parent is gone
 """
@@ -26,7 +26,7 @@ _STATES = {
     psutil.STATUS_DEAD: "gone",
 }
 _SLACK_S = 1.0
-_BEGUN = 19  # field `starttime` of /proc/PID/stat, counted from the state
+_START = 19  # field `starttime` of /proc/PID/stat, counted from the state
 PARENT_POLL_S = 1.0
 
 
@@ -48,27 +48,27 @@ def process_liveness(pid: int, heard_at: float) -> str:
         return ""
 
 
-def begun(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return when a process began, in the kernel's ticks since boot; 0 where there is none.
 
     No step of the clock changes it, so that it tells a process from a later one of the same pid.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[_BEGUN])
+        return int(fields[_START])
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def is_process(pid: int, at: int) -> bool:
-    """Return True while the process that began `at` (see `begun`) lives; True as well if `at` is unknown, 0."""
+def is_alive(pid: int, ticks: int) -> bool:
+    """Return True while the process `pid` that has these `start_ticks` lives; 0 stands for any process."""
     try:
         state = _STATES.get(psutil.Process(pid).status(), "running")
     except (psutil.NoSuchProcess, ValueError):
         return False
     except psutil.AccessDenied:
         return True
-    return state != "gone" and at in (0, begun(pid))
+    return state != "gone" and ticks in (0, start_ticks(pid))
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,19 @@ def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator
 def cut_log(path: Path, most: int | None = None) -> None:
     """Copy a log of more than `most` bytes to PATH.1, in place of an older one, and empty it.
 
-    It stays the same file: every process that appends to it goes on. Raises OSError where that fails.
+    It stays the same file: every process that appends to it goes on. A log for whose copy the disk has no room
+    stays as it is. Raises OSError where the copy fails.
     """
+    size = path.stat().st_size
     limit = MOST_LOG_BYTES if most is None else most
-    if path.stat().st_size <= limit:
+    if size <= limit or size > shutil.disk_usage(path.parent).free:
         return
     draft = path.with_name(f"{path.name}.1.tmp")
-    shutil.copyfile(path, draft)
-    draft.replace(path.with_name(f"{path.name}.1"))
+    try:
+        shutil.copyfile(path, draft)
+        draft.replace(path.with_name(f"{path.name}.1"))
+    finally:
+        draft.unlink(missing_ok=True)
     os.truncate(path, 0)
 
 

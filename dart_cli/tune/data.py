@@ -131,13 +131,13 @@ def _actions(folders: Sequence[Path]) -> ActionData:
 def _digest_of(rows: Sequence[Demonstration]) -> str:
     """Return a digest of all that some episodes teach, their pictures too, wherever the folder lies."""
     digest = hashlib.blake2b(digest_size=16)
-    shown: dict[Path, str] = {}
+    hashes: dict[Path, str] = {}
     for row in rows:
         digest.update(json.dumps([row.instruction, len(row.steps)]).encode())
         for step in row.steps:
-            if step.screenshot not in shown:
-                shown[step.screenshot] = content_hash(step.screenshot.read_bytes())
+            if step.screenshot not in hashes:
+                hashes[step.screenshot] = content_hash(step.screenshot.read_bytes())
             action = action_to_dict(step.action)
-            told = [shown[step.screenshot], action, step.thought, step.learned]
-            digest.update(json.dumps(told, sort_keys=True).encode())
+            parts = [hashes[step.screenshot], action, step.thought, step.learned]
+            digest.update(json.dumps(parts, sort_keys=True).encode())
     return digest.hexdigest()

@@ -74,8 +74,8 @@ def _items(root: Path, row: Any) -> tuple[list[dict[str, Any]], int]:
         try:
             who = text_of(turn, "from")
             if who == "human":
-                said = text_of(turn, "value")
-                asked = said.replace(f"{IMAGE_WORD}\n", "").replace(IMAGE_WORD, "")
+                text = text_of(turn, "value")
+                asked = text.replace(f"{IMAGE_WORD}\n", "").replace(IMAGE_WORD, "")
             elif who == "gpt" and turn.get("bbox_gt") is None:
                 without += 1
             elif who == "gpt":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dart_cli.runtime.liveness import begun, is_process, process_liveness, workers_of
+from dart_cli.runtime.liveness import is_alive, process_liveness, start_ticks, workers_of
 
 
 def test_a_number_that_another_process_has_by_now_is_gone() -> None:
@@ -32,12 +32,12 @@ def test_an_unused_run_directory_has_no_workers(tmp_path: Path) -> None:
 
 
 def test_a_step_of_the_clock_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = begun(os.getpid())
-    assert at > 0
+    ticks = start_ticks(os.getpid())
+    assert ticks > 0
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr("psutil.boot_time", lambda: 4e9)
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 4e9)
-    assert is_process(os.getpid(), at)
-    assert not is_process(os.getpid(), at - 1)  # another process had this pid
-    assert is_process(os.getpid(), 0)
-    assert not is_process(-5, 0)
+    assert is_alive(os.getpid(), ticks)
+    assert not is_alive(os.getpid(), ticks - 1)  # another process had this pid
+    assert is_alive(os.getpid(), 0)
+    assert not is_alive(-5, 0)

@@ -167,14 +167,14 @@ def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest
     _keep(runner, mm_hash, output, *rest)
 
 
-def loaded_files(found: list[str], folder: str, _index: str) -> list[str]:
-    """Return those of a folder's files that `weight_files` names.
+def loaded_files(files: list[str], folder: str, _index: str) -> list[str]:
+    """Return those of a model folder's files that `weight_files` names.
 
     vLLM's own function prefers the index where a folder has a single file, too, and takes every file where
     there is no index. transformers, and so the trainer, loads others.
     """
-    wanted = {file.name for file in weight_files(Path(folder))}
-    return [each for each in found if Path(each).name in wanted]
+    names = {file.name for file in weight_files(Path(folder))}
+    return [file for file in files if Path(file).name in names]
 
 
 def _install() -> None:

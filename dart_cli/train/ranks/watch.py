@@ -43,7 +43,7 @@ from typing import Self
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, RankError
 from dart_cli.config.schema import Config
-from dart_cli.runtime.liveness import begun, is_process
+from dart_cli.runtime.liveness import is_alive, start_ticks
 from dart_cli.runtime.logs import log_dir
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class RankState:
     part: int = 0  # parts of the turn that it has begun
     doing: str = "starting"
     waits: bool = False  # for other ranks, in a collective call
-    begun: int = 0  # which process of this pid it is, as `liveness.begun` tells it
+    ticks: int = 0  # `start_ticks`: which process of this pid it is
     seen: float = 0.0  # unix seconds when it was written
     ended: bool = False  # as it was told to
     error: str = ""  # what ended it
@@ -158,7 +158,7 @@ class RankState:
         """Whether its process ended without being told to; False for one of another host."""
         if self.ended or self.host != socket.gethostname():
             return False
-        return bool(self.error) or not is_process(self.pid, self.begun)
+        return bool(self.error) or not is_alive(self.pid, self.ticks)
 
 
 class RankBoard:
@@ -257,7 +257,7 @@ class RankWatch:
         self._clock = clock
         self.board = RankBoard(member.folder)
         self._state = RankState(
-            member.rank, os.getpid(), socket.gethostname(), begun=begun(os.getpid())
+            member.rank, os.getpid(), socket.gethostname(), ticks=start_ticks(os.getpid())
         )
         self._limit_s = float("inf")  # for what it does
         self._until = float("inf")  # the clock's seconds by which it has done what it does
