@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass
 
 from bus.errors import TaskError
 from envs.actions import Action, Fail
-from envs.base import Split, Task, Verdict
+from envs.base import Split, Task, Verdict, content_hash
 from envs.options import first_problem
 from envs.textfiles import read_text, why
 
@@ -160,8 +160,14 @@ class TaskFile:
         results = (check.result for check in self.evaluator.checks)
         return any(result is not None and result.type == kind for result in results)
 
+    @property
+    def digest(self) -> str:
+        """A digest of all that the file says, wherever it lies: set-up and evaluator, too."""
+        told = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
+        return content_hash(json.dumps(told, sort_keys=True).encode())
+
     def task(self, suite: str, **params: Any) -> Task:
-        """As a task of `suite`."""
+        """Return it as a task of `suite`, whose `params` have the file's digest: evaluations compare them."""
         return Task(
             f"{suite}/{self.id}",
             suite,
@@ -169,7 +175,7 @@ class TaskFile:
             max_steps=self.max_steps,
             tier=max(1, len(self.solution)),
             split=self.split,
-            params=params,
+            params={**params, "file": self.digest},
             feasible=not self.evaluator.infeasible,
             evaluated=not self.evaluator.missing,
         )

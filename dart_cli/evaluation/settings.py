@@ -111,8 +111,13 @@ def _value(dumped: Mapping[str, Any], key: str) -> object:
 def _suite_digest(suite: str) -> str:
     """Return a digest of what the policy is asked to do, for how long, and how that is judged."""
     tasks = [_asked(task) for task in load_suite(suite).tasks.values()]
-    text = json.dumps(sorted(tasks, key=lambda each: str(each[0])), default=repr, sort_keys=True)
+    text = json.dumps(sorted(tasks, key=lambda each: str(each[0])), default=_stable, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _stable(value: object) -> str:
+    """Return a text for a value that JSON has not: its type, as objects show where they are in memory."""
+    return str(value) if isinstance(value, Path) else type(value).__qualname__
 
 
 def _asked(task: Task) -> list[object]:

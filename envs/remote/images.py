@@ -21,7 +21,7 @@ from PIL import Image
 
 from bus.errors import EnvError
 from envs.base import Observation, image_type
-from envs.screenshots import as_seen, size_of
+from envs.screenshots import size_of
 
 MOST_PIXELS = 64_000_000  # of a screenshot: 8k is 33 million
 _PNG_LEVEL = 1  # zlib's: 1280x720 in a tenth of the time of 9
@@ -57,18 +57,16 @@ def from_pixels(pixels: Pixels, where: str) -> Observation:
     """Pixels [height, width] or [height, width, 1, 3 or 4] as PNG. Raises EnvError."""
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
-    if (
-        not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
-        or not pixels.size
-    ):
+    if pixels.ndim == 3 and pixels.shape[2] == 4:
+        pixels = pixels[:, :, :3]
+    if not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)) or not pixels.size:
         raise EnvError(
             f"{where} has the shape {list(pixels.shape)}, want [height, width] or [height, width, 3]"
         )
     height, width = pixels.shape[:2]
     _check_size(width, height, where)
     into = io.BytesIO()
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    (as_seen(image) if image.mode == "RGBA" else image).save(into, "PNG", compress_level=_PNG_LEVEL)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(into, "PNG", compress_level=_PNG_LEVEL)
     return Observation(into.getvalue(), "image/png", width, height)
 
 
