@@ -43,7 +43,7 @@ from typing import Self
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, RankError
 from dart_cli.config.schema import Config
-from dart_cli.runtime.liveness import is_alive, start_ticks
+from dart_cli.runtime.liveness import process_liveness, start_ticks
 from dart_cli.runtime.logs import log_dir
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class RankState:
         """Whether its process ended without being told to; False for one of another host."""
         if self.ended or self.host != socket.gethostname():
             return False
-        return bool(self.error) or not is_alive(self.pid, self.ticks)
+        return bool(self.error) or process_liveness(self.pid, ticks=self.ticks) == "gone"
 
 
 class RankBoard:
