@@ -101,8 +101,6 @@ def explain(path: Path, error: Exception, *, damaged: str = "") -> StoreError:
         cure = "free space on its disk and start again; nothing acknowledged is lost"
     elif "disk i/o" in text:
         cure = "its disk is full or fails: free space, or use another disk, and start again; nothing acknowledged is lost"
-    elif getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED":
-        cure = "the file was moved or removed while it was open; put it back and start again"
     elif "readonly" in text:
         cure = "make the file and its directory writable for this user"
     elif "unable to open" in text:

@@ -30,7 +30,7 @@ for os.environ["COLUMNS"] in ("80", "40"):
         except SystemExit as end:
             assert not end.code, path
         pages += 1
-print("zażółć \\ud800 \\udcff")
+print("za\\u017c\\xf3\\u0142\\u0107 \\ud800 \\udcff")
 sys.stdout.flush()
 sys.stderr.write(f"{pages} pages, \\u2026 \\ud800")
 """

@@ -38,6 +38,7 @@ def test_a_picture_is_turned_as_its_exif_says(orientation: int, kind: str) -> No
     assert (seen.width, seen.height) == right.size
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_exif_that_cannot_be_read_turns_nothing() -> None:
     encoded = written(Image.new("RGB", (40, 20)), "JPEG", exif=b"Exif\0\0MM\0*nonsense")
     assert size_of(encoded) == pixels_of(encoded).size == (40, 20)

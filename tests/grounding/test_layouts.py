@@ -230,7 +230,7 @@ def test_other_pictures_of_the_same_names_are_another_set(tmp_path: Path) -> Non
     before = pictures_digest(items)
     assert pictures_digest(items) == before
     picture = items[0].image.path
-    Image.new("RGB", Image.open(picture).size, "lime").save(picture)
+    Image.new("RGB", SIZE, "lime").save(picture)
     assert pictures_digest(read_set(tmp_path).items) != before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import RunDirectoryError, StoreError
+from bus.errors import RunDirectoryError
 from dart_cli.data.store import connection
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.runtime.sqlite_file import explain
@@ -43,14 +43,6 @@ def test_why_a_database_cannot_be_opened_is_found_out(tmp_path: Path) -> None:
     assert "there is no such file" in str(explain(tmp_path / "run.db", fault))
     (tmp_path / "run.db").touch()
     assert "too many open files" in str(explain(tmp_path / "run.db", fault))
-
-
-def test_a_database_that_was_moved_is_told_so(run_dir: Path) -> None:
-    with open_store(run_dir) as store:
-        store.path.rename(run_dir / "elsewhere.db")
-        with pytest.raises(StoreError, match="moved or removed while it was open; put it back"):
-            store._write("CREATE TABLE more (a)")
-        (run_dir / "elsewhere.db").rename(store.path)
 
 
 def test_the_log_of_a_long_reader_shrinks_again(
