@@ -100,7 +100,10 @@ def explain(path: Path, error: Exception, *, damaged: str = "") -> StoreError:
     if "disk is full" in text:
         cure = "free space on its disk and start again; nothing acknowledged is lost"
     elif "disk i/o" in text:
-        cure = "its disk is full or fails: free space, or use another disk, and start again; nothing acknowledged is lost"
+        cure = (
+            "free space on its disk and start again, or use another disk if this one fails; nothing "
+            "acknowledged is lost"
+        )
     elif "readonly" in text:
         cure = "make the file and its directory writable for this user"
     elif "unable to open" in text:
