@@ -150,10 +150,10 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
     """
     try:
         found = path.stat()
-        value = json.loads(path.read_text(encoding="ascii"))
-        lines = allowed.read_text(encoding="ascii").splitlines() if allowed else []
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read keys: {error}") from None
+    lines = _allowed_lines(allowed) if allowed else []
     if found.st_mode & 0o077:
         raise ConfigError(f"{path}: other users can read the secret key: chmod 600 {path}")
     if not isinstance(value, dict) or value.keys() != {"public", "secret"}:
@@ -164,6 +164,14 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
         if not isinstance(key, str) or not _Z85_KEY.fullmatch(key):
             raise ConfigError(f"{path}: not a CURVE key of 40 Z85 characters: {str(key)[:8]}...")
     return curve
+
+
+def _allowed_lines(path: Path) -> list[str]:
+    """Return the lines of a file of keys; a comment may be in any encoding."""
+    try:
+        return path.read_bytes().decode("utf-8-sig", "replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the allowed keys: {error.strerror}") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -6,10 +6,34 @@ run (exit code 1). Each message names the place and the cure in one line.
 
 from __future__ import annotations
 
+import errno
+import re
+
 
 def first_line(error: BaseException) -> str:
     """Another library's error text, shortened to one line that fits into ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+_CURES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space on its disk"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to it"),
+    errno.EROFS: "its file system can only be read: name a place on another",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise `ulimit -n`: too many files are open"),
+    errno.EIO: "its disk fails: copy it to another",
+}
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def cure_of(error: BaseException, otherwise: str) -> str:
+    """Return the cure of a failure of the file system, by its number; `otherwise` for any other failure.
+
+    Libraries in Rust, such as safetensors, have the number in their text alone.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := _OS_ERROR.search(str(error))):
+        number = int(found[1])
+    return _CURES.get(number or 0, otherwise)
 
 
 _NO_MEMORY = ("can't allocate memory", " error: out of memory")

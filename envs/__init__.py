@@ -8,6 +8,7 @@ registry      suites by name, and the environments that play them; tasks by patt
 own_code      suites and codecs of a user's own, by name
 atspi_tree    an accessibility tree as nodes for an explorer
 screenshots   image encodings, screenshots as observations, and the texts beside them
+textfiles     text files as other programs write them: encodings, line ends
 taskfile      task files in OSWorld's JSON schema, and how they are judged
 options       options of suites, checked by their types; guests and devices shared out to slots
 queueing      waits for what environments share, in which the deadline of a call stands still

@@ -37,6 +37,7 @@ from bus.errors import EnvError
 from envs.actions import Action, Click, DoubleClick, Scroll, TripleClick, Type
 from envs.base import GuiEnv, Observation, Verdict
 from envs.registry import load_suite, make_env
+from envs.screenshots import as_seen
 
 Operation = Literal["click", "double_click", "type", "scroll"]
 Box = tuple[int, int, int, int]
@@ -265,7 +266,7 @@ def grid_state(shown: Observation) -> ScreenState:
     if shown.screen_key:
         return ScreenState(shown.screen_key, "", "no tree; the environment's own key of the screen")
     with Image.open(io.BytesIO(shown.screenshot)) as picture:
-        key = coarse_key(picture)
+        key = coarse_key(as_seen(picture))
     return ScreenState(key, "", f"no tree; light and dark of {COARSE}x{COARSE} cells compared")
 
 

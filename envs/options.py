@@ -19,6 +19,7 @@ from typing import Annotated, Generic, Literal, ParamSpec, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, validate_call
 
 from bus.errors import EnvError, TaskError
+from envs.textfiles import read_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +76,7 @@ def first_problem(error: ValidationError, depth: int | None = None) -> str:
 def read_toml(path: Path, model: type[M]) -> M:
     """What a TOML file says, checked. Raises TaskError that names the place."""
     try:
-        return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return model.model_validate(tomllib.loads(read_text(path)))
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -3,7 +3,8 @@
     observe       an encoded screenshot as an Observation, as JPEG if requested
     stored_as     what an environment's screenshots become before anything sees or stores them
     pixels_of     the whole image
-    size_of       the size in its header
+    size_of       its size, from the header alone
+    as_seen, seen_size   the same of an image that is open: every reader of pictures goes through these
     KINDS         every kind of text, in the order of a prompt
     Widget        one line of an accessibility tree; outline makes the text `accessibility` of them
     bounded       a text cut to a length, which says so
@@ -17,11 +18,12 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from bus.errors import ActionError, EnvError
 from envs.base import Observation, ObservedKind
@@ -51,12 +53,12 @@ def observe(image: bytes, encoding: ImageEncoding) -> Observation:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":
             into = io.BytesIO()
-            screen.convert("RGB").save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
-            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], screen.width, screen.height)
+            as_seen(screen).save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
+            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *seen_size(screen))
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be read: {error}") from error
     media_type = Image.MIME.get(screen.format or "", MEDIA_TYPES["png"])
-    return Observation(image, media_type, screen.width, screen.height)
+    return Observation(image, media_type, *seen_size(screen))
 
 
 def stored_as(seen: Observation, encoding: StoredEncoding) -> Observation:
@@ -79,7 +81,7 @@ def pixels_of(image: bytes) -> Image.Image:
     """An encoded image, whole, as RGB. Raises EnvError."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            return opened.convert("RGB")
+            return as_seen(opened)
     except BROKEN as error:
         raise EnvError(f"the screenshot cannot be decoded: {error}; {_CURE}") from None
 
@@ -88,13 +90,65 @@ def size_of(image: bytes) -> tuple[int, int]:
     """Width and height of an encoded image, pixels, from its header alone. Raises EnvError."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            return opened.size
+            return seen_size(opened)
     except UnidentifiedImageError:
         raise EnvError(
             f"a screenshot of {len(image)} bytes is no PNG, JPEG or WebP image; {_CURE}"
         ) from None
     except BROKEN as error:
         raise EnvError(f"the screenshot cannot be read: {error}; {_CURE}") from None
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What an orientation of EXIF does to a picture. The last four exchange its sides."""
+_SIDES_EXCHANGED = 5
+_HOLD_EXIF = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp"})
+
+
+def as_seen(image: Image.Image) -> Image.Image:
+    """Return an open image as a viewer shows it, RGB: turned as its EXIF says, on white where it is transparent.
+
+    Of 16 bits the upper eight are kept.
+    """
+    turn = _TURNS.get(_orientation(image))
+    if image.mode.startswith("I"):
+        # Pillow converts such a picture by cutting its values off at 255.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if image.has_transparency_data:
+        image = _on_white(image.convert("RGBA"))
+    image = image.convert("RGB")
+    return image if turn is None else image.transpose(turn)
+
+
+def seen_size(image: Image.Image) -> tuple[int, int]:
+    """Return width and height of what `as_seen` gives, from the header alone."""
+    width, height = image.size
+    return (height, width) if _orientation(image) >= _SIDES_EXCHANGED else (width, height)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the orientation that EXIF names, 1 to 8; 1 where there is none that can be read."""
+    if image.format == "PNG" and _HOLD_EXIF.isdisjoint(image.info):
+        return 1  # Pillow would decode the whole picture to look behind it
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except (*BROKEN, struct.error, KeyError, TypeError, IndexError):
+        return 1
+    return orientation if isinstance(orientation, int) and orientation in _TURNS else 1
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if image.getchannel("A").getextrema() == (255, 255):
+        return image
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
 
 
 KINDS: tuple[ObservedKind, ...] = get_args(ObservedKind)

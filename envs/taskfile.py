@@ -29,8 +29,9 @@ from pydantic.dataclasses import dataclass
 
 from bus.errors import TaskError
 from envs.actions import Action, Fail
-from envs.base import Split, Task, Verdict
+from envs.base import Split, Task, Verdict, content_hash
 from envs.options import first_problem
+from envs.textfiles import read_text, why
 
 Conjunction = Literal["and", "or"]
 
@@ -159,8 +160,14 @@ class TaskFile:
         results = (check.result for check in self.evaluator.checks)
         return any(result is not None and result.type == kind for result in results)
 
+    @property
+    def digest(self) -> str:
+        """A digest of all that the file says, wherever it lies: set-up and evaluator, too."""
+        told = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
+        return content_hash(json.dumps(told, sort_keys=True).encode())
+
     def task(self, suite: str, **params: Any) -> Task:
-        """As a task of `suite`."""
+        """Return it as a task of `suite`, whose `params` have the file's digest: evaluations compare them."""
         return Task(
             f"{suite}/{self.id}",
             suite,
@@ -168,7 +175,7 @@ class TaskFile:
             max_steps=self.max_steps,
             tier=max(1, len(self.solution)),
             split=self.split,
-            params=params,
+            params={**params, "file": self.digest},
             feasible=not self.evaluator.infeasible,
             evaluated=not self.evaluator.missing,
         )
@@ -234,14 +241,9 @@ _TASK_FILE = TypeAdapter(TaskFile)
 
 def _decode(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise TaskError(f"{path}: is not JSON: {error.msg} at {where}") from error
+        return json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TaskError(f"{path}: {why(error, 'mend the file')}") from error
 
 
 def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:

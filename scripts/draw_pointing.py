@@ -30,6 +30,7 @@ from dart_cli.grounding.items import Item, Point, bounds_of
 from dart_cli.grounding.reader import read_set
 from dart_cli.grounding.scorers import PointerScorer
 from dart_cli.player.model import loaded_model
+from envs.screenshots import as_seen
 
 WIDTH, GAP, CAPTION = 420, 16, 64  # pixels
 MEANT, CLICKED = "#1a7f37", "#ff1493"
@@ -78,9 +79,10 @@ async def _asked(
 
 def _drawn(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
     with Image.open(io.BytesIO(item.image.read_bytes())) as opened:
-        scale = WIDTH / opened.width
-        sharp = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-        shot = opened.convert("RGB").resize((WIDTH, round(opened.height * scale)), sharp)
+        seen = as_seen(opened)
+    scale = WIDTH / seen.width
+    sharp = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    shot = seen.resize((WIDTH, round(seen.height * scale)), sharp)
     shot = heated(shot, [pointed])
     draw = ImageDraw.Draw(shot)
     if item.region is not None:

@@ -93,7 +93,7 @@ def write(docs: Path) -> None:
     """Write tables and pictures into the folder `docs`."""
     for name in PAGES:
         page = docs / name
-        page.write_text(with_tables(page.read_text()))
+        page.write_text(with_tables(page.read_text("utf-8")), encoding="utf-8")
     images = docs / "images"
     images.mkdir(exist_ok=True)
     mini = "popup menu page confirm tabs dropdown form scroll folder delete".split()

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import sys
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -20,6 +19,7 @@ from rich.text import Text
 from bus.errors import BusError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
+from dart_cli.runtime.tables import clock
 from dart_cli.status.page import progress_line, status_page
 from dart_cli.status.watch import Watcher
 
@@ -115,5 +115,5 @@ class LiveDisplay:
         return Group(*page, *(Text(text, "bright_black") for text in self._notices))
 
     def _line(self, text: str) -> None:
-        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.write(f"{clock()} {text}\n")
         sys.stderr.flush()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from bus.errors import DartError, UserError, first_line, is_out_of_memory
+from bus.errors import DartError, UserError, cure_of, first_line, is_out_of_memory
 from dart_cli.cli.data import data
 from dart_cli.cli.env import env
 from dart_cli.cli.evaluate import evaluate
@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.filename is None:
             raise
-        say_error(f"{error.filename}: {error.strerror}; name another path")
+        cure = cure_of(error, "name another path")
+        say_error(f"{error.filename}: {error.strerror}; {cure}")
         code = 2
     except KeyboardInterrupt:
         code = 130

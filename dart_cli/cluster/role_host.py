@@ -30,7 +30,7 @@ from bus.errors import DartError
 from dart_cli.config.devices import VISIBLE
 from dart_cli.config.endpoints import KEY_FILE
 from dart_cli.config.values import to_toml
-from dart_cli.runtime.liveness import process_liveness
+from dart_cli.runtime.liveness import process_liveness, start_ticks
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import LocalProcess, start_here
 
@@ -237,11 +237,12 @@ def _private_folder() -> Path:
     parent = make_private_dir(Path("/tmp") / f"dart-{os.getuid()}")  # noqa: S108 - checked to be ours
     mine = f"ray-{socket.gethostname()[:40]}-"
     for path in parent.glob(f"{glob.escape(mine)}*"):
-        pid = path.name.removeprefix(mine).partition("-")[0]
-        with contextlib.suppress(OSError):
-            if pid.isdecimal() and process_liveness(int(pid), path.stat().st_ctime) == "gone":
-                shutil.rmtree(path, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=parent))
+        pid, ticks, *_ = [*path.name.removeprefix(mine).split("-"), ""]
+        is_one = pid.isdecimal() and ticks.isdecimal()
+        if is_one and process_liveness(int(pid), ticks=int(ticks)) == "gone":
+            shutil.rmtree(path, ignore_errors=True)
+    own = f"{mine}{os.getpid()}-{start_ticks(os.getpid())}-"
+    return Path(tempfile.mkdtemp(prefix=own, dir=parent))
 
 
 def _write_private(folder: Path, keys: str) -> None:

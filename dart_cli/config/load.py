@@ -29,11 +29,11 @@ from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.rate import with_rate
 from dart_cli.config.schema import Config, section_types
 from dart_cli.config.values import read_value, shown
+from envs.textfiles import read_text
 
 DEFAULTS = Path("defaults")
 """What a mistake cites in the place of a file where none was named."""
 
-_BYTE_ORDER_MARK = "\ufeff"
 _DEPTH = 50  # of tables and lists within each other; [env.options] alone takes any depth
 
 
@@ -103,11 +103,7 @@ def _validated(tree: dict[str, Any], source: Source) -> Config:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.startswith(_BYTE_ORDER_MARK):
-            raise ConfigError(
-                f"begins with a byte order mark (BOM); save it as UTF-8 without BOM ({path})"
-            )
+        text = read_text(path)
         tree = tomllib.loads(text)
         _check_depth(tree)
         return tree
@@ -143,7 +139,7 @@ def _set_twice(text: str) -> str:
     may be taken for them, but only where the file is wrong.
     """
     section, first = "", dict[str, int]()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if header := _HEADER.fullmatch(line):
             section = header[1].strip()
             name = f"[{section}]"

@@ -22,7 +22,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.errors import ModelError
+from bus.errors import ModelError, cure_of
 from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
@@ -152,14 +152,19 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder. Raises ModelError where there are none, or one is missing."""
+    """Return the safetensors files of a folder: SINGLE, or else those that INDEX names.
+
+    This is the order of transformers. A folder that has both was saved anew over an older model. Raises ModelError
+    where there are none, or one is missing.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    files: list[Path] = []
     if (folder / INDEX).is_file():
         placed = read_json(folder, INDEX).get("weight_map")
         if not isinstance(placed, dict) or not all(isinstance(at, str) for at in placed.values()):
             raise ModelError(f"{folder / INDEX} has no weight_map; copy it again")
         files = [folder / name for name in sorted(set(placed.values()))]
-    else:
-        files = [folder / SINGLE] if (folder / SINGLE).is_file() else []
     if missing := [file for file in files if not file.is_file()]:
         raise ModelError(
             f"{missing[0]} is missing; only safetensors weights can be loaded, copy every file of them"
@@ -266,7 +271,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             f"{path} is missing; copy it from the model's source, or is this another folder?"
         ) from None
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}; copy it again") from None
+        cure = cure_of(error, "copy it again")
+        raise ModelError(f"{path} cannot be read: {error.strerror}; {cure}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not JSON ({error}); copy it again") from None
     except RecursionError:

@@ -37,6 +37,7 @@ from dart_cli.policy.coordinates import smart_resize
 from dart_cli.policy.pointer.tokens import Triple, map_mistake, patch_mistake
 from dart_cli.policy.vocabulary import forbidden_ids
 from envs.base import content_hash, image_type
+from envs.screenshots import seen_size
 
 _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"; here it is text'
 
@@ -182,7 +183,7 @@ def _places(facts: ModelFacts, width: int, height: int) -> int:
 
 def _size(encoded: bytes) -> tuple[int, int]:
     with Image.open(io.BytesIO(encoded)) as image:
-        return image.size
+        return seen_size(image)
 
 
 def model_facts(config: Config) -> ModelFacts | None:

@@ -221,4 +221,4 @@ class Commits:
         self.failed.set_exception(error)
         if self._next is not None:
             self._next.set_exception(error)
-        self._store.abandon()
+        self._store.abandon(error)

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from bus.errors import RunDirectoryError
+from bus.errors import RunDirectoryError, cure_of
 from bus.messages import PointerMap
 from dart_cli.evaluation.films import Film, FilmFrame
 from dart_cli.evaluation.marks import MOST_OPAQUE, Line, heat_of, marks_of, outline
+from envs.screenshots import BROKEN, as_seen
 
 MAX_FRAMES = 7
 """Screens of a strip, unless `most` is given."""
@@ -107,9 +108,14 @@ def animation(folder: Path, film: Film) -> list[Image.Image]:
 
 def _open(path: Path) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
-    except OSError:
+        return as_seen(Image.open(io.BytesIO(path.read_bytes())))
+    except FileNotFoundError:
         raise RunDirectoryError(f"{path}: a film's screenshot is missing; evaluate again") from None
+    except BROKEN as error:
+        cure = cure_of(error, "evaluate again")
+        raise RunDirectoryError(
+            f"{path}: a film's screenshot cannot be read: {error}; {cure}"
+        ) from None
 
 
 def _scaled(shot: Image.Image, width: int) -> Image.Image:

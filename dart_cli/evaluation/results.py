@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
-from bus.errors import RunDirectoryError
+from bus.errors import RunDirectoryError, cure_of
 from bus.messages import Outcome, StopReason
 from dart_cli.algo.statistics import wilson
 from dart_cli.config.schema import Config
@@ -255,7 +255,11 @@ def read_file(path: Path) -> Evaluation:
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        why = error.strerror if isinstance(error, OSError) else "another version of dart made it?"
+        if isinstance(error, OSError):
+            cure = cure_of(error, "run it again")
+            raise RunDirectoryError(f"{path} cannot be read: {error.strerror}; {cure}") from None
+        is_json = all(each["type"] != "json_invalid" for each in error.errors())
+        why = "another version of dart made it?" if is_json else "it is damaged"
         raise RunDirectoryError(
             f"{path} is no evaluation ({why}); remove it and run it again"
         ) from None

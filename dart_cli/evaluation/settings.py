@@ -21,6 +21,7 @@ from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.evaluation.episodes import step_limit
 from dart_cli.evaluation.results import EvalSettings
 from dart_cli.player.model import folder_digest
+from envs.base import Task
 from envs.registry import load_suite
 
 _INDIFFERENT = frozenset(
@@ -46,6 +47,8 @@ _OTHERS = (
     "rollout.max_tokens",
     "run.seed",
 )
+_OF_VLLM = ("vllm.options", "vllm.max_model_len")
+"""Keys on which vLLM's answers depend: the options may quantise the model."""
 _GIT_S = 5.0
 
 
@@ -58,6 +61,8 @@ def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> Ev
     keys = [f"{section}.{key}" for section in ("env", "policy") for key in dumped[section]]
     values = {key: _value(dumped, key) for key in (*keys, *_OTHERS) if key not in _INDIFFERENT}
     values["eval.max_steps"] = step_limit(config)
+    if config.rollout.engine == "vllm":
+        values |= {key: _value(dumped, key) for key in _OF_VLLM}
     model = weight_set = ""
     if with_model and config.rollout.engine in MODEL_ENGINES:
         model = _model_digest(config)
@@ -79,7 +84,12 @@ def dart_version() -> str:
     describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         found = subprocess.run(
-            [*describe, "--exclude=*"], capture_output=True, text=True, timeout=_GIT_S, check=True
+            [*describe, "--exclude=*"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return dart_cli.__version__
@@ -99,12 +109,25 @@ def _value(dumped: Mapping[str, Any], key: str) -> object:
 
 
 def _suite_digest(suite: str) -> str:
-    """Of what the policy is asked to do, and for how long."""
-    told = [
-        (task.id, task.instruction, task.max_steps, task.feasible)
-        for task in load_suite(suite).tasks.values()
-    ]
-    return hashlib.blake2b(json.dumps(sorted(told)).encode(), digest_size=8).hexdigest()
+    """Return a digest of what the policy is asked to do, for how long, and how that is judged."""
+    tasks = [_asked(task) for task in load_suite(suite).tasks.values()]
+    text = json.dumps(sorted(tasks, key=lambda each: str(each[0])), default=_stable, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _stable(value: object) -> str:
+    """Return a text for a value that JSON has not: its type, as objects show where they are in memory."""
+    return str(value) if isinstance(value, Path) else type(value).__qualname__
+
+
+def _asked(task: Task) -> list[object]:
+    """Return what an episode of a task depends on; set-up and evaluator of a task's file are its `params`."""
+    parts: list[object] = [task.id, task.instruction, task.max_steps, task.feasible]
+    if task.params:
+        parts.append(dict(task.params))
+    if not task.evaluated:
+        parts.append("without an evaluator")
+    return parts
 
 
 def _model_digest(config: Config) -> str:

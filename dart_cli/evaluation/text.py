@@ -10,14 +10,13 @@ as_markdown      the row as a table of one line, and a list of the rest below
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from rich.table import Table
 
 from bus.errors import UserError
 from dart_cli.evaluation.results import Evaluation, Mode, ModeScore
-from dart_cli.runtime.tables import fraction, page_table
+from dart_cli.runtime.tables import fraction, moment, page_table
 
 
 def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
@@ -205,7 +204,7 @@ def row_of(
         "run seed": values.get("run.seed"),
         "settings digest": settings.digest,
         "dart": evaluation.dart,
-        "date": _date(evaluation.finished_at),
+        "date": moment(evaluation.finished_at),
         "wall s": round(evaluation.wall_s, 1),
         "notes": evaluation.notes,
     }
@@ -258,7 +257,3 @@ def _text(value: object) -> str:
 
 def _range(seeds: list[int]) -> str:
     return f"{min(seeds)} to {max(seeds)}" if seeds else ""
-
-
-def _date(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d", time.gmtime(at))

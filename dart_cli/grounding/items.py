@@ -5,13 +5,15 @@ Box, Polygon   regions, in pixels of the screenshot; their edges belong to them
 Answer         what a model said about one item: candidates, best first
 Picture        where a screenshot is, a file or a row of a Parquet file: gives its bytes
 parquet_rows   the other columns of a Parquet file, as rows
+pictures_digest  what the pictures of items show
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +24,7 @@ from pydantic import Field
 from bus.errors import UserError
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
 from dart_cli.runtime.kept_folder import StoredModel
+from envs.base import content_hash
 
 IMAGE = "image"
 """Column of a Parquet file with the pictures, as `datasets` writes them: {"bytes", "path"}."""
@@ -59,6 +62,17 @@ class Picture:
             while len(_read) > _GROUPS:
                 _read.popitem(last=False)
         return pictures[self.row - first]
+
+
+def pictures_digest(items: Iterable[Item]) -> str:
+    """Return a digest of what the pictures of some items show, each read once. Raises OSError.
+
+    A picture that is replaced by another one of its name and size is another picture.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for picture in dict.fromkeys(item.image for item in items):
+        digest.update(content_hash(picture.read_bytes()).encode())
+    return digest.hexdigest()
 
 
 Point = tuple[float, float]

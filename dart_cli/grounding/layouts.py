@@ -19,6 +19,7 @@ from typing import Any, Literal
 from bus.errors import UserError
 from dart_cli.grounding.items import Box, Point, Polygon, Region, parquet_rows
 from envs.own_code import did_you_mean
+from envs.textfiles import read_text, why
 
 Form = Literal["xywh", "xyxy", "corners", "shares", "shares_or_pixels", "polygon", "nothing"]
 
@@ -224,9 +225,9 @@ def read_rows(path: Path) -> list[Any]:
     if path.suffix == ".parquet":
         return parquet_rows(path)
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
     if not isinstance(rows, list):
         raise UserError(
             f"{path} must hold a list of rows; copy it again, or choose another --layout"

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 from dart_cli.grounding.items import Answer, Box, Item, Point, bounds_of
 from dart_cli.grounding.scores import Report, Score
 from dart_cli.runtime.tables import fraction
+from envs.screenshots import as_seen
 
 WIDTH = 440
 """Pixels of a picture, at most."""
@@ -121,7 +122,7 @@ def picture_of(
     With `around`, what is within some hundred pixels of that box.
     """
     with Image.open(io.BytesIO(item.image.read_bytes())) as opened:
-        shot = opened.convert("RGB")
+        shot = as_seen(opened)
     left, top = 0, 0
     if around is not None:
         reach = max(120.0, 1.5 * (around.x1 - around.x0), 1.5 * (around.y1 - around.y0))

@@ -20,7 +20,8 @@ from PIL import Image, UnidentifiedImageError
 from bus.errors import UserError
 from dart_cli.grounding.items import Box, Item, Picture, Region, bounds_of
 from dart_cli.grounding.layouts import FORMS, Form, Layout, find_layout, read_rows
-from envs.screenshots import BROKEN
+from envs.screenshots import BROKEN, seen_size
+from envs.textfiles import read_text
 
 ELEMENTS = "element"
 """The trait that says text or icon."""
@@ -92,7 +93,7 @@ class _Reader:
             id=place,
             image=image,
             size=size,
-            instruction=_text(row, layout.instruction).strip(),
+            instruction=_text(row, layout.instruction),
             region=self._region(row, size),
             traits=self._traits(row, file_trait),
         )
@@ -116,7 +117,7 @@ class _Reader:
         if picture not in self._sizes:
             try:
                 with Image.open(io.BytesIO(picture.read_bytes())) as image:
-                    self._sizes[picture] = image.size
+                    self._sizes[picture] = seen_size(image)
             except (UnidentifiedImageError, *BROKEN) as error:
                 raise ValueError(
                     f"{picture.name} is no picture that can be read: {error}"
@@ -176,7 +177,7 @@ def _classes(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     if not path.is_file():
         return
     try:
-        classified = json.loads(path.read_text(encoding="utf-8"))["classified"]
+        classified = json.loads(read_text(path))["classified"]
         pairs = [(str(each["id"]), name) for name, listed in classified.items() for each in listed]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(

@@ -31,7 +31,7 @@ from dart_cli.grounding.formats import (
     grounding_config,
     opening_of,
 )
-from dart_cli.grounding.items import Answer, Item
+from dart_cli.grounding.items import Answer, Item, pictures_digest
 from dart_cli.grounding.misses import misses_page
 from dart_cli.grounding.reader import GroundingSet, read_set
 from dart_cli.grounding.scorers import (
@@ -190,7 +190,7 @@ class Settings(KeptSettings):
     """No answer depends on them: more items of a set go on from fewer."""
 
     set: str
-    set_digest: str  # of the annotation files
+    set_digest: str  # of the annotation files and of the pictures
     items: int  # asked, of them
     malformed: int  # rows left out
     model: str  # as it was named; another path to the same files is the same model
@@ -210,6 +210,7 @@ class Settings(KeptSettings):
     seed: int
     engine: str
     dtype: str
+    engine_options: str = ""  # of vLLM, which may be those of another model
     pointing: str = "text"
     verifier: str = ""  # as it was named; empty for none
     verifier_digest: str = ""
@@ -285,7 +286,7 @@ def _settings(
         published = f"v{version} {hashlib.blake2b(manifest, digest_size=16).hexdigest()}"
     return Settings(
         set=told.layout.name,
-        set_digest=told.digest,
+        set_digest=f"{told.digest}{pictures_digest(told.items)}",
         items=len(items),
         malformed=len(told.malformed),
         model=options.model,
@@ -304,11 +305,18 @@ def _settings(
         temperature=config.rollout.temperature if options.candidates > 1 else 0.0,
         seed=config.run.seed,
         engine=config.rollout.engine,
+        engine_options=_engine_options(config),
         dtype=config.model.dtype,
         pointing=policy.pointing,
         verifier=options.verifier,
         verifier_digest=folder_digest(folder_of(options.verifier)) if options.verifier else "",
     )
+
+
+def _engine_options(config: Config) -> str:
+    """Return the options of vLLM, which may quantise the model; empty where it has none or does not answer."""
+    options = config.vllm.options if config.rollout.engine == "vllm" else {}
+    return json.dumps(options, sort_keys=True) if options else ""
 
 
 def _told_with(settings: Settings) -> dict[str, str]:

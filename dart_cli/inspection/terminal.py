@@ -159,7 +159,7 @@ def print_events(console: Console, place: str, shown: Shown, events: Sequence[Ev
     if shown.instruction:
         console.print(f'"{shown.instruction}"', soft_wrap=True)
     for event in events:
-        when = f"{moment(event.at)}  " if event.at is not None else " " * 23
+        when = f"{moment(event.at)}  " if event.at is not None else " " * 24
         console.print(f"{when}{event.text}", soft_wrap=True)
 
 

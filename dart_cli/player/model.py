@@ -22,6 +22,7 @@ from dart_cli.config.model_folder import (
     PROCESSOR,
     TEMPLATE,
     TOKENIZER,
+    VERIFIER,
     model_folder,
 )
 from dart_cli.config.schema import Config
@@ -30,7 +31,19 @@ from dart_cli.train.checkpoints.identity import model_identity
 if TYPE_CHECKING:
     from dart_cli.engines.base import Model
 
-_SMALL = ("config.json", TOKENIZER, PREPROCESSOR, PROCESSOR, TEMPLATE, "chat_template.jinja")
+_SMALL = (
+    "config.json",
+    "generation_config.json",  # tokens that end a completion
+    TOKENIZER,
+    "tokenizer_config.json",  # the chat template of most folders
+    "special_tokens_map.json",
+    "added_tokens.json",
+    PREPROCESSOR,
+    PROCESSOR,
+    TEMPLATE,
+    "chat_template.jinja",
+    VERIFIER,
+)
 """Files of a model folder, beside its tensors, that answers depend on."""
 
 
@@ -87,7 +100,8 @@ def folder_digest(folder: Path, adapters: str = "") -> str:
     digest = hashlib.blake2b(model_identity(folder).encode(), digest_size=16)
     for name in _SMALL:
         if (folder / name).is_file():
-            digest.update(name.encode() + (folder / name).read_bytes())
+            content = (folder / name).read_bytes()
+            digest.update(f"{name} {len(content)} ".encode() + content)
     if adapters:
         digest.update((model_folder(adapters) / ADAPTER_TENSORS).read_bytes())
     return digest.hexdigest()

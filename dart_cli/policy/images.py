@@ -30,7 +30,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from bus.errors import PromptError
 from dart_cli.config.model_folder import Screens
 from envs.base import content_hash
-from envs.screenshots import BROKEN
+from envs.screenshots import BROKEN, as_seen, seen_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class ImagePreparer:
         if known is not None:
             return known.tokens
         with _open(encoded) as image, _as_prompt_error(encoded):
-            width, height = self.resized(*image.size)
+            width, height = self.resized(*seen_size(image))
         return (width // self.patch // self.merge) * (height // self.patch // self.merge)
 
     def prepare(self, encoded: bytes, key: str = "") -> PreparedImage:
@@ -162,11 +162,10 @@ class ImagePreparer:
 
     def _prepare(self, key: str, encoded: bytes) -> PreparedImage:
         with _open(encoded) as opened, _as_prompt_error(encoded):
-            opened.load()
-            return self.of_image(key, opened)
+            return self.of_image(key, as_seen(opened))
 
     def of_image(self, key: str, image: Image.Image) -> PreparedImage:
-        """Pixels by patch of an image that needs no decoding; `key` must be unique to its content."""
+        """Pixels by patch of an image that is decoded, as `as_seen` gives it; `key` must be unique to its content."""
         image = image.convert("RGB")
         size = self.resized(*image.size)
         if size != image.size:

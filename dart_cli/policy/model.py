@@ -30,7 +30,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from bus.errors import DartError, MissingPartError, ModelError, first_line, is_out_of_memory
+from bus.errors import (
+    DartError,
+    MissingPartError,
+    ModelError,
+    cure_of,
+    first_line,
+    is_out_of_memory,
+)
 from dart_cli.config import model_folder as files
 from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
@@ -227,9 +234,10 @@ def load_policy(
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
     except (OSError, ValueError, KeyError) as error:
+        cure = "copy the files again from the model's source"
         raise ModelError(
             f"{folder}: tokenizer or image processor cannot be loaded ({first_line(error)}); "
-            "copy the files again from the model's source"
+            f"{cure_of(error, cure)}"
         ) from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)
@@ -330,7 +338,8 @@ def _without_weights(folder: Path) -> PreTrainedModel:
             )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{folder}: config.json cannot be loaded ({first_line(error)}); copy it again"
+            f"{folder}: config.json cannot be loaded ({first_line(error)}); "
+            f"{cure_of(error, 'copy it again')}"
         ) from error
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -355,7 +364,8 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         if is_out_of_memory(error):
             raise
         raise ModelError(
-            f"{folder}: the weights cannot be loaded ({first_line(error)}); copy them again"
+            f"{folder}: the weights cannot be loaded ({first_line(error)}); "
+            f"{cure_of(error, 'copy them again')}"
         ) from error
     except Exception as error:  # safetensors raises a bare Exception subclass for a broken file
         if type(error).__name__ != "SafetensorError":

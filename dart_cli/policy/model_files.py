@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from bus.errors import DiskError, ModelError, first_line
+from bus.errors import DiskError, ModelError, cure_of, first_line
 from dart_cli.config.architecture import name_of
 from dart_cli.config.model_folder import weight_files
 from dart_cli.config.rules.machine import refuse_out
@@ -108,8 +108,9 @@ class PolicyFiles:
         try:
             yield
         except (OSError, SafetensorError, ValueError, KeyError) as error:
+            cure = cure_of(error, "copy them again")
             raise ModelError(
-                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); copy them again"
+                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {cure}"
             ) from None
 
 
@@ -234,7 +235,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         _share(draft)
         draft.rename(out)
     except (OSError, SafetensorError) as error:
-        raise DiskError(f"{out} cannot be written: {error}; is the disk full?") from None
+        cure = cure_of(error, "is the disk full?")
+        raise DiskError(f"{out} cannot be written: {error}; {cure}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -26,7 +26,7 @@ from dart_cli.config.model_folder import VERIFIER
 from dart_cli.policy.forward import logits
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from envs.screenshots import BROKEN
+from envs.screenshots import BROKEN, as_seen
 
 ANSWERS = ("True", "False")
 
@@ -96,7 +96,7 @@ def open_screenshot(encoded: bytes) -> Image.Image:
     """A screenshot to mark places on. Raises EngineError if it is not an image."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
-            return image.convert("RGB")
+            return as_seen(image)
     except (UnidentifiedImageError, *BROKEN) as error:
         raise EngineError(f"a screenshot of {len(encoded)} bytes cannot be read: {error}") from None
 

@@ -14,7 +14,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.rehearsal.plan import Rehearsal
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.supervisor import ChildError, Supervisor
+from dart_cli.runtime.tables import clock
 from dart_cli.suite_check.probes import PROBES, Probed, play_task
 
 UPDATES = 2
@@ -53,7 +53,7 @@ class Player:
 
     def say(self, text: str) -> None:
         """A line of progress."""
-        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.write(f"{clock()} {text}\n")
         sys.stderr.flush()
 
     def parts(self) -> Mapping[str, Callable[[], None]]:

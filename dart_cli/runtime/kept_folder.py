@@ -198,8 +198,9 @@ def _difference_in(folder: Path, now: KeptSettings) -> str:
         return ""
     try:
         return now.difference(type(now).model_validate_json(path.read_bytes()))
-    except ValidationError:
-        return "another version of dart began it"
+    except ValidationError as error:
+        is_json = all(each["type"] != "json_invalid" for each in error.errors())
+        return "another version of dart began it" if is_json else f"{SETTINGS} is damaged"
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 error_of                 what ended a process
 process_liveness         what a silent process is doing
+start_ticks              which process has a pid, whatever the host's clock says
 RunProcess, workers_of   the processes that have, or had, a name in a run directory
 when_orphaned            calls something once this process's parent is gone
 """
@@ -25,25 +26,43 @@ _STATES = {
     psutil.STATUS_DEAD: "gone",
 }
 _SLACK_S = 1.0
+_START = 19  # field `starttime` of /proc/PID/stat, counted from the state
 PARENT_POLL_S = 1.0
 
 
-def process_liveness(pid: int, heard_at: float) -> str:
-    """What process `pid`, which was alive at `heard_at` (unix seconds), is doing now.
+def process_liveness(pid: int, silent_s: float = 0.0, *, ticks: int = 0) -> str:
+    """Return what process `pid` is doing, which was alive `silent_s` seconds ago or has these `start_ticks`.
 
     `gone` (its pid may be another process's by now), `stopped` (SIGSTOP, Ctrl-Z, a debugger),
     `blocked` (in the kernel: disk, GPU driver), `running` (it computes or waits), or empty where the
     system does not show it.
     """
     try:
-        process = psutil.Process(pid)
-        if process.create_time() > heard_at + _SLACK_S:
-            return "gone"  # this one began later
-        return _STATES.get(process.status(), "running")
+        state = _STATES.get(psutil.Process(pid).status(), "running")
     except (psutil.NoSuchProcess, ValueError):  # a heartbeat may name a pid that cannot be one
         return "gone"
     except psutil.AccessDenied:
         return ""
+    began = start_ticks(pid)
+    is_later = began != ticks if ticks else _age_s(began) + _SLACK_S < silent_s
+    return "gone" if began and is_later else state
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process began, in the kernel's ticks since boot; 0 where there is none.
+
+    No step of the clock changes it, so that it tells a process from a later one of the same pid.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(fields[_START])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _age_s(ticks: int) -> float:
+    """Return the seconds since a process with these `start_ticks` began."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -64,15 +83,15 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
     found = []
     for path in sorted((run_dir / "workers").glob("*.lock")):
         try:
-            text, taken_at = (
-                path.read_text(encoding="utf-8", errors="replace"),
-                path.stat().st_mtime,
-            )
+            text = path.read_text(encoding="utf-8", errors="replace")
+            silent_s = time.time() - path.stat().st_mtime
         except OSError:
             continue
-        pid, _, error = text.strip().partition("\n")
+        owner, _, error = text.strip().partition("\n")
+        pid, _, ticks = owner.partition(" ")
         if pid.isdecimal():
-            liveness = process_liveness(int(pid), taken_at)
+            known = int(ticks) if ticks.isdecimal() else 0
+            liveness = process_liveness(int(pid), silent_s, ticks=known)
             found.append(RunProcess(path.stem, int(pid), liveness, error.strip()))
     return found
 

@@ -2,6 +2,7 @@
 
     logging_to        the one block around all that a process does
     log_dir           the folder of a run's log files
+    cut_log           keeps a log that only grows within two generations of bounded size
     RepeatedWarnings  equal warnings of many slots, as one line with their number
     ignore_dumps      called first of all: SIGUSR1 would otherwise end the process
     stacks_to         while inside, SIGUSR1 dumps all stacks to the given file: threads, then asyncio's tasks
@@ -18,6 +19,8 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
+import shutil
 import signal
 import sys
 import time
@@ -28,11 +31,15 @@ from typing import Any, TextIO
 
 from bus.errors import first_line
 
-_FILE_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+_FILE_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
 _PLAIN_FORMAT = "%(levelname)s %(message)s"
 
 GATHER_S = 0.5
 """Seconds in which equal warnings are counted before the first line of them."""
+
+MOST_LOG_BYTES = 64 * 2**20
+"""Size from which a log begins anew; the generation before it is kept. A process of a run of weeks writes some MiB
+a day, more only where something goes wrong again and again."""
 
 QUIET_S = 30.0
 """Shortest time between two lines of equal warnings."""
@@ -70,6 +77,25 @@ def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator
         root.setLevel(level)
         with contextlib.suppress(OSError):  # what is not written by now is lost
             to_file.close()
+
+
+def cut_log(path: Path, most: int | None = None) -> None:
+    """Copy a log of more than `most` bytes to PATH.1, in place of an older one, and empty it.
+
+    It stays the same file: every process that appends to it goes on. A log for whose copy the disk has no room
+    stays as it is. Raises OSError where the copy fails.
+    """
+    size = path.stat().st_size
+    limit = MOST_LOG_BYTES if most is None else most
+    if size <= limit or size > shutil.disk_usage(path.parent).free:
+        return
+    draft = path.with_name(f"{path.name}.1.tmp")
+    try:
+        shutil.copyfile(path, draft)
+        draft.replace(path.with_name(f"{path.name}.1"))
+    finally:
+        draft.unlink(missing_ok=True)
+    os.truncate(path, 0)
 
 
 class RepeatedWarnings:
@@ -120,6 +146,12 @@ class _LogFile(logging.FileHandler):
 
     _is_told = False
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; a log that has grown too large begins anew."""
+        super().emit(record)
+        with contextlib.suppress(OSError):  # the log goes on growing
+            cut_log(Path(self.baseFilename))
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Called where a record cannot be written."""
         error = sys.exc_info()[1]
@@ -151,9 +183,15 @@ def _terminal_handler(worker: str) -> logging.Handler:
         return plain
     from rich.console import Console
     from rich.logging import RichHandler
+    from rich.text import Text
+
+    from dart_cli.runtime.tables import clock
 
     coloured = RichHandler(
-        console=Console(stderr=True), show_path=False, rich_tracebacks=False, log_time_format="%X"
+        console=Console(stderr=True),
+        show_path=False,
+        rich_tracebacks=False,
+        log_time_format=lambda at: Text(clock(at.timestamp())),
     )
     coloured.setFormatter(_OneLine(f"{worker}: %(message)s"))
     return coloured

@@ -29,6 +29,7 @@ from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import Config
+from dart_cli.runtime.liveness import start_ticks
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ what a text means as an action. Trajectories under two values do not belong in o
 
 
 LOCK_BYTES = 1024
-"""Of a worker's lock file: its pid, and why it ended."""
+"""Of a worker's lock file: its pid with its `start_ticks`, and why it ended."""
 PLACE_S = 1.0
 """Between two looks whether the run directory is where it was."""
 _MOVED = "start again with run.dir at its new place, where it goes on"
@@ -76,7 +77,9 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
             if _locked(file):
                 yield name
                 return
-            owner = file.readline().decode("ascii", "replace").strip() or "unknown"
+            owner = (
+                file.readline().decode("ascii", "replace").partition(" ")[0].strip() or "unknown"
+            )
     raise RunDirectoryError(
         f"{names[-1]} is running already in {config.run.dir} (pid {owner}); "
         "stop it first, or choose another name or run.dir"
@@ -106,8 +109,10 @@ def _locked(file: IO[bytes]) -> bool:
 
 
 def _write_lock(handle: int, error: str) -> None:
-    """This process's pid and why it ended, always as long: written in place, it needs no free space."""
-    lines = f"{os.getpid()}\n{' '.join(error.split())}".encode()[: LOCK_BYTES - 1]
+    """Write which process has the name and why it ended, always as long: in place, it needs no free space."""
+    lines = f"{os.getpid()} {start_ticks(os.getpid())}\n{' '.join(error.split())}".encode()[
+        : LOCK_BYTES - 1
+    ]
     os.pwrite(handle, lines.ljust(LOCK_BYTES - 1) + b"\n", 0)
 
 

@@ -8,6 +8,7 @@ explain      a failure of SQLite as a StoreError: file, fault and cure
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -80,13 +81,33 @@ def connect(
         raise explain(path, error, damaged=damaged) from None
 
 
+def _how_to_open(path: Path) -> str:
+    """Return the cure where SQLite cannot open a file, for which it gives no reason."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if not os.access(path.parent, os.W_OK | os.X_OK) or (
+        path.exists() and not os.access(path, os.R_OK | os.W_OK)
+    ):
+        return "make the file and its directory writable for this user"
+    if not path.exists():
+        return "there is no such file"
+    return "this process may have too many open files: raise `ulimit -n`"
+
+
 def explain(path: Path, error: Exception, *, damaged: str = "") -> StoreError:
     """The error for a failure of SQLite; `damaged` is the cure where the file is no longer one of ours."""
     text = str(error).lower()
-    if "disk is full" in text or "disk i/o" in text:
+    if "disk is full" in text:
         cure = "free space on its disk and start again; nothing acknowledged is lost"
-    elif "readonly" in text or "unable to open" in text:
+    elif "disk i/o" in text:
+        cure = (
+            "free space on its disk and start again, or use another disk if this one fails; nothing "
+            "acknowledged is lost"
+        )
+    elif "readonly" in text:
         cure = "make the file and its directory writable for this user"
+    elif "unable to open" in text:
+        cure = _how_to_open(path)
     elif "locked" in text:
         cure = "another program holds it open for writing; close that program"
     elif "malformed" in text or "not a database" in text or "corrupt" in text:

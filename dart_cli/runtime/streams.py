@@ -12,6 +12,7 @@ process must do never depends on them.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -78,12 +79,17 @@ def take_streams() -> None:
 
 
 def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
-    """As Python makes it, over a `_Standard`."""
+    """Return a stream over a `_Standard`, in Python's encoding; what that does not have never ends the process.
+
+    On a terminal that is not UTF-8 a character becomes one question mark, so that tables keep their columns.
+    """
     raw = _Standard(descriptor, ends_process=descriptor == 1)
+    encoding = before.encoding if before else "utf-8"
+    is_unicode = codecs.lookup(encoding).name.startswith("utf")
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        encoding=before.encoding if before else "utf-8",
-        errors=before.errors if before else "backslashreplace",
+        encoding=encoding,
+        errors="backslashreplace" if is_unicode or descriptor == 2 else "replace",
         line_buffering=descriptor == 2 or raw.isatty() or bool(os.environ.get("PYTHONUNBUFFERED")),
     )
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from bus.errors import DartError, UserError
+from dart_cli.runtime.logs import cut_log
 from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
 
 FOLLOW_S = 20.0
@@ -360,6 +361,7 @@ class Supervisor:
                     self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()
+                cut_log(self._log_file)
             rest = rest[-_CHUNK_BYTES:]
 
     async def _leaders_done(self) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from rich import box
@@ -84,10 +84,18 @@ def minutes(seconds: float) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A moment in local time, to the second; a dash for None."""
+    """Return a moment in UTC, to the second, e.g. `2026-11-28 09:30:00Z`; a dash for None.
+
+    The log files have the same clock. Local time would repeat an hour when summer ends, and differ by host.
+    """
     if at is None:
         return "-"
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def clock(at: float | None = None) -> str:
+    """Return the time of day in UTC at a moment, by default now, e.g. `09:30:00Z`."""
+    return datetime.fromtimestamp(time.time() if at is None else at, UTC).strftime("%H:%M:%SZ")
 
 
 def versions(oldest: int | None, newest: int | None) -> str:

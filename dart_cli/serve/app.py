@@ -276,7 +276,7 @@ def _session_of(
     seed, train = named(_SEED, "seed"), named(_TRAIN, "train").lower()
     told = {
         "task": named(_TASK, "task") or of_model,
-        "seed": int(seed[:20]) if seed.isdecimal() else seed or None,
+        "seed": int(seed) if seed.isdecimal() and len(seed) <= 20 else seed or None,
         "train": {"true": True, "": True, "false": False}.get(train, train),
     }
     return name, read_body(Opening, told)

@@ -34,7 +34,7 @@ from dart_cli.suite_check import PlayOptions
 from envs.actions import Action, action_to_dict
 from envs.base import Observation, Task, Verdict
 from envs.registry import check_options, check_parts, find_task, load_suite
-from envs.screenshots import pixels_of
+from envs.screenshots import as_seen, pixels_of
 
 FILM_COLUMNS = 6
 FILM_WIDTH = 320  # pixels of a screen in a film
@@ -244,8 +244,9 @@ def save_film(path: Path, folder: Path, film: Film) -> None:
 def _blocks(path: Path, columns: int) -> Iterator[str]:
     """A picture as lines of half blocks, two pixels a letter, in 24-bit colour."""
     with Image.open(path) as image:
-        rows = max(1, round(image.height * columns / image.width / 2))
-        small = image.convert("RGB").resize((columns, 2 * rows))
+        seen = as_seen(image)
+    rows = max(1, round(seen.height * columns / seen.width / 2))
+    small = seen.resize((columns, 2 * rows))
     pixels = small.load()
     assert pixels is not None
     for row in range(rows):

@@ -23,6 +23,7 @@ from PIL import Image, ImageChops
 from dart_cli.algo.statistics import wilson
 from dart_cli.suite_check.probes import EXCUSES, Probed
 from envs.base import Task
+from envs.screenshots import as_seen
 
 LEAST_GUESSES = 3
 """With fewer random episodes no task is called guessable."""
@@ -178,7 +179,7 @@ def difference(first: bytes, second: bytes) -> float:
     """Share of pixels in which two encoded pictures differ; 1 where their sizes do."""
     if first == second:
         return 0.0
-    one, other = (Image.open(io.BytesIO(each)).convert("RGB") for each in (first, second))
+    one, other = (as_seen(Image.open(io.BytesIO(each))) for each in (first, second))
     if one.size != other.size:
         return 1.0
     red, green, blue = ImageChops.difference(one, other).split()

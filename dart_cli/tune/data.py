@@ -8,6 +8,7 @@ read_data    what `tune.data` names: such items or episodes, or trajectories
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from pathlib import Path
 from bus.errors import UserError
 from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import Config
-from dart_cli.grounding.items import Item
+from dart_cli.grounding.items import Item, pictures_digest
 from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.tune.episodes import EPISODES, Demonstration, read_episodes
 from dart_cli.tune.trajectories import Trajectories, is_parquet, is_run, read_trajectories
 from dart_cli.tune.verifier_rows import ROWS, read_rows
+from envs.actions import action_to_dict
+from envs.base import content_hash
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ItemData:
     """Items of one kind."""
 
     items: list[Item]
-    digest: str  # of all that was read but the pictures
+    digest: str  # of all that was read
     told: str  # what it is, and what was left out
     verifier: VerifierSpec | None = None  # how a verifier's pictures were made
 
@@ -82,7 +85,8 @@ def read_data(config: Config) -> ItemData | ActionData | Trajectories:
         raise UserError(f"tune.data: {folders[0]} has rows for a verifier, which are learned alone")
     read = read_rows(folders[0])
     spec = VerifierSpec.of(folders[0])
-    return ItemData(read.items, read.digest, f"{len(read.items)} rows for a verifier", spec)
+    digest = f"{read.digest}{pictures_digest(read.items)}"
+    return ItemData(read.items, digest, f"{len(read.items)} rows for a verifier", spec)
 
 
 def _kind_of(folder: Path) -> str:
@@ -108,7 +112,7 @@ def _grounding(folders: Sequence[Path]) -> ItemData:
             )
         items += [item for item in found.items if item.region is not None]
         without += found.refusals
-        digests.append(found.digest)
+        digests += [found.digest, pictures_digest(found.items)]
     if not items:
         raise UserError(f"{folders[0]} has no items that name a place; is it the whole set?")
     told = f"{len(items)} items of grounding sets"
@@ -118,8 +122,22 @@ def _grounding(folders: Sequence[Path]) -> ItemData:
 
 def _actions(folders: Sequence[Path]) -> ActionData:
     rows = [row for folder in folders for row in read_episodes(folder)]
-    digest = hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest()
-    data = ActionData(rows, digest, f"{len(rows)} episodes")
+    data = ActionData(rows, _digest_of(rows), f"{len(rows)} episodes")
     if not len(data):
         raise UserError(f"{folders[0]} has no step to learn; is it the whole set?")
     return data
+
+
+def _digest_of(rows: Sequence[Demonstration]) -> str:
+    """Return a digest of all that some episodes teach, their pictures too, wherever the folder lies."""
+    digest = hashlib.blake2b(digest_size=16)
+    hashes: dict[Path, str] = {}
+    for row in rows:
+        digest.update(json.dumps([row.instruction, len(row.steps)]).encode())
+        for step in row.steps:
+            if step.screenshot not in hashes:
+                hashes[step.screenshot] = content_hash(step.screenshot.read_bytes())
+            action = action_to_dict(step.action)
+            parts = [hashes[step.screenshot], action, step.thought, step.learned]
+            digest.update(json.dumps(parts, sort_keys=True).encode())
+    return digest.hexdigest()

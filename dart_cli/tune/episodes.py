@@ -7,7 +7,7 @@ ActionExamples   each learned step: the prompt that a rollout would show there, 
 A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action": {"kind":
 "click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Pictures are named from FOLDER on, actions are those
 of envs/actions.py in pixels of their picture. A step with "learned": false was wrong: it is shown in the past of
-later ones alone. scripts/convert_rows.py writes such rows from those of other projects.
+later ones alone. scripts/foreign_rows writes such rows from those of other projects.
 
 The past is what a policy would have seen: thought and action of earlier steps in the same words, as many turns and
 screenshots as [policy] keeps.
@@ -34,7 +34,8 @@ from dart_cli.policy.prompt import RenderedPrompt, make_renderer
 from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.tune.examples import Example
 from envs.actions import Action
-from envs.screenshots import BROKEN
+from envs.screenshots import BROKEN, seen_size
+from envs.textfiles import read_text, why
 
 EPISODES = "episodes.jsonl"
 
@@ -79,12 +80,14 @@ def read_episodes(folder: Path) -> list[Demonstration]:
     """The episodes of a folder. Raises UserError for a malformed row, with its place."""
     path = folder / EPISODES
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}; copy it again") from None
+        lines = read_text(path).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
     found = []
     for index, line in enumerate(lines):
         place = f"{path}[{index}]"
+        if not line.strip():
+            continue
         try:
             row = EpisodeRow.model_validate_json(line)
             steps = [
@@ -112,7 +115,7 @@ def picture_of(home: Path, name: str) -> tuple[Path, tuple[int, int]]:
         raise ValueError(f"there is no picture {name}")
     try:
         with Image.open(home / path) as image:
-            return home / path, image.size
+            return home / path, seen_size(image)
     except (UnidentifiedImageError, *BROKEN) as error:
         raise ValueError(f"{name} is no picture that can be read: {error}") from None
 

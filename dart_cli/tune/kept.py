@@ -45,7 +45,7 @@ class TuneSettings(KeptSettings):
     option: ClassVar = "tune.out"
 
     learned: str
-    data_digest: str  # of the annotation files
+    data_digest: str  # of all that is learned, pictures included
     examples: int
     held_out: tuple[int, ...]  # rows that are not learned
     model_digest: str

@@ -10,6 +10,7 @@ read from the database with each batch. Of Parquet files all is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -172,6 +173,7 @@ class _Chooser:
             self._places.append(_Place(source, planned, name))
             self._digest.update(int32s(step.prompt_token_ids).tobytes())
             self._digest.update(int32s(step.sampled.token_ids).tobytes())
+            self._digest.update(json.dumps([step.image_hashes, step.sampled.patches]).encode())
 
     def result(self) -> tuple[list[_Place], str, str]:
         steps, tasks = len(self._places), len(self._tasks)

@@ -21,7 +21,7 @@ from bus.errors import UserError
 from bus.messages import PointerMap
 from dart_cli.evaluation.marks import MOST_OPAQUE, Line, Ring, heat_of, marks_of, outline
 from envs.base import image_type
-from envs.screenshots import BROKEN
+from envs.screenshots import BROKEN, as_seen, seen_size
 
 LEVELS = 8
 """Opacities of a pointer's cells; the lowest are not drawn."""
@@ -34,7 +34,7 @@ def image_size(image: bytes) -> tuple[int, int] | None:
         return None
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            return opened.size
+            return seen_size(opened)
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
 
@@ -46,10 +46,11 @@ def reduced(image: bytes, across: int) -> bytes:
     """
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            if opened.width <= across:
+            width, height = seen_size(opened)
+            if width <= across:
                 return image
-            size = across, max(1, round(opened.height * across / opened.width))
-            smaller = opened.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+            size = across, max(1, round(height * across / width))
+            smaller = as_seen(opened).resize(size, Image.Resampling.LANCZOS)
     except BROKEN as error:
         raise UserError(f"a screenshot is no picture: {error}") from None
     file = io.BytesIO()

@@ -31,6 +31,7 @@ from dart_cli.evaluation.marks import action_words
 from dart_cli.runtime.tables import minutes, moment, or_dash, verdict_words, versions
 from envs.base import image_type
 from envs.own_code import did_you_mean
+from envs.screenshots import seen_size
 
 Values = dict[str, Any]
 _Word = TypeVar("_Word", bound=str)
@@ -129,7 +130,7 @@ class File(Site):
 
 def _symbol(key: str, image: bytes) -> Markup:
     with Image.open(io.BytesIO(image)) as opened:
-        width, height = opened.size
+        width, height = seen_size(opened)
     data = f"data:{image_type(image)};base64,{base64.b64encode(image).decode()}"
     return Markup(
         '<symbol id="shot-{0}" viewBox="0 0 {2} {3}" preserveAspectRatio="none">'

@@ -28,7 +28,7 @@ from typing import TypeVar
 import torch
 from safetensors import SafetensorError
 
-from bus.errors import WeightsError
+from bus.errors import WeightsError, cure_of
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy import accelerator
 from dart_cli.weights.flat_weights import (
@@ -246,7 +246,8 @@ class FileChannel:
                     self._to_disk(self._opened)
                 except OSError as error:
                     raise WeightsError(
-                        f"{self.directory}: its weights cannot be written to disk: {error}; is it full?"
+                        f"{self.directory}: its weights cannot be written to disk: {error}; "
+                        f"{cure_of(error, 'is it full?')}"
                     ) from None
                 self._opened.close()
                 self._opened = self._buffer = None
@@ -309,7 +310,8 @@ class FileChannel:
                 manifest = copied.manifest(policy_version, digests, self._lora)
                 (draft / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{target} cannot be written: {error}; is the disk full?") from None
+            cure = cure_of(error, "is the disk full?")
+            raise WeightsError(f"{target} cannot be written: {error}; {cure}") from None
         return published(target, manifest)
 
     def _is_due(self, _copied: FlatWeights) -> bool:

@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bus.errors import WeightsError
+from bus.errors import WeightsError, cure_of
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import LoraConfig
 
@@ -116,7 +116,8 @@ def read_manifest(path: Path) -> Manifest:
             raise WeightsError(f"{file} is too large for a manifest")
         text = file.read_bytes()
     except OSError as error:
-        raise WeightsError(f"{file}: {error.strerror}; removed or never complete") from None
+        cure = cure_of(error, "removed or never complete")
+        raise WeightsError(f"{file}: {error.strerror}; {cure}") from None
     except ValueError as error:  # a path that no file can have, e.g. with a null byte
         raise WeightsError(f"{str(file)!r} is no path: {error}") from None
     return parse_manifest(text, str(file))
@@ -266,7 +267,8 @@ def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
             sizes = {name: entry.end - entry.begin for name, entry in layout.entries.items()}
             return tree_digests(sizes, read)
     except OSError as error:
-        raise WeightsError(f"{file}: removed while it was read ({error.strerror})") from None
+        cure = cure_of(error, "removed while it was read")
+        raise WeightsError(f"{file}: {cure} ({error.strerror})") from None
 
 
 # --- the layout of a file -------------------------------------------------------------------------
@@ -338,10 +340,8 @@ def read_layout(file: Path) -> Layout:
         tree = json.loads(text)
         entries = {name: _entry(header) for name, header in tree.items() if name != "__metadata__"}
     except OSError as error:
-        raise WeightsError(
-            f"{file}: removed while it was read, or of a version that was broadcast and not written whole "
-            f"({error.strerror})"
-        ) from None
+        gone = "removed while it was read, or of a version that was broadcast and not written whole"
+        raise WeightsError(f"{file}: {cure_of(error, gone)} ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise WeightsError(
             f"{file} is no safetensors file: its header cannot be read; {_CURE}"

@@ -144,8 +144,14 @@ def _write(text: str, adb_keyboard: bool) -> Iterator[str]:
 
 
 def _press(keys: Sequence[str]) -> list[str]:
-    """One key, or several together; none if one of them is unknown."""
-    codes = [KEYCODES.get(canonical(key.lower())) for key in keys]
+    """Return the command of one key, or of several together; none if one of them is unknown.
+
+    A capital letter is its key with shift.
+    """
+    names = [canonical(key) for key in keys]
+    if "shift" not in names and any("A" <= name <= "Z" for name in names):
+        names.insert(0, "shift")
+    codes = [KEYCODES.get(name.lower()) for name in names]
     if None in codes:
         return []
     kind = "keyevent" if len(codes) == 1 else "keycombination"

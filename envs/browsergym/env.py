@@ -27,7 +27,7 @@ from envs.browsergym.calls import CallWriter
 from envs.browsergym.tasks import benchmark_of, need_interpreter, source
 from envs.child_program import ChildProgram
 from envs.miniwob.process import find_chromium, make_profile, remove_profile, remove_stale_profiles
-from envs.screenshots import MOST_CHARS, Widget, bounded, outline
+from envs.screenshots import MOST_CHARS, Widget, as_seen, bounded, outline
 
 GoalImages = Literal["below", "refuse"]
 
@@ -223,7 +223,7 @@ def with_images(screenshot: bytes, images: Sequence[bytes]) -> bytes:
     A point of the page keeps its numbers; one below it hits nothing. Raises EnvError for an image that
     cannot be read.
     """
-    screen = Image.open(io.BytesIO(screenshot)).convert("RGB")
+    screen = as_seen(Image.open(io.BytesIO(screenshot)))
     strip = screen.height // 2
     width = (screen.width - GAP) // len(images) - GAP
     if width < 1 or strip <= 2 * GAP:
@@ -244,6 +244,6 @@ def _read(encoded: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(encoded))
         if image.width * image.height > MOST_PIXELS:
             raise EnvError(f"an image of the goal has {image.width}x{image.height} pixels")
-        return image.convert("RGB")
+        return as_seen(image)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise EnvError(f"an image of the goal cannot be read: {error}") from None

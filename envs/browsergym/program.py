@@ -114,7 +114,7 @@ def unachievable() -> list[int]:
     """The tasks of WebArena whose answer is that they cannot be done."""
     try:
         webarena: Any = importlib.import_module("webarena")
-        configs = json.loads(files(webarena).joinpath("test.raw.json").read_text())
+        configs = json.loads(files(webarena).joinpath("test.raw.json").read_text("utf-8"))
         answers = [(each["task_id"], each["eval"].get("reference_answers")) for each in configs]
         return [task for task, answer in answers if (answer or {}).get("fuzzy_match") == "N/A"]
     except Exception:  # noqa: BLE001 - another version of the package, or none

@@ -38,7 +38,7 @@ def has_accessibility() -> bool:
 
 def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
     """Role, name, text, states and box of each widget, depth first. Raises EnvError."""
-    said = desktop.run("atspi", [_PYTHON, "-W", "ignore", "-c", _READER.read_text()])
+    said = desktop.run("atspi", [_PYTHON, "-W", "ignore", "-c", _READER.read_text("utf-8")])
     try:
         widgets: list[dict[str, Any]] = json.loads(said.splitlines()[-1])
     except (ValueError, IndexError) as error:

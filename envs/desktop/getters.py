@@ -37,6 +37,7 @@ from bus.errors import TaskError
 from envs.base import Verdict
 from envs.desktop.files import inside
 from envs.taskfile import Check, Evaluator
+from envs.textfiles import read_text
 
 MOST_BYTES = 32 << 20  # of a file that is judged
 
@@ -77,7 +78,7 @@ def rule(_: GetterContext, rules: Mapping[str, Any]) -> Any:
 def text_file(scene: GetterContext, path: str) -> str | None:
     """A text file's text."""
     with suppress(OSError, UnicodeDecodeError):
-        return _small(scene, path).read_text(encoding="utf-8")
+        return read_text(_small(scene, path))
     return None
 
 
@@ -207,7 +208,7 @@ def setting(scene: GetterContext, path: str, group: str, key: str) -> str | None
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     with suppress(OSError, UnicodeDecodeError, configparser.Error):
-        parser.read_string(_small(scene, path).read_text(encoding="utf-8"))
+        parser.read_string(read_text(_small(scene, path)))
         return parser.get(group, key)
     return None
 

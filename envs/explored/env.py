@@ -197,7 +197,7 @@ class ExploredSuite:
                 max_steps=task.max_steps,
                 tier=len(task.path),
                 split=task.split,
-                params={"application": task.application},
+                params={"application": task.application, "file": task.digest},
             )
             for task in self.file.tasks
         }

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bus.errors import TaskError
-from envs.base import Split
+from bus.errors import TaskError, cure_of
+from envs.base import Split, content_hash
 from envs.elements import Operation
 from envs.options import first_problem
 
@@ -52,6 +52,11 @@ class ExploredTask(_Stored):
     max_steps: int = Field(ge=1)
 
     @property
+    def digest(self) -> str:
+        """A digest of all that the file says of it."""
+        return content_hash(self.model_dump_json().encode())
+
+    @property
     def start(self) -> str:
         """ScreenState.id that a reset shows."""
         return self.path[0].screen
@@ -79,10 +84,9 @@ def read_file(folder: Path) -> ExploredFile:
     path = folder / FILE
     try:
         file = ExploredFile.model_validate_json(path.read_bytes())
-    except OSError:
-        raise TaskError(
-            f"no tasks at {path}; `dart explore tasks EXPLORATION {folder}` makes them"
-        ) from None
+    except OSError as error:
+        cure = cure_of(error, f"`dart explore tasks EXPLORATION {folder}` makes them")
+        raise TaskError(f"no tasks at {path}: {error.strerror}; {cure}") from None
     except ValidationError as error:
         raise TaskError(f"{path}: {first_problem(error)}; make the tasks again") from None
     ids = [task.id for task in file.tasks]

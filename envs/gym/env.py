@@ -22,6 +22,7 @@ from envs.base import Observation, Task, Verdict, image_type, task_of
 from envs.gym.hooks import Episode, GymHooks
 from envs.options import checked
 from envs.own_code import load_own
+from envs.screenshots import seen_size
 
 
 class GymEnv:
@@ -138,7 +139,7 @@ class GymEnv:
                 if media_type is None:
                     raise TypeError("its bytes are no PNG, JPEG or WebP")
                 with Image.open(io.BytesIO(image)) as opened:
-                    return Observation(image, media_type, *opened.size)
+                    return Observation(image, media_type, *seen_size(opened))
             pixels = np.asarray(image)
             if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
                 raise TypeError(

@@ -28,6 +28,7 @@ from envs.base import Task
 from envs.inputs import canonical
 from envs.options import first_problem
 from envs.own_code import did_you_mean
+from envs.textfiles import read_text
 
 _Path = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -175,7 +176,7 @@ def _text_of(named: str) -> str:
             "your own is path/to/profile.toml"
         )
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except OSError as error:
         raise TaskError(f"the file cannot be read: {error.strerror}") from None
 

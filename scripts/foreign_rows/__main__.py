@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.errors import DartError, UserError
+from dart_cli.runtime.streams import take_streams
 from dart_cli.tune.episodes import EPISODES
 from scripts.foreign_rows import cua_lite, gui_actor, opencua
 
@@ -61,6 +62,7 @@ def main() -> int:
     parser.add_argument("home", type=Path, help="folder or file of the rows")
     parser.add_argument("--skip-malformed", action="store_true")
     options = parser.parse_args()
+    take_streams()  # a name that the terminal cannot show ends nothing
     try:
         print(convert(options.layout, options.home, skip_malformed=options.skip_malformed))
     except DartError as error:

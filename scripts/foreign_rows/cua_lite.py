@@ -6,7 +6,9 @@ user's, with an image and the instruction; each of the assistant's has `tool_cal
 message without calls ends the episode: as done, or by `metadata.others.terminate_status`.
 
 `inline_reasoning` is the thought, or else `action_description`. One message is one of our actions: several are
-refused, but for a move before a drag. Rows whose `others.task_completed` is false are left out, and so are those of
+refused, but for a move before what acts where the pointer is. Texts are taken as they stand: a newline at the end of
+what is typed submits it. Keys get our names. `response`, `terminate`, `report_infeasible` and `goto` are tools of
+their own. `hold_key`, `screenshot`, `cursor_position` and the other tools are none of our actions. Rows whose `others.task_completed` is false are left out, and so are those of
 other kinds than `use` (grounding, questions).
 """
 
@@ -14,30 +16,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bus.errors import UserError
+from pydantic import ValidationError
+
+from bus.errors import ActionError, UserError
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
+from dart_cli.policy.codecs.pyautogui_calls import MOST_NOTCHES, MOST_WAIT_S
+from dart_cli.policy.codecs.reading import one_of_keys, read_keys
+from dart_cli.policy.coordinates import pointer_after
 from envs.actions import (
     Action,
+    Answer,
     Click,
     Done,
     DoubleClick,
     Drag,
     Fail,
+    Goto,
+    KeyDown,
     KeyPress,
+    KeyUp,
+    MouseDown,
+    MouseUp,
     Move,
     Scroll,
     TripleClick,
     Type,
     Wait,
 )
-from scripts.foreign_rows.parts import Found, Grid, picture_of, row_lines, step_of, text_of
+from scripts.foreign_rows.parts import (
+    Found,
+    Grid,
+    number_of,
+    picture_of,
+    row_lines,
+    step_of,
+    text_of,
+    words_of,
+)
 
 IMAGES = (".", "images")
 COLUMNS = ("images", "messages", "metadata")
 MOST = 1000.0
+
+Point = tuple[int, int]
+"""Pixels of a screenshot."""
 
 DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 """Notches right and down."""
@@ -105,36 +131,68 @@ def _row(root: Path, row: Any) -> dict[str, Any] | None:
     if not isinstance(images, list) or not isinstance(messages, list):
         raise ValueError("images and messages must be lists")  # noqa: TRY004
     others = metadata.get("others") or {} if isinstance(metadata, dict) else {}
-    dims = metadata.get("dims") if isinstance(metadata, dict) else None
+    dims = metadata.get("dims") or [] if isinstance(metadata, dict) else []
+    if not isinstance(others, dict) or not isinstance(dims, list):
+        raise ValueError("metadata.others must be an object, and metadata.dims a list")  # noqa: TRY004
     if others.get("task_completed") is False or (dims and "use" not in dims):
         return None
-    instruction, shown = "", None
-    steps: list[dict[str, Any]] = []
-    for number, message in enumerate(messages):
+    return _Episode(root, images, others).read(messages)
+
+
+class _Episode:
+    """The messages of a row, read one after the other."""
+
+    def __init__(self, root: Path, images: list[Any], others: Mapping[str, Any]) -> None:
+        self._root = root
+        self._images = images
+        self._others = others
+        self._instruction = ""
+        self._shown: Any = None  # the name of the image that the next action answers
+        self._pointer: Point | None = None
+        self._steps: list[dict[str, Any]] = []
+
+    def read(self, messages: list[Any]) -> dict[str, Any]:
+        """Return the episode. Raises ValueError with the place of the first message that is wrong."""
+        for number, message in enumerate(messages):
+            try:
+                self._message(message)
+            except ValueError as error:
+                raise ValueError(f"messages[{number}]: {error}") from None
+        if not self._instruction or not self._steps:
+            raise ValueError("has no instruction, or no step")
+        return {"instruction": self._instruction, "steps": self._steps}
+
+    def _message(self, message: Any) -> None:
+        role = text_of(message, "role")
+        parts = message.get("content") or []
+        parts = [parts] if isinstance(parts, dict) else parts
+        if not isinstance(parts, list | str):
+            raise ValueError("content must be a text or a list")  # noqa: TRY004
+        if role in ("user", "tool"):
+            self._instruction = self._instruction or _joined(parts, "text")
+            indices = [p.get("index") for p in parts if _is(p, "image")]
+            if indices:
+                self._shown = _named(self._images, indices[-1])
+        elif role == "assistant":
+            self._answer(message, parts)
+        elif role != "system":
+            raise ValueError(f"role {role!r:.20} is none of system, user, assistant, tool")
+
+    def _answer(self, message: Mapping[str, Any], parts: list[Any] | str) -> None:
+        if self._shown is None:
+            raise ValueError("answers to no image")
+        screenshot, size = picture_of(self._root, IMAGES, self._shown)
+        thought = _joined(parts, "inline_reasoning") or _joined(parts, "action_description")
         try:
-            role = text_of(message, "role")
-            parts = message.get("content") or []
-            parts = [parts] if isinstance(parts, dict) else parts
-            if role in ("user", "tool"):
-                if not instruction:
-                    instruction = _joined(parts, "text")
-                indices = [p.get("index") for p in parts if _is(p, "image")]
-                if indices:
-                    shown = _named(images, indices[-1])
-            elif role == "assistant":
-                if shown is None:
-                    raise ValueError("answers to no image")
-                screenshot, size = picture_of(root, IMAGES, shown)
-                thought = _joined(parts, "inline_reasoning") or _joined(parts, "action_description")
-                action = _said(message, Grid(MOST, size), others)
-                steps.append(step_of(screenshot, action, thought))
-            elif role != "system":
-                raise ValueError(f"role {role!r:.20} is none of system, user, assistant, tool")
-        except ValueError as error:
-            raise ValueError(f"messages[{number}]: {error}") from None
-    if not instruction or not steps:
-        raise ValueError("has no instruction, or no step")
-    return {"instruction": instruction, "steps": steps}
+            action = _said(message, Screen(Grid(MOST, size), self._pointer), self._others)
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{at}: {first['msg']}") from None
+        except ActionError as error:
+            raise ValueError(str(error)) from None
+        self._pointer = pointer_after(action, self._pointer)
+        self._steps.append(step_of(screenshot, action, thought))
 
 
 def _unpacked(value: Any) -> Any:
@@ -151,10 +209,16 @@ def _is(part: Any, kind: str) -> bool:
     return isinstance(part, dict) and part.get("type") == kind
 
 
-def _joined(parts: Any, kind: str) -> str:
+def _joined(parts: list[Any] | str, kind: str) -> str:
+    """Return the texts of one kind as they stand; an empty text where they are blanks alone."""
     if isinstance(parts, str):
-        return parts.strip() if kind == "text" else ""
-    return "\n".join(str(p.get("text") or "") for p in parts if _is(p, kind)).strip()
+        text = parts if kind == "text" else ""
+    else:
+        texts = [p.get("text") or "" for p in parts if _is(p, kind)]
+        if not all(isinstance(each, str) for each in texts):
+            raise ValueError(f"a part of type {kind} has a text that is none")
+        text = "\n".join(each for each in texts if each)
+    return text if text.strip() else ""
 
 
 def _named(images: list[Any], index: Any) -> Any:
@@ -163,89 +227,181 @@ def _named(images: list[Any], index: Any) -> Any:
     return images[index]
 
 
-def _said(message: Mapping[str, Any], grid: Grid, others: Mapping[str, Any]) -> Action:
-    """The action of a message of the assistant's."""
+@dataclass(frozen=True)
+class Screen:
+    """What an action's places refer to."""
+
+    grid: Grid
+    pointer: Point | None  # pixel where earlier actions left it; None: none has moved it
+
+    def at(self, given: Mapping[str, Any], key: str = "coordinate") -> Point:
+        """Return the pixel of a place that must be there."""
+        value = given.get(key)
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"{given.get('action')} has no {key} [x, y]")
+        return self.grid.pixel(*value)
+
+    def at_or_pointer(self, given: Mapping[str, Any], key: str = "coordinate") -> Point:
+        """Return the pixel of a place, or of the pointer where the action has none."""
+        if given.get(key) is not None:
+            return self.at(given, key)
+        if self.pointer is None:
+            raise ValueError(
+                f"{given.get('action')} has no {key}, and no earlier action moved the pointer"
+            )
+        return self.pointer
+
+
+def _said(message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any]) -> Action:
+    """Return the action of a message of the assistant's."""
     calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ValueError("tool_calls must be a list")  # noqa: TRY004 - a row's mistake
     if not calls:
         return Done() if others.get("terminate_status", "success") == "success" else Fail()
-    actions: list[Any] = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        arguments = _unpacked(function.get("arguments")) if isinstance(function, dict) else None
-        if not isinstance(arguments, dict):
-            raise ValueError("a tool call has no function with arguments")  # noqa: TRY004
-        if function is not None and function.get("name") != "computer":
-            raise ValueError(f"the tool {function.get('name')!r:.30} is not `computer`")
-        listed = arguments.get("actions")
-        if not isinstance(listed, list):
-            raise ValueError("a tool call has no list of actions")  # noqa: TRY004
-        actions += listed
-    names = [each.get("action") if isinstance(each, dict) else None for each in actions]
-    if names == ["mouse_move", "drag"]:
-        path = [_place(grid, each, "coordinate") for each in actions]
-        return Drag(path=path, button=actions[1].get("button") or "left")
+    actions = [each for call in calls for each in _actions_of(call)]
+    if len(actions) == 2 and actions[0].get("action") == "mouse_move":
+        place = screen.at(actions[0])
+        if actions[1].get("action") in _AT_POINTER and not {"coordinate"} & _places(actions[1]):
+            return _AT_POINTER[actions[1]["action"]](replace(screen, pointer=place), actions[1])
+        if actions[1].get("action") == "drag" and "start_coordinate" not in _places(actions[1]):
+            return _drag(replace(screen, pointer=place), actions[1])
     if len(actions) != 1:
+        names = [each.get("action") for each in actions]
         raise ValueError(f"does {len(actions)} things ({names!r:.60}); an action of ours is one")
-    make = _ACTIONS.get(names[0])
+    name = actions[0].get("action")
+    make = _ACTIONS.get(name) if isinstance(name, str) else None
     if make is None:
-        raise ValueError(f"the action {names[0]!r:.30} is none of {', '.join(_ACTIONS)}")
-    return make(grid, actions[0])
+        raise ValueError(f"the action {name!r:.30} is none of {', '.join(_ACTIONS)}")
+    return make(screen, actions[0])
 
 
-def _place(grid: Grid, given: Mapping[str, Any], key: str) -> tuple[int, int]:
-    value = given.get(key)
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{given.get('action')} has no {key} [x, y]")
-    return grid.pixel(*value)
+def _actions_of(call: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the actions of a tool call; a tool of its own is one, by its name."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = _unpacked(function.get("arguments")) if isinstance(function, dict) else None
+    if not isinstance(arguments, dict):
+        raise ValueError("a tool call has no function with arguments")  # noqa: TRY004
+    name = function.get("name") if isinstance(function, dict) else None
+    if isinstance(name, str) and name in _TOOLS:
+        yield {"action": name, **arguments}
+        return
+    if name != "computer":
+        raise ValueError(f"the tool {name!r:.30} is none of computer, {', '.join(_TOOLS)}")
+    listed = arguments.get("actions")
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise ValueError("a tool call has no list of actions")
+    for each in listed:
+        if isinstance(each.get("action"), str) and each["action"] in _TOOLS:
+            raise ValueError(f"the action {each['action']!r:.30} is a tool of its own")
+        yield each
 
 
-def _click(grid: Grid, given: Mapping[str, Any]) -> Action:
-    x, y = _place(grid, given, "coordinate")
-    clicks, button = given.get("clicks") or 1, given.get("button") or "left"
+def _places(given: Mapping[str, Any]) -> set[str]:
+    return {key for key in ("coordinate", "start_coordinate") if given.get(key) is not None}
+
+
+def _button(given: Mapping[str, Any]) -> Any:
+    """Return the button of an action, which the action itself checks; left where it names none."""
+    return "left" if given.get("button") is None else given["button"]
+
+
+def _click(screen: Screen, given: Mapping[str, Any]) -> Action:
+    x, y = screen.at_or_pointer(given)
+    clicks = number_of(given, "clicks", 1, least=1, most=3)
     if clicks == 1:
-        return Click(x=x, y=y, button=button)
-    if clicks in (2, 3) and button == "left":
+        return Click(x=x, y=y, button=_button(given))
+    if clicks in (2, 3) and _button(given) == "left":
         return DoubleClick(x=x, y=y) if clicks == 2 else TripleClick(x=x, y=y)
-    raise ValueError(f"{clicks!r:.20} clicks of {button!r:.20} are none of our actions")
+    raise ValueError(f"{clicks:g} clicks of {_button(given)!r:.20} are none of our actions")
 
 
-def _drag(grid: Grid, given: Mapping[str, Any]) -> Action:
-    path = [_place(grid, given, "start_coordinate"), _place(grid, given, "coordinate")]
-    return Drag(path=path, button=given.get("button") or "left")
+def _drag(screen: Screen, given: Mapping[str, Any]) -> Action:
+    path = [screen.at_or_pointer(given, "start_coordinate"), screen.at(given)]
+    return Drag(path=path, button=_button(given))
 
 
-def _scroll(grid: Grid, given: Mapping[str, Any]) -> Action:
-    wide, high = grid.size
-    x, y = wide // 2, high // 2
-    if given.get("coordinate"):
-        x, y = _place(grid, given, "coordinate")
-    amount = given.get("amount") or 1
-    if given.get("direction") not in DIRECTIONS or not isinstance(amount, int | float):
-        raise ValueError(f"scrolls {given.get('direction')!r:.20} by {amount!r:.20}")
-    right, down = DIRECTIONS[given["direction"]]
-    notches = max(1, round(amount))
-    return Scroll(x=x, y=y, dx=right * notches, dy=down * notches)
+def _scroll(screen: Screen, given: Mapping[str, Any]) -> Action:
+    wide, high = screen.grid.size
+    placed = screen if screen.pointer else replace(screen, pointer=(wide // 2, high // 2))
+    x, y = placed.at_or_pointer(given)
+    direction = given.get("direction")
+    if not isinstance(direction, str) or direction not in DIRECTIONS:
+        raise ValueError(f"direction {direction!r:.20} is none of {', '.join(DIRECTIONS)}")
+    notches = number_of(given, "amount", 1, least=1, most=MOST_NOTCHES)
+    if notches != int(notches):
+        raise ValueError(f"amount must be a whole number of notches, got {notches:g}")
+    right, down = DIRECTIONS[direction]
+    return Scroll(x=x, y=y, dx=right * int(notches), dy=down * int(notches))
 
 
-def _key(_grid: Grid, given: Mapping[str, Any]) -> Action:
+def _keys(given: Mapping[str, Any]) -> list[str]:
+    """Return the keys of an action by our names."""
     keys = given.get("keys")
     if not isinstance(keys, list) or not keys or not all(isinstance(key, str) for key in keys):
         raise ValueError(f"{keys!r:.40} are no keys")
-    return KeyPress(keys=[key.lower() for key in keys])
+    for key in keys:
+        if len(key) == 1 and key != key.lower():
+            raise ValueError(
+                f"the key {key!r} is a capital letter, which CUA-Lite has not: whether shift is held "
+                f"is not known; write {key.lower()!r}, or shift and {key.lower()!r}"
+            )
+    return read_keys(keys)
 
 
-def _move(grid: Grid, given: Mapping[str, Any]) -> Action:
-    x, y = _place(grid, given, "coordinate")
+def _one_key(given: Mapping[str, Any]) -> str:
+    return one_of_keys(_keys(given))
+
+
+def _terminate(_screen: Screen, given: Mapping[str, Any]) -> Action:
+    status = given.get("status")
+    if status not in ("success", "failure"):
+        raise ValueError(f"status {status!r:.20} is none of success, failure")
+    return Done() if status == "success" else Fail()
+
+
+def _move(screen: Screen, given: Mapping[str, Any]) -> Action:
+    x, y = screen.at(given)
     return Move(x=x, y=y)
 
 
-_ACTIONS: Mapping[Any, Callable[[Grid, Mapping[str, Any]], Action]] = {
+def _mouse(kind: type[MouseDown | MouseUp]) -> _Make:
+    def make(screen: Screen, given: Mapping[str, Any]) -> Action:
+        x, y = screen.pointer or (None, None)
+        return kind(x=x, y=y, button=_button(given))
+
+    return make
+
+
+_Make = Callable[[Screen, Mapping[str, Any]], Action]
+
+_AT_POINTER: Mapping[Any, _Make] = {
     "click": _click,
+    "scroll": _scroll,
+    "mouse_down": _mouse(MouseDown),
+    "mouse_up": _mouse(MouseUp),
+}
+"""What acts where the pointer is, and so after a move in one message."""
+
+_TOOLS: Mapping[str, _Make] = {
+    "response": lambda _, given: Answer(text=text_of(given, "text")),
+    "terminate": _terminate,
+    "report_infeasible": lambda *_: Fail(),
+    "goto": lambda _, given: Goto(url=words_of(given, "url")),
+}
+"""The tools beside `computer` that are an action of ours."""
+
+_ACTIONS: Mapping[str, _Make] = {
+    **_AT_POINTER,
     "mouse_move": _move,
     "drag": _drag,
-    "scroll": _scroll,
-    "key": _key,
+    "key": lambda _, given: KeyPress(keys=_keys(given)),
+    "key_down": lambda _, given: KeyDown(key=_one_key(given)),
+    "key_up": lambda _, given: KeyUp(key=_one_key(given)),
     "type": lambda _, given: Type(text=text_of(given, "text")),
-    "wait": lambda _, given: Wait(seconds=min(60.0, float(given.get("duration") or 1))),
+    "wait": lambda _, given: Wait(
+        seconds=number_of(given, "duration", 1, least=0, most=MOST_WAIT_S)
+    ),
+    **_TOOLS,
 }
 """Each action, by its name."""

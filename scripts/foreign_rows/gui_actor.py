@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import UserError
+from envs.textfiles import read_text, why
 from scripts.foreign_rows.parts import Found, Grid, picture_of, text_of
 
 IMAGES = ("images", ".")
@@ -49,9 +50,9 @@ def _has_conversations(path: Path) -> bool:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
     return rows if isinstance(rows, list) else []
 
 
@@ -73,11 +74,12 @@ def _items(root: Path, row: Any) -> tuple[list[dict[str, Any]], int]:
         try:
             who = text_of(turn, "from")
             if who == "human":
-                asked = text_of(turn, "value").replace(IMAGE_WORD, "").strip()
+                text = text_of(turn, "value")
+                asked = text.replace(f"{IMAGE_WORD}\n", "").replace(IMAGE_WORD, "")
             elif who == "gpt" and turn.get("bbox_gt") is None:
                 without += 1
             elif who == "gpt":
-                if not asked:
+                if not asked.strip():
                     raise ValueError("answers to no question")
                 items.append(
                     {

@@ -20,7 +20,7 @@ from dart_cli.policy.codecs.pyautogui_calls import IGNORED, SIGNATURES, read_cal
 from dart_cli.policy.codecs.reading import calls_of
 from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
 from envs.actions import Action, Click, DoubleClick, TripleClick
-from scripts.foreign_rows.parts import Found, picture_of, row_lines, step_of, text_of
+from scripts.foreign_rows.parts import Found, picture_of, row_lines, step_of, words_of
 
 FILES = "agentnet*.jsonl"
 IMAGES = ("images", "ubuntu_images", "win_mac_images", ".")
@@ -52,7 +52,7 @@ def read(home: Path) -> Found:
 
 
 def _row(root: Path, row: Any) -> dict[str, Any]:
-    instruction = text_of(row, "instruction")
+    instruction = words_of(row, "instruction")
     listed = row.get("traj")
     if not isinstance(listed, list) or not listed:
         raise ValueError("traj must be a list of steps")
@@ -64,19 +64,24 @@ def _row(root: Path, row: Any) -> dict[str, Any]:
             if not isinstance(value, dict):
                 raise ValueError("has no value")  # noqa: TRY004 - a row's mistake
             screenshot, size = picture_of(root, IMAGES, step.get("image"))
-            action, pointer = action_of(text_of(value, "code"), size, pointer)
+            action, pointer = action_of(words_of(value, "code"), size, pointer)
+            thought = _thought(value)
         except ValueError as error:
             raise ValueError(f"step {number}: {error}") from None
-        steps.append(
-            step_of(
-                screenshot,
-                action,
-                str(value.get("thought") or "").strip(),
-                value.get("last_step_correct") is not False
-                and value.get("last_step_redundant") is not True,
-            )
+        learned = (
+            value.get("last_step_correct") is not False
+            and value.get("last_step_redundant") is not True
         )
+        steps.append(step_of(screenshot, action, thought, learned))
     return {"instruction": instruction, "steps": steps}
+
+
+def _thought(value: dict[str, Any]) -> str:
+    """Return the thought of a step as it stands; an empty text where it is blanks alone."""
+    thought = value.get("thought")
+    if thought is not None and not isinstance(thought, str):
+        raise ValueError(f"thought must be a text, got {thought!r:.40}")
+    return thought if thought and thought.strip() else ""
 
 
 def action_of(

@@ -5,6 +5,7 @@ step_of      a step of an episode, as dart_cli/tune/episodes.py reads it
 Grid         the numbers of a layout -> pixels of a screenshot
 row_lines    the rows of a JSONL file, each with its place
 picture_of   a screenshot that a row names
+text_of, words_of, number_of   a value of a row, checked and not changed
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from PIL import Image, UnidentifiedImageError
 
 from bus.errors import UserError
 from envs.actions import Action, action_to_dict
-from envs.screenshots import BROKEN
+from envs.screenshots import BROKEN, seen_size
+from envs.textfiles import open_text, why
 
 
 @dataclass
@@ -55,17 +57,19 @@ class Grid:
 
 
 def row_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """(FILE[INDEX], value) of each line; a line that is no JSON is a ValueError as its value."""
+    """Yield (FILE[INDEX], value) of each line that is not blank; a ValueError as the value of one that is no JSON."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_text(path) as file:
             for index, line in enumerate(file):
                 place = f"{path.name}[{index}]"
+                if not line.strip():
+                    continue
                 try:
                     yield place, json.loads(line)
                 except (ValueError, RecursionError):
                     yield place, ValueError("is no JSON")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy it again") from None
+        raise UserError(f"{path} {why(error, 'copy it again')}") from None
 
 
 def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[str, tuple[int, int]]:
@@ -79,15 +83,34 @@ def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[str, tupl
         if (home / path).is_file():
             try:
                 with Image.open(home / path) as image:
-                    return str(path), image.size
+                    return str(path), seen_size(image)
             except (UnidentifiedImageError, *BROKEN) as error:
                 raise ValueError(f"{name} is no picture that can be read: {error}") from None
     raise ValueError(f"there is no picture {name} in {' or '.join(folders)}")
 
 
 def text_of(row: Any, key: str) -> str:
-    """A text of a row that must be there. Raises ValueError."""
+    """Return a text of a row as it stands, blanks and line ends included. Raises ValueError for an empty one."""
     value = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value:
         raise ValueError(f"{key} must be a text, got {value!r:.40}")
-    return value.strip()
+    return value
+
+
+def words_of(row: Any, key: str) -> str:
+    """Return a text that tells something, as it stands. Raises ValueError for one of blanks alone."""
+    value = text_of(row, key)
+    if not value.strip():
+        raise ValueError(f"{key} must have words, got {value!r:.40}")
+    return value
+
+
+def number_of(row: Any, key: str, default: float, *, least: float, most: float) -> float:
+    """Return a number of a row, `default` where it has none. Raises ValueError for one beyond the bounds."""
+    value = row.get(key)
+    if value is None:
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        raise ValueError(f"{key} must be a number from {least:g} to {most:g}, got {value!r:.20}")
+    return float(value)

@@ -117,7 +117,8 @@ def test_key_files_come_back_as_written_and_are_private(tmp_path: Path) -> None:
     public, theirs = write_key_pair(mine), write_key_pair(other)
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
     allowed = tmp_path / "allowed.txt"
-    allowed.write_text(f"# the envs\n{theirs} host two\n\n", encoding="ascii")
+    text = f"\ufeff# the envs\r\n{theirs} José's host\r\n\r\n".encode()
+    allowed.write_bytes(text + b"# Jos\xe9\n")  # saved by several editors
     curve = read_curve(mine, server=theirs, allowed=allowed)
     assert (curve.public, curve.server, curve.allowed) == (public, theirs, frozenset([theirs]))
     assert curve.secret not in repr(curve)

@@ -15,6 +15,7 @@ import pytest
 from dart_cli.cluster import role_host
 from dart_cli.cluster.process import LOST, Ranks
 from dart_cli.cluster.role_host import CONFIG, Printed, RoleHost, Setup
+from dart_cli.runtime.liveness import start_ticks
 from dart_cli.runtime.logs import log_dir
 from tests.waiting import PATIENCE_S
 
@@ -129,12 +130,13 @@ async def test_folders_of_processes_that_are_gone_are_removed(
     await gone.wait()
     parent = tmp_path / f"dart-{os.getuid()}"
     parent.mkdir(mode=0o700)
-    names = {f"ray-box-{gone.pid}-a", f"ray-other-{gone.pid}-a", f"ray-box-{os.getpid()}-a"}
+    mine = f"ray-box-{os.getpid()}-{start_ticks(os.getpid())}-a"
+    names = {f"ray-box-{gone.pid}-7-a", f"ray-other-{gone.pid}-7-a", mine}
     for name in names:
         (parent / name).mkdir()
     made = role_host._private_folder()
     kept = {path.name for path in parent.iterdir()}
-    assert kept == names - {f"ray-box-{gone.pid}-a"} | {made.name}
+    assert kept == names - {f"ray-box-{gone.pid}-7-a"} | {made.name}
 
 
 class Rank:

@@ -39,9 +39,6 @@ CASES = [
     Case("no such device", '[train]\ndevice = "gpu"\n', "train.device", "must be auto, cpu, cuda"),
     Case("device misnumbered", '[rollout]\ndevice = "cuda:x"\n', "rollout.device", "cuda:N"),
     # text that is nearly TOML
-    Case(
-        "byte order mark", "\ufeff[run]\nseed = 1\n", "byte order mark", "save it as UTF-8 without"
-    ),
     Case("nested brackets", f"[env]\noptions = {3000 * '['}{3000 * ']'}\n", "nested", "brackets"),
     Case("nested tables", f"[env.options{3000 * '.a'}]\nb = 1\n", "nested", "too deeply"),
 ]
@@ -155,6 +152,13 @@ def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     path.write_bytes(b'[run]\ndir = "caf\xe9"\n')
     with pytest.raises(ConfigError, match="save it as UTF-8"):
         load_config(path)
+
+
+def test_a_file_that_another_editor_saved_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_bytes("[run]\r\nseed = 7\r\n".encode(encoding))
+        assert load_config(path).run.seed == 7
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:

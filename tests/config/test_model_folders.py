@@ -12,7 +12,13 @@ import pytest
 from bus.errors import ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.architecture import shape_of
-from dart_cli.config.model_folder import check_folder, is_model_folder, model_problem, read_json
+from dart_cli.config.model_folder import (
+    check_folder,
+    is_model_folder,
+    model_problem,
+    read_json,
+    weight_files,
+)
 from dart_cli.policy.model import check_weights, load_policy
 from scripts.small_models import build
 from tests.config.model_parts import change_json, write_json, write_model, write_tensors, zeros
@@ -32,6 +38,7 @@ def _pickled(folder: Path) -> None:
 
 
 def _lost_shard(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
     write_json(folder, INDEX, {"weight_map": {"a": "model-00001-of-00002.safetensors"}})
 
 
@@ -204,6 +211,17 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     (folder / "two.safetensors").unlink()
     with pytest.raises(ModelError, match=r"two\.safetensors is missing"):
         check_folder(folder)
+
+
+def test_one_file_comes_before_an_older_index_as_in_transformers(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    shard = folder / "model-00001-of-00001.safetensors"
+    placed = dict.fromkeys(zeros(read_json(folder, "config.json")), shard.name)
+    write_json(folder, INDEX, {"weight_map": placed})
+    assert weight_files(folder) == [folder / WEIGHTS]
+    assert model_problem(str(folder)) == ""  # the shards are gone
+    shard.write_bytes((folder / WEIGHTS).read_bytes())
+    assert weight_files(folder) == [folder / WEIGHTS]
 
 
 def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ test leaves it serving the untrained policy; the last ends it.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import torch
 
 from bus.errors import EngineError, WeightsError
 from bus.messages import SampledTokens, VersionSpan
+from dart_cli.config.model_folder import INDEX
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.caches import vision_digest
@@ -673,3 +675,17 @@ def test_an_engine_that_dies_is_an_error_and_does_not_hang(served: Served, ask: 
     assert "died" in str(outcomes[0])
     with pytest.raises(EngineError, match="died"):
         served.run(served.generate(ask(1)))
+
+
+def test_vllm_loads_the_files_that_the_trainer_loads(tmp_path: Path) -> None:
+    from dart_cli.engines.vllm.plugin import loaded_files
+
+    names = ["model.safetensors", "model-1.safetensors", "model-2.safetensors", "other.safetensors"]
+    found = [str(tmp_path / name) for name in names]
+    for file in found:
+        Path(file).touch()
+    placed = {"a": names[1], "b": names[2]}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": placed}))
+    assert loaded_files(found, str(tmp_path), INDEX) == found[:1]
+    Path(found.pop(0)).unlink()
+    assert loaded_files(found, str(tmp_path), INDEX) == found[:2]

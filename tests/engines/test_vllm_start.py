@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from bus.errors import EngineError, WeightsError
-from dart_cli.config.schema import VllmConfig
+from dart_cli.config.schema import LoraConfig, VllmConfig
 from dart_cli.doctor.plan import H100
-from dart_cli.engines.vllm.set_files import open_files
+from dart_cli.engines.vllm.set_files import PREFIX, AdapterVersions, open_files
 from dart_cli.engines.vllm.start import (
     _environment,
     _features,
@@ -175,3 +176,21 @@ def test_a_set_that_has_gone_is_an_error_and_no_empty_update(tmp_path: Path) -> 
         open_files(tmp_path / "gone"),
     ):
         pass
+
+
+def test_folders_of_adapters_go_with_the_processes_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stale, begun = tmp_path / f"{PREFIX}stale", tmp_path / f"{PREFIX}begun"
+    for folder in (stale, begun):
+        folder.mkdir()
+    (stale / "lock").touch()
+    first = AdapterVersions(LoraConfig(), tmp_path, 2)
+    second = AdapterVersions(LoraConfig(), tmp_path, 2)
+    left = sorted(tmp_path.iterdir())
+    assert len(left) == 3
+    assert begun in left  # it has no lock yet
+    for each in (first, second):
+        each.close()
+    assert list(tmp_path.iterdir()) == [begun]

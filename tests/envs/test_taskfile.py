@@ -174,3 +174,23 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ids.json").write_text('{"calc": 3}')
     with pytest.raises(TaskError, match="must be a list of ids"):
         read_ids(tmp_path / "ids.json")
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("config", [{"type": "launch", "parameters": {"command": ["gedit"]}}]),
+        ("evaluator.func", ["compare_table", "fuzzy_match"]),
+        ("evaluator.conj", "and"),
+        ("related_apps", ["gedit"]),
+    ],
+)
+def test_a_tasks_digest_holds_set_up_and_evaluator_and_not_the_files_place(
+    where: str, value: Any
+) -> None:
+    def digest(content: dict[str, Any], place: str) -> object:
+        return read_task(content, Path(place)).task("a").params["file"]
+
+    before = digest(WHOLE, "a.json")
+    assert digest(copy.deepcopy(WHOLE), "b.json") == before
+    assert digest(changed(where, value), "a.json") != before

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from bus.errors import UserError
-from dart_cli.grounding.items import Box, Polygon
+from dart_cli.grounding.items import Box, Polygon, pictures_digest
 from dart_cli.grounding.layouts import LAYOUTS
 from dart_cli.grounding.reader import read_set
 from tests.grounding.sets import (
@@ -222,6 +222,16 @@ def test_classes_of_another_form_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "classification_result.json", {"text_matching": ["a"]})
     with pytest.raises(UserError, match=r"classification_result\.json must be"):
         read_set(tmp_path)
+
+
+def test_other_pictures_of_the_same_names_are_another_set(tmp_path: Path) -> None:
+    SETS["screenspot"](tmp_path)
+    items = read_set(tmp_path).items
+    before = pictures_digest(items)
+    assert pictures_digest(items) == before
+    picture = items[0].image.path
+    Image.new("RGB", SIZE, "lime").save(picture)
+    assert pictures_digest(read_set(tmp_path).items) != before
 
 
 def test_other_annotations_are_another_set(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from transformers import Qwen2VLImageProcessorPil
 
 from bus.errors import EngineError
@@ -60,6 +60,22 @@ def test_every_encoding_a_screenshot_comes_in_is_exact(mode: str, kind: str) -> 
     mine = ImagePreparer(processor).prepare(blob)
     theirs = processor([Image.open(io.BytesIO(blob)).convert("RGB")], return_tensors="pt")
     assert torch.equal(mine.patches, theirs["pixel_values"])
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_engine_and_trainer_are_shown_a_turned_picture_as_it_is_seen(orientation: int) -> None:
+    processor = PROCESSORS["tiny"]
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    buffer = io.BytesIO()
+    noise(168, 84).save(buffer, "PNG", exif=exif)
+    blob = buffer.getvalue()
+    seen = ImageOps.exif_transpose(Image.open(io.BytesIO(blob)))
+    preparer = ImagePreparer(processor)
+    theirs = processor([seen], return_tensors="pt")
+    assert preparer.token_count(blob) == preparer.prepare(blob).tokens
+    assert torch.equal(preparer.prepare(blob).patches, theirs["pixel_values"])
+    assert list(preparer.prepare(blob).grid) == theirs["image_grid_thw"][0].tolist()
 
 
 @settings(max_examples=60, deadline=None)

@@ -337,6 +337,7 @@ def _truncate(folder: Path) -> None:
 
 
 def _lose_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import stat
 from collections.abc import Callable
@@ -10,19 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from bus.errors import ModelError
+from bus.errors import DiskError, ModelError
 from dart_cli.cli.main import main
-from dart_cli.config.model_folder import resolve
+from dart_cli.config.model_folder import INDEX, SINGLE, resolve
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import SERVED
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.checks import model_facts
 from dart_cli.policy.model import LoadedPolicy, load_policy
-from dart_cli.policy.model_files import PolicyFiles
+from dart_cli.policy.model_files import PolicyFiles, new_folder
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
+from dart_cli.train.checkpoints.identity import model_identity
 from scripts.small_models import FAMILIES, build
 
 Folder = Callable[[str], Path]
@@ -223,3 +227,31 @@ def test_shards_stay_shards(tmp_path: Path, pointer_folder: Folder) -> None:
 def test_what_a_pointer_forces() -> None:
     tokens = PointerTokens(5, 6, 7)
     assert [tokens.forced_after(each) for each in (4, 5, 6, 7)] == [None, 6, 7, None]
+
+
+def test_a_folder_that_was_saved_anew_over_shards_is_one_model_for_every_loader(
+    family: Folder, tmp_path: Path
+) -> None:
+    folder, shard = tmp_path / "model", "model-00001-of-00001.safetensors"
+    shutil.copytree(family("qwen2_5_vl"), folder)
+    new = load_file(folder / SINGLE)
+    save_file({key: each + 1 for key, each in new.items()}, folder / shard, {"format": "pt"})
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(new, shard)})
+    )
+    add_pointer(folder, tmp_path / "pointing", seed=3)
+    for each, pointing in ((folder, "text"), (tmp_path / "pointing", "pointer")):
+        engine = load_policy(each, pointing=pointing).model.state_dict()  # type: ignore[arg-type]
+        with PolicyFiles(each) as files:
+            assert all(torch.equal(engine[name], files.whole(name)) for name in files.names())
+    identity = model_identity(folder)
+    (folder / shard).unlink()
+    assert model_identity(folder) == identity
+
+
+def test_a_folder_without_the_right_to_it_is_not_said_to_be_full(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DiskError, match=r"Permission denied; give this user the right to it$"),
+        new_folder(tmp_path / "out"),
+    ):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

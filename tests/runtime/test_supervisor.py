@@ -50,7 +50,7 @@ async def _alive(config: Config, worker: str) -> int:
     path = config.run.dir / "workers" / f"{worker}.lock"
     while not (path.exists() and path.read_text()):  # noqa: ASYNC110 - of another process
         await asyncio.sleep(0.05)
-    return int(path.read_text())
+    return int(path.read_text().split()[0])
 
 
 async def test_it_is_done_when_its_leaders_are(tmp_path: Path) -> None:

@@ -16,12 +16,18 @@ from dart_cli.grounding.reader import read_set
 from dart_cli.tune.episodes import Demonstration, read_episodes
 from envs.actions import (
     Action,
+    Answer,
     Click,
     Done,
     DoubleClick,
     Drag,
     Fail,
+    Goto,
+    KeyDown,
     KeyPress,
+    KeyUp,
+    MouseDown,
+    MouseUp,
     Move,
     Scroll,
     TripleClick,
@@ -188,7 +194,33 @@ CLICK = {"action": "click", "coordinate": [500, 250]}
         ([{"action": "scroll", "direction": "down", "amount": 3}], Scroll(x=84, y=84, dy=3)),
         ([{"action": "key", "keys": ["ctrl", "o"]}], KeyPress(keys=["ctrl", "o"])),
         ([{"action": "type", "text": "hello"}], Type(text="hello")),
+        ([{"action": "type", "text": "cats\n"}], Type(text="cats\n")),  # submits
+        ([{"action": "type", "text": " and dogs"}], Type(text=" and dogs")),
+        ([{"action": "type", "text": "\n"}], Type(text="\n")),
+        ([{"action": "type", "text": " "}], Type(text=" ")),
+        ([{"action": "key", "keys": ["esc"]}], KeyPress(keys=["escape"])),
+        ([{"action": "key", "keys": ["return"]}], KeyPress(keys=["enter"])),
+        ([{"action": "key", "keys": ["cmd", "a"]}], KeyPress(keys=["meta", "a"])),
+        ([{"action": "key", "keys": ["ctrl+c"]}], KeyPress(keys=["ctrl", "c"])),
+        ([{"action": "key", "keys": ["ctrl", "+"]}], KeyPress(keys=["ctrl", "+"])),
+        ([{"action": "key_down", "keys": ["Shift"]}], KeyDown(key="shift")),
+        ([{"action": "key_up", "keys": ["shift"]}], KeyUp(key="shift")),
         ([{"action": "wait", "duration": 2}], Wait(seconds=2)),
+        ([{"action": "wait", "duration": 0}], Wait(seconds=0)),
+        ([CLICK | {"action": "mouse_move"}, {"action": "click"}], Click(x=84, y=42)),
+        (
+            [CLICK | {"action": "mouse_move"}, {"action": "mouse_down", "button": "right"}],
+            MouseDown(x=84, y=42, button="right"),
+        ),
+        ([{"action": "mouse_up"}], MouseUp()),
+        (
+            [CLICK | {"action": "scroll", "direction": "up", "amount": 2.0}],
+            Scroll(x=84, y=42, dy=-2),
+        ),
+        (
+            [CLICK | {"action": "drag", "start_coordinate": [0, 0], "button": None}],
+            Drag(path=[(0, 0), (84, 42)]),
+        ),
     ],
 )
 def test_tool_calls_of_cua_lite_are_actions(
@@ -198,6 +230,66 @@ def test_tool_calls_of_cua_lite_are_actions(
     assert (row.instruction, row.steps[0].thought) == ("open it", "So.")
     assert [step.action for step in row.steps] == [action, Done()]
     assert [step.screenshot.name for step in row.steps] == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "action"),
+    [
+        ("response", {"text": " 42\n"}, Answer(text=" 42\n")),
+        ("terminate", {"status": "success", "reason": None}, Done()),
+        ("terminate", {"status": "failure"}, Fail()),
+        ("report_infeasible", {"reason": "no such app"}, Fail()),
+        ("goto", {"url": "https://a.org/"}, Goto(url="https://a.org/")),
+    ],
+)
+def test_tools_of_their_own_of_cua_lite_are_actions(
+    home: Path, tool: str, arguments: dict[str, Any], action: Action
+) -> None:
+    row = lite()
+    [call] = row["messages"][1]["tool_calls"]
+    call["function"] = {"name": tool, "arguments": json.dumps(arguments)}
+    [episode] = converted("cua-lite", write_lines(home / "rows.jsonl", row))
+    assert episode.steps[0].action == action
+
+
+def test_instructions_and_thoughts_are_learned_as_they_stand(home: Path) -> None:
+    row = lite(CLICK)
+    row["messages"][0]["content"][1]["text"] = " open it\n"
+    row["messages"][1]["content"][0]["text"] = "So.\n\nThere"
+    [episode] = converted("cua-lite", write_lines(home / "rows.jsonl", row))
+    assert (episode.instruction, episode.steps[0].thought) == (" open it\n", "So.\n\nThere")
+
+
+def test_a_click_without_a_place_is_where_the_last_one_was(home: Path) -> None:
+    row = lite(CLICK)
+    again = json.loads(json.dumps(row["messages"][1:3]))
+    [call] = again[0]["tool_calls"]
+    call["function"]["arguments"]["actions"] = [{"action": "click", "clicks": 2}]
+    row["messages"][3:3] = again
+    [episode] = converted("cua-lite", write_lines(home / "rows.jsonl", row))
+    assert [step.action for step in episode.steps] == [
+        Click(x=84, y=42),
+        DoubleClick(x=84, y=42),
+        Done(),
+    ]
+
+
+@pytest.mark.parametrize("change", [{"others": "x"}, {"dims": 5}])
+def test_metadata_of_another_form_is_told(home: Path, change: dict[str, Any]) -> None:
+    row = lite(CLICK)
+    row["metadata"] |= change
+    with pytest.raises(UserError, match=r"rows.jsonl\[0\]: metadata.others must be an object"):
+        convert("cua-lite", write_lines(home / "rows.jsonl", row))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_rows_that_another_program_wrote_are_read(home: Path, encoding: str) -> None:
+    text = f"{json.dumps(lite(CLICK))}\r\n\r\n{json.dumps(lite(CLICK))}\r\n\r\n"
+    (home / "rows.jsonl").write_bytes(text.encode(encoding))
+    assert len(converted("cua-lite", home)) == 2
+    whole = (home / "episodes.jsonl").read_text().replace("\n", "\r\n\r\n")
+    (home / "episodes.jsonl").write_bytes(whole.encode(encoding))
+    assert len(read_episodes(home)) == 2
 
 
 def test_rows_of_cua_lite_in_parquet_are_those_in_json(home: Path) -> None:
@@ -215,6 +307,25 @@ def test_rows_of_cua_lite_in_parquet_are_those_in_json(home: Path) -> None:
         ([{"action": "tap"}], "'tap' is none of"),
         ([CLICK | {"coordinate": [1200, 3]}], "not within 0 and 1000"),
         ([{"action": "key", "keys": "ctrl"}], "are no keys"),
+        ([{"action": "key", "keys": ["ctrl", "C"]}], "'C' is a capital letter"),
+        ([{"action": "key_down", "keys": ["ctrl", "c"]}], "one key"),
+        ([{"action": "hold_key", "keys": ["a"], "duration": 1}], "'hold_key' is none of"),
+        ([{"action": "click"}], "no earlier action moved the pointer"),
+        ([CLICK | {"clicks": 0}], "clicks must be a number from 1 to 3"),
+        ([CLICK | {"clicks": 2.5}], "none of our actions"),
+        ([CLICK | {"button": "back"}], "button: Input should be 'left', 'right' or 'middle'"),
+        (
+            [{"action": "scroll", "direction": "down", "amount": 0}],
+            "amount must be a number from 1",
+        ),
+        ([{"action": "scroll", "direction": "down", "amount": -3}], "amount must be a number from"),
+        ([{"action": "scroll", "direction": "down", "amount": 1.5}], "whole number of notches"),
+        ([{"action": "scroll", "direction": ["down"]}], "none of up, down, left, right"),
+        ([{"action": "wait", "duration": 90}], "duration must be a number from 0 to 60"),
+        ([{"action": "wait", "duration": "2"}], "duration must be a number"),
+        ([{"action": "type", "text": ""}], "text must be a text"),
+        ([{"action": ["click"]}], "is none of click"),
+        ([{"action": "response", "text": "4"}], "is a tool of its own"),
     ],
 )
 def test_malformed_rows_of_cua_lite_are_told_by_their_place(

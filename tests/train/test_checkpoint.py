@@ -405,7 +405,7 @@ saver.wait()
     )
     assert "CheckpointError" in ended.stderr
     assert "cannot be written" in ended.stderr
-    assert "is the disk full?" in ended.stderr
+    assert "free space on its disk" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["c000001"]
     load(tmp_path / "c000001")
 

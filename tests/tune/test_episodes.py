@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,20 @@ def episode(**changes: Any) -> dict[str, Any]:
 def write(folder: Path, *rows: dict[str, Any]) -> Path:
     (folder / EPISODES).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def test_other_pictures_of_the_same_names_are_other_data_and_another_place_is_not(
+    home: Path,
+) -> None:
+    def digest(folder: Path) -> str:
+        data = read_data(Config.model_validate({"tune": {"data": [str(write(folder, episode()))]}}))
+        return data.digest
+
+    before = digest(home)
+    shutil.copytree(home, home.parent / "moved")
+    assert digest(home.parent / "moved") == before
+    Image.new("RGB", (168, 168), "lime").save(home / "b.png")
+    assert digest(home) != before
 
 
 def test_a_row_is_an_episode_and_a_wrong_step_is_not_learned(home: Path) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -222,13 +222,17 @@ def import_pool(config: Config, store: Store) -> None:
 
 
 def _fingerprint(config: Config, folder: Path) -> str:
-    """Of a folder's files by name, size and time, and of what they are checked against."""
+    """Return a digest of a folder's files by name, size and times, and of all that they are checked against.
+
+    A copy that keeps the time of modification has another time of change.
+    """
     facts = model_facts(config)
     files = [(path.name, path.stat()) for path in parquet_files(folder)]
     compared = [
         config.env.suite,
-        "" if facts is None else facts.fingerprint,
-        *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files),
+        sorted(task.id for task in heldout_tasks(config)),
+        None if facts is None else asdict(facts) | {"forbidden": sorted(facts.forbidden)},
+        *((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in files),
     ]
     return blake2b(repr(compared).encode(), digest_size=16).hexdigest()
 

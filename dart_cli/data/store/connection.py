@@ -35,6 +35,8 @@ another version goes on with the dart that began it, or leaves it with `dart dat
 SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 
 CACHE_MIB = 32
+MOST_WAL_MIB = 128
+"""Size that the write-ahead log is cut back to once all of it is in the database."""
 
 Conflict = Literal["", "OR IGNORE", "OR REPLACE"]
 
@@ -100,6 +102,7 @@ class Transactions(Connection):
 
     def __init__(self, path: Path, lock: int) -> None:
         self._lock = lock
+        self._fault: StoreError | None = None  # why nothing is written any more
         self.path = path
         self._connection = self._connect("rwc")
         try:
@@ -126,8 +129,12 @@ class Transactions(Connection):
         if self._connection.in_transaction:
             self._write("COMMIT")
 
-    def abandon(self) -> None:
-        """Forget everything written since the last commit, and write nothing more."""
+    def abandon(self, fault: StoreError) -> None:
+        """Forget everything written since the last commit, and write nothing more.
+
+        Every later attempt to write raises `fault`, the first fault.
+        """
+        self._fault = self._fault or fault
         if self._connection.in_transaction:
             self._connection.rollback()
         self._connection.execute("PRAGMA query_only = ON")
@@ -163,6 +170,10 @@ class Transactions(Connection):
             self._connection.execute(f"PRAGMA cache_size = -{CACHE_MIB * 1024}")
             # The service moves the log in another thread; this bounds it where that does not run.
             self._connection.execute("PRAGMA wal_autocheckpoint = 8000").fetchall()
+            # A reader of minutes makes the log grow; it shrinks again when that reader has ended.
+            self._connection.execute(
+                f"PRAGMA journal_size_limit = {MOST_WAL_MIB * 2**20}"
+            ).fetchall()
             if not tables:  # pragmas are part of the transaction: all of it is there, or nothing
                 database.executescript(
                     f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "
@@ -193,6 +204,8 @@ class Transactions(Connection):
         return self._changed(self._connection.executemany, sql, rows)
 
     def _changed(self, execute: Callable[..., sqlite3.Cursor], sql: str, values: object) -> int:
+        if self._fault is not None:
+            raise StoreError(str(self._fault))
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN IMMEDIATE")

@@ -4,6 +4,7 @@
     FileWeights   the back end `file` of vLLM's native weight transfer
     CountedBatch  vLLM's batch, which does not wait for the token ids of the step before
     keep_alone    features of a screen in a tensor of their own
+    loaded_files  the files of a model folder that every loader of dart reads
 
 vLLM's configuration is sent to every process, pickled: unpickling it imports this module first. So nothing
 depends on how dart was installed, and vLLM in processes that dart did not start is unchanged.
@@ -25,6 +26,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,11 +41,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.model_loader import default_loader
 from vllm.platforms import current_platform
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from dart_cli.config.model_folder import weight_files
 from dart_cli.engines.vllm import models
 from dart_cli.engines.vllm.sampler import Draws, ExactSampler
 from dart_cli.policy.lora import with_adapters
@@ -163,6 +167,16 @@ def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest
     _keep(runner, mm_hash, output, *rest)
 
 
+def loaded_files(files: list[str], folder: str, _index: str) -> list[str]:
+    """Return those of a model folder's files that `weight_files` names.
+
+    vLLM's own function prefers the index where a folder has a single file, too, and takes every file where
+    there is no index. transformers, and so the trainer, loads others.
+    """
+    names = {file.name for file in weight_files(Path(folder))}
+    return [file for file in files if Path(file).name in names]
+
+
 def _install() -> None:
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
     models.register_models()
@@ -172,6 +186,7 @@ def _install() -> None:
     gpu_model_runner.Sampler = ExactSampler
     gpu_model_runner.InputBatch = CountedBatch
     GPUModelRunner._cache_encoder_output = keep_alone  # noqa: SLF001
+    default_loader.filter_duplicate_safetensors_files = loaded_files
     if current_platform.is_cpu():
         _pad_heads()
     # By name: a process that is still reading its configuration has no parent_process() yet.

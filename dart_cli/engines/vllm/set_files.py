@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -20,12 +21,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
-from bus.errors import WeightsError
+from bus.errors import WeightsError, cure_of
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.lora import peft_config, peft_names
 
@@ -37,6 +38,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM makes room for."""
 LEAST_SLOTS = 2
 """The version that serves, and the one that comes."""
+PREFIX = "dart-adapters-"
+"""Of folders in the system's place for temporary files."""
+_LOCK = "lock"
 
 
 @contextlib.contextmanager
@@ -51,7 +55,8 @@ def open_files(directory: Path) -> Iterator[list[str]]:
                 stack.enter_context(file.open("rb")) for file in directory.glob("*.safetensors")
             ]
         except OSError as error:
-            raise WeightsError(f"{directory}: removed while it was read ({error})") from None
+            cure = cure_of(error, "removed while it was read")
+            raise WeightsError(f"{directory}: {cure} ({error})") from None
         if not handles:
             raise WeightsError(f"{directory}: removed while it was read")
         yield [f"/proc/{os.getpid()}/fd/{handle.fileno()}" for handle in handles]
@@ -78,7 +83,9 @@ class AdapterVersions:
         self._held: dict[int, LoRARequest] = {}  # by policy version
         self._users: dict[int, set[str]] = {}  # by policy version: vLLM's request ids
         self._changed = asyncio.Condition()
-        self._folder = tempfile.TemporaryDirectory(prefix="dart-adapters-")
+        _remove_stale()
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+        self._lock = _locked(Path(self._folder.name))
 
     def begin(self, version: int, name: str) -> LoRARequest | None:
         """The adapters of `version` for request `name`; None where that is the base."""
@@ -130,6 +137,7 @@ class AdapterVersions:
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
+        self._lock.close()
 
     async def _remove(self, llm: AsyncLLM, version: int) -> None:
         request = self._held.pop(version)
@@ -142,3 +150,22 @@ class AdapterVersions:
         config = peft_config(self._lora, str(self._base))
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(peft_names(tensors), folder / "adapter_model.safetensors")
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """Mark a folder as in use for as long as the file is open; the mark is there once it is locked."""
+    file = (folder / f".{_LOCK}").open("wb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    (folder / f".{_LOCK}").rename(folder / _LOCK)
+    return file
+
+
+def _remove_stale() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with (
+            contextlib.suppress(OSError),
+            (folder / _LOCK).open("rb") as file,
+        ):  # in use, or another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -33,7 +33,14 @@ from dart_cli.config.architecture import (
     head_parameters,
     text_sizes,
 )
-from dart_cli.config.model_folder import INDEX, TOKENIZER, check_folder, read_json, weight_files
+from dart_cli.config.model_folder import (
+    INDEX,
+    SINGLE,
+    TOKENIZER,
+    check_folder,
+    read_json,
+    weight_files,
+)
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.policy.model_files import PolicyFiles, new_folder
 from dart_cli.policy.pointer.head import PointerHead, initial_head
@@ -180,7 +187,9 @@ def _write_tensors(
     At most one file is in memory: those without embeddings are copied by the caller.
     """
     dtype, added = torch.float32, 0  # bytes
-    for file in weight_files(folder):
+    files = weight_files(folder)
+    is_single = [file.name for file in files] == [SINGLE]
+    for file in files:
         with safe_open(file, framework="pt") as opened:
             names = list(opened.keys())
             if not any(canonical(name) in _EMBEDDINGS for name in names):
@@ -192,10 +201,10 @@ def _write_tensors(
                 before = tensors[name]
                 tensors[name] = _extended(before, tokens, rows, count)
                 dtype, added = before.dtype, added + tensors[name].nbytes - before.nbytes
-        if not (folder / INDEX).is_file():
+        if is_single:
             tensors |= _named(head, dtype)
         save_file(tensors, draft / file.name, metadata=metadata)
-    if not (folder / INDEX).is_file():
+    if is_single:
         return
     save_file(_named(head, dtype), draft / _HEAD_FILE, metadata={"format": "pt"})
     index = read_json(folder, INDEX)

@@ -41,7 +41,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from bus.errors import CheckpointError, RunDirectoryError, WeightsError
+from bus.errors import CheckpointError, RunDirectoryError, WeightsError, cure_of
 from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
 from dart_cli.train.checkpoints.identity import (
@@ -294,7 +294,8 @@ class CheckpointSaver:
                 seconds = time.monotonic() - save.began
                 log.info("%s is complete, after %.1f s", save.target, seconds)
         except (OSError, SafetensorError, WeightsError) as error:
-            save.error = f"{save.target} cannot be written: {error}; is the disk full?"
+            cure = cure_of(error, "is the disk full?")
+            save.error = f"{save.target} cannot be written: {error}; {cure}"
         except CheckpointError as error:
             save.error = str(error)
         except BaseException as error:

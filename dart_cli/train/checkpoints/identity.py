@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import ConfigError, ModelError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
-from dart_cli.config.model_folder import model_folder
+from dart_cli.config.model_folder import model_folder, weight_files
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.runtime.run_dir import read_run
 from dart_cli.weights.manifest import tree_digests
@@ -116,7 +116,7 @@ def _updates(path: Path) -> int:
 
 def model_identity(folder: Path) -> str:
     """A digest of a model folder's tensors, wherever it lies. Raises ModelError."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     try:
         handles = {file.name: os.open(file, os.O_RDONLY) for file in files}
         try:

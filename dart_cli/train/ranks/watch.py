@@ -43,7 +43,7 @@ from typing import Self
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, RankError
 from dart_cli.config.schema import Config
-from dart_cli.runtime.liveness import process_liveness
+from dart_cli.runtime.liveness import process_liveness, start_ticks
 from dart_cli.runtime.logs import log_dir
 
 log = logging.getLogger(__name__)
@@ -148,6 +148,7 @@ class RankState:
     part: int = 0  # parts of the turn that it has begun
     doing: str = "starting"
     waits: bool = False  # for other ranks, in a collective call
+    ticks: int = 0  # `start_ticks`: which process of this pid it is
     seen: float = 0.0  # unix seconds when it was written
     ended: bool = False  # as it was told to
     error: str = ""  # what ended it
@@ -157,7 +158,7 @@ class RankState:
         """Whether its process ended without being told to; False for one of another host."""
         if self.ended or self.host != socket.gethostname():
             return False
-        return bool(self.error) or process_liveness(self.pid, self.seen) == "gone"
+        return bool(self.error) or process_liveness(self.pid, ticks=self.ticks) == "gone"
 
 
 class RankBoard:
@@ -224,7 +225,7 @@ class RankBoard:
     def _draft(self, text: str) -> Path:
         """A file of this thread alone, whole before it gets its name."""
         path = self._folder / f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return path
 
 
@@ -255,7 +256,9 @@ class RankWatch:
         self._look = look
         self._clock = clock
         self.board = RankBoard(member.folder)
-        self._state = RankState(member.rank, os.getpid(), socket.gethostname())
+        self._state = RankState(
+            member.rank, os.getpid(), socket.gethostname(), ticks=start_ticks(os.getpid())
+        )
         self._limit_s = float("inf")  # for what it does
         self._until = float("inf")  # the clock's seconds by which it has done what it does
         self._awaits_rank_0 = False  # or by which rank 0 must have written something

@@ -11,10 +11,12 @@ import pytest
 
 from bus.errors import ExchangeError, RunDirectoryError
 from dart_cli.config.schema import Config, PolicyConfig
+from dart_cli.data.exchange import transfer
 from dart_cli.data.exchange.parquet_read import read_folder
 from dart_cli.data.exchange.parquet_schema import content_id
 from dart_cli.data.exchange.transfer import (
     Choice,
+    Imported,
     add_folder,
     chosen,
     export_run,
@@ -23,6 +25,7 @@ from dart_cli.data.exchange.transfer import (
 )
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.rows import PlannedSample
+from dart_cli.data.store.writer import Store
 from tests.altered import altered
 from tests.data.exchange.parts import trajectory, written
 from tests.data.parts import DRAG, make_ledger, play_group, small_config
@@ -89,18 +92,31 @@ def test_a_live_run_is_refused_with_the_cure(tmp_path: Path, config: Config) -> 
 
 
 def test_the_folders_of_data_pool_join_at_the_start_and_are_read_again_when_they_change(
-    tmp_path: Path, config: Config
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read: list[Path] = []
+
+    def adding(store: Store, config: Config, folder: Path) -> Imported:
+        read.append(folder)
+        return add_folder(store, config, folder)
+
+    monkeypatch.setattr(transfer, "add_folder", adding)
     folders = [written(tmp_path / name, trajectory(steps=n)) for n, name in ((1, "a"), (2, "b"))]
     changed = config.model_copy(update={"data": config.data.model_copy(update={"pool": folders})})
     with open_store(config.run.dir) as store:
         import_pool(changed, store)
         assert sorted(row.steps for row in store.pool()) == [1, 2]
+        import_pool(changed, store)
+        assert read == folders
+        held = changed.env.model_copy(update={"heldout": ["mini/menu"]})
+        import_pool(changed.model_copy(update={"env": held}), store)
+        assert read == 2 * folders
         [file] = folders[0].iterdir()
         stamp = file.stat()
         file.write_bytes(bytes(stamp.st_size))
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        import_pool(changed, store)  # as it was, by all that is looked at: not read
+        with pytest.raises(ExchangeError, match="is no Parquet file"):
+            import_pool(changed, store)
         written(tmp_path / "c", trajectory(steps=3))
         file.unlink()
         (tmp_path / "c" / "trajectories-00000.parquet").rename(file)

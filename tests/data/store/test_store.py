@@ -78,8 +78,9 @@ def test_an_abandoned_store_forgets_what_is_not_committed_and_writes_no_more(run
     with open_store(run_dir) as store:
         name = fill(store, steps=1)
         store.add_step(step_record(name, 1), 1.0)
-        store.abandon()
-        with pytest.raises(StoreError, match="readonly"):
+        store.abandon(StoreError("the disk is full"))
+        store.abandon(StoreError("a consequence"))
+        with pytest.raises(StoreError, match=r"^the disk is full$"):
             store.add_step(step_record(name, 1), 1.0)
     with open_reader(run_dir) as reader:
         assert len(reader.steps(name)) == 1
@@ -207,9 +208,11 @@ def test_a_full_disk_is_one_clear_error_and_what_was_committed_stays(run_dir: Pa
         name = fill(store)
         [pages] = store._rows("PRAGMA page_count")
         store._connection.execute(f"PRAGMA max_page_count = {pages['page_count']}")
-        with pytest.raises(StoreError, match="free space"):
+        with pytest.raises(StoreError, match="free space") as full:
             add_steps(store, name, range(3, 200))
-        store.abandon()
+        store.abandon(full.value)
+        with pytest.raises(StoreError, match="database or disk is full; free space"):
+            add_steps(store, name, range(3, 4))
         assert len(store.steps(name)) == 3
 
 

@@ -1,0 +1,72 @@
+"""What an evaluation's episodes depend on: whatever changes it begins another evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dart_cli.config.schema import Config
+from dart_cli.evaluation import settings
+from dart_cli.evaluation.results import differences
+from dart_cli.evaluation.settings import settings_of
+from dart_cli.player.model import folder_digest
+from envs.base import Task
+from tests.config.model_parts import change_json, write_model
+
+
+def told(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str:
+    """The digest of a suite of one task."""
+    given: dict[str, Any] = {"id": "a/b", "suite": "a", "instruction": "do it", "max_steps": 5}
+    suite = SimpleNamespace(tasks={"a/b": Task(**given | changes)})
+    monkeypatch.setattr(settings, "load_suite", lambda _: suite)
+    return settings_of(Config(), None, with_model=False).suite_digest
+
+
+def test_a_tasks_file_is_part_of_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [
+        told(monkeypatch),
+        told(monkeypatch, instruction="do that"),
+        told(monkeypatch, max_steps=6),
+        told(monkeypatch, feasible=False),
+        told(monkeypatch, evaluated=False),
+        told(monkeypatch, params={"evaluator": {"func": "exact_match"}}),
+        told(monkeypatch, params={"evaluator": {"func": "fuzzy_match"}}),
+        told(monkeypatch, params={"evaluator": {"func": "exact_match"}, "config": [Path("a")]}),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert told(monkeypatch, tier=3) == told(monkeypatch)
+
+
+def test_options_of_vllm_are_settings_where_it_answers() -> None:
+    def values(engine: str, options: dict[str, str]) -> Any:
+        given = {"rollout": {"engine": engine}, "vllm": {"options": options}}
+        return settings_of(Config.model_validate(given), None, with_model=False)
+
+    one, other = (values("vllm", options) for options in ({}, {"quantization": "fp8"}))
+    assert [key for key, *_ in differences(one, other)] == ["vllm.options"]
+    same = [values("transformers", options) for options in ({}, {"quantization": "fp8"})]
+    assert not list(differences(*same))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", {"rope_theta": 2.0}),
+        ("tokenizer_config.json", {"chat_template": "{{ messages[0] }}"}),
+        ("generation_config.json", {"eos_token_id": [1, 2]}),
+        ("preprocessor_config.json", {"max_pixels": 56 * 56}),
+        ("verifier.json", {"reach": 9}),
+    ],
+)
+def test_every_file_that_answers_depend_on_is_in_a_models_digest(
+    name: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path)
+    if not (folder / name).is_file():
+        (folder / name).write_text("{}")
+    before = folder_digest(folder)
+    change_json(folder, name, **change)
+    assert folder_digest(folder) != before
