@@ -13,7 +13,6 @@ Examples       items with their answers, checked before anything is trained
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -24,7 +23,7 @@ from dart_cli.config.families import FAMILIES
 from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
 from dart_cli.grounding.formats import AnswerFormat, grounding_config
-from dart_cli.grounding.items import Box, Item, bounds_of
+from dart_cli.grounding.items import Box, Item, bounds_of, pixel_in
 from dart_cli.grounding.scorers import verifier_config
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy
@@ -58,10 +57,12 @@ class TextAnswers:
         self._answers = answers
 
     def text(self, item: Item) -> str:
-        """The answer's text: the centre of what is seen of the region."""
-        box, (wide, high) = visible_box(item), item.size
-        x, y = math.floor((box.x0 + box.x1) / 2), math.floor((box.y0 + box.y1) / 2)
-        return self._answers.write((min(x, wide - 1), min(y, high - 1)), self.map_of(item))
+        """The answer's text: the pixel in the middle of what is seen of the region, or the nearest one in it."""
+        assert item.region is not None
+        pixel = pixel_in(item.region, item.size)
+        if pixel is None:
+            raise ActionError("no pixel is in its region")
+        return self._answers.write(pixel, self.map_of(item))
 
     def map_of(self, item: Item) -> CoordinateMap:
         """The item's coordinates."""
