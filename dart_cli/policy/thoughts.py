@@ -13,7 +13,7 @@ import re
 from bus.errors import ActionError
 
 _TAGS = re.compile(r"<(?=/?think(?:ing)?>)")
-_BEGIN = re.compile(r"\s*<think(?:ing)?>")
+_BEGIN = re.compile(r"\s*<think(?:ing)?>\n?")
 _OPEN = re.compile(r"<think(?:ing)?>(?!.*</think(?:ing)?>)", re.DOTALL)
 _CLOSE = re.compile(r"</think(?:ing)?>\s*")
 
@@ -37,6 +37,13 @@ def closed_thought(thought: str, beginning: str) -> str:
         return ""
     tag = "thinking" if "<thinking>" in beginning else "think"
     return f"{_TAGS.sub('', thought)}\n</{tag}>\n\n"
+
+
+def unopened(text: str, beginning: str) -> str:
+    """Return the text as it follows `beginning`, which may open the thought that the text opens."""
+    return (
+        _BEGIN.sub("", text, count=1) if opens_thought(beginning) and _BEGIN.match(text) else text
+    )
 
 
 def reply_starts(text: str) -> list[int]:

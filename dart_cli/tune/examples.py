@@ -55,6 +55,7 @@ class TextAnswers:
         self._policy = policy
         self._config = config.policy
         self._answers = answers
+        self._thought = make_renderer(policy, config.policy).closed_thought()
 
     def text(self, item: Item) -> str:
         """The answer's text: the pixel in the middle of what is seen of the region, or the nearest one in it."""
@@ -62,7 +63,7 @@ class TextAnswers:
         pixel = pixel_in(item.region, item.size)
         if pixel is None:
             raise ActionError("no pixel is in its region")
-        return self._answers.write(pixel, self.map_of(item))
+        return self._thought + self._answers.write(pixel, self.map_of(item))
 
     def map_of(self, item: Item) -> CoordinateMap:
         """The item's coordinates."""
@@ -100,8 +101,10 @@ class PointerAnswers:
 class TruthAnswers:
     """True or False: whether a row's mark is right. Its region is there where it is."""
 
-    def __init__(self, policy: LoadedPolicy) -> None:
-        self._tokens = {bool(i == 0): policy.encode_completion(a) for i, a in enumerate(ANSWERS)}
+    def __init__(self, policy: LoadedPolicy, config: Config) -> None:
+        thought = make_renderer(policy, config.policy).closed_thought()
+        true, false = (policy.encode_completion(thought + answer) for answer in ANSWERS)
+        self._tokens = {True: true, False: false}
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """See Answers."""
@@ -250,7 +253,7 @@ def answers_of(asked: Asked, policy: LoadedPolicy) -> Answers:
     """What the model learns to say. Raises ModelError for a verifier without the words."""
     if asked.learned == "verifier":
         answer_tokens(policy)
-        return TruthAnswers(policy)
+        return TruthAnswers(policy, asked.config)
     if asked.learned == "pointer":
         return PointerAnswers(policy, asked.config, asked.answers)
     return TextAnswers(policy, asked.config, asked.answers)
