@@ -13,7 +13,7 @@ import re
 from bus.errors import ActionError
 
 _TAGS = re.compile(r"<(?=/?think(?:ing)?>)")
-_BEGIN = re.compile(r"\s*<think(?:ing)?>\n?")
+_BEGIN = re.compile(r"\s*<(think(?:ing)?)>\n?")
 _OPEN = re.compile(r"<think(?:ing)?>(?!.*</think(?:ing)?>)", re.DOTALL)
 _CLOSE = re.compile(r"</think(?:ing)?>\s*")
 
@@ -53,12 +53,13 @@ def reply_starts(text: str) -> list[int]:
     that its end alone is in the text; but that may also be a part of what the reply types, so that the text itself
     may be the reply. Raises ActionError if the thought that begins the text does not end.
     """
-    end = _CLOSE.search(text)
-    if _BEGIN.match(text):
-        if end is None:
+    if begun := _BEGIN.match(text):
+        ended = re.compile(rf"</{begun[1]}>\s*").search(text)
+        if ended is None:
             raise ActionError("the thought that begins the completion does not end")
-        return [end.end()]
-    return [0] if end is None else [0, end.end()]
+        return [ended.end()]
+    ended = _CLOSE.search(text)
+    return [0] if ended is None else [0, ended.end()]
 
 
 def reply_of(text: str) -> str:

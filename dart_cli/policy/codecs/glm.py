@@ -167,7 +167,7 @@ def _spans(text: str) -> Iterator[Span]:
     """
     refusal = f"want one call in {_BEGIN}...{_END}"
     for begin in reversed(reply_starts(text)):
-        memory = text.find(_MEMORY, begin)
+        memory = text.rfind(_MEMORY, begin)
         end = len(text) if memory < 0 else memory
         first, last = text.find(_BEGIN, begin, end), text.rfind(_BEGIN, begin, end)
         for box in dict.fromkeys((last, first)):
