@@ -35,6 +35,8 @@ from dart_cli.policy.vocabulary import CUT, SLOT
 PartOrder = Literal["separate", "instruction_first", "image_first"]
 
 _IMAGE = {"type": "image"}
+_ASKED: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "1"}]}
+"""A message to try a template with."""
 _LONGEST = 100
 """Characters that no special token is longer than."""
 _BESIDE = re.compile(
@@ -74,11 +76,10 @@ class _Past:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What a chat template writes where a reply begins."""
+    """What a chat template writes between a message and its reply."""
 
-    reply: str  # before the reply that is asked for, behind the message that asks
-    newest: str  # the part of it that differs from what is before a past reply
-    past: str  # the same part before a past reply
+    newest: str  # before the reply that is asked for
+    past: str  # before one that is shown
 
     def of(self, before: str, reply: _Reply) -> str:
         """Return the prompt before a past reply, which ends with `past`, with `newest` in its place.
@@ -88,9 +89,9 @@ class _Beginning:
         if not before.endswith(self.past):
             raise PromptError("the chat template begins past replies in several ways")
         began_there = reply.is_sampled or closes_thought(reply.text)
-        if began_there or not opens_thought(self.reply):
+        if began_there or not opens_thought(self.newest):
             return before[: len(before) - len(self.past)] + self.newest
-        return before
+        return before + closed_thought("", self.past)
 
 
 def part_order_of(policy: PolicyConfig) -> PartOrder:
@@ -190,7 +191,7 @@ class PromptRenderer:
 
         Without such prompts it is empty, and the codec writes the thought.
         """
-        return closed_thought(thought, self._beginning.reply)
+        return closed_thought(thought, self._newest)
 
     def render_messages(
         self,
@@ -229,10 +230,9 @@ class PromptRenderer:
 
     def past_problem(self) -> str:
         """Return why a past turn cannot be shown as it was sampled; empty if it can."""
-        asked = {"role": "user", "content": [_text("1")]}
         turn, said = {"role": "assistant", "content": SLOT}, self._sampled_turn(False).reply
         try:
-            self._encoded([asked, turn, asked, turn, asked], [said, said], 0)
+            self._encoded([_ASKED, turn, _ASKED, turn, _ASKED], [said, said], 0)
         except PromptError as error:
             return str(error)
         return ""
@@ -274,7 +274,7 @@ class PromptRenderer:
         """A past completion. Raises PromptError for tokens that are never sampled."""
         is_sampled = bool(token_ids)
         if not is_sampled:
-            text = unopened(text, self._beginning.reply)  # an agent may show the whole message
+            text = unopened(text, self._newest)  # an agent may show the whole message
             if self.points is not None and (pointed := self.points.read(text)).points:
                 token_ids = pointed.token_ids
         if token_ids and token_ids[-1] in self._policy.end_token_ids:
@@ -285,19 +285,20 @@ class PromptRenderer:
         return _Reply(text, tuple(token_ids), is_sampled)
 
     @cached_property
+    def _newest(self) -> str:
+        """What the template writes between the last message and the reply that it asks for."""
+        asked = [_ASKED]
+        return self._templated(asked).removeprefix(self._templated(asked, ends=True))
+
+    @cached_property
     def _beginning(self) -> _Beginning:
-        """Raises PromptError for a template whose past replies do not begin where the newest one does."""
-        asked = {"role": "user", "content": [_text("1")]}
-        before, newest = self._templated([asked], ends=True), self._templated([asked])
-        shown = self._templated([asked, {"role": "assistant", "content": SLOT}, asked])
-        past, slot, _ = shown.partition(SLOT)
-        if not slot:
-            raise PromptError("the chat template drops or changes past completions")
-        differ = (n for n, (a, b) in enumerate(zip(newest, past, strict=False)) if a != b)
-        same = next(differ, min(len(newest), len(past)))
-        if same < len(before):
+        """Raises PromptError for a template that shows a message before a past reply otherwise than the newest."""
+        asked = self._templated([_ASKED], ends=True)
+        shown = self._templated([_ASKED, {"role": "assistant", "content": SLOT}, _ASKED])
+        past = shown.partition(SLOT)[0]
+        if not past.startswith(asked) or not self._templated([_ASKED]).startswith(asked):
             raise PromptError("the chat template shows a past message otherwise than the newest")
-        return _Beginning(newest[len(before) :], newest[same:], past[same:])
+        return _Beginning(self._newest, past.removeprefix(asked))
 
     def _chat(self, message: ChatMessage) -> dict[str, Any]:
         """One message as a chat template reads it."""
