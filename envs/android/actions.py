@@ -144,8 +144,11 @@ def _write(text: str, adb_keyboard: bool) -> Iterator[str]:
 
 
 def _press(keys: Sequence[str]) -> list[str]:
-    """One key, or several together; none if one of them is unknown."""
-    codes = [KEYCODES.get(canonical(key.lower())) for key in keys]
+    """One key, or several together, a capital with shift; none if one of them is unknown."""
+    names = [canonical(key) for key in keys]
+    if "shift" not in names and any("A" <= name <= "Z" for name in names):
+        names.insert(0, "shift")
+    codes = [KEYCODES.get(name.lower()) for name in names]
     if None in codes:
         return []
     kind = "keyevent" if len(codes) == 1 else "keycombination"
