@@ -573,6 +573,7 @@ def test_the_codec_of_the_guide_raises_nothing_but_action_errors(text: str) -> N
     [
         '{"do": "click", "at": [1]}',
         '{"do": "click", "at": ["1", 2]}',
+        '{"do": "click", "at": [1, 2], "button": "right"}',
         '{"do": "click", "at": [5000, 2]}',
         '{"do": "type", "text": "\\ud800"}',
         '{"do": "type", "text": 7}',

@@ -18,11 +18,14 @@ from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.responder import PolicyPromptEncoder
+from dart_cli.grounding.formats import format_of, read_point
+from dart_cli.grounding.items import Box, Item, Picture, Polygon
 from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import AS_IT_IS
 from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer, make_renderer
 from dart_cli.tune.episodes import EPISODES, ActionExamples, read_episodes
+from dart_cli.tune.examples import TextAnswers
 from envs.actions import Click, Wait
 from scripts.small_models import build
 
@@ -219,6 +222,22 @@ def test_a_solution_that_no_policy_sampled_ends_the_thought_first(
     sampled = PolicyPromptEncoder(policy, renderer).encode_completion("wait()", request)
     assert policy.decode(sampled.token_ids) == renderer.closed_thought() + "wait()"
     assert bool(renderer.closed_thought()) == (thinking in OPEN)
+
+
+def test_a_grounding_answer_ends_the_thought_and_is_a_pixel_of_its_region(
+    policy: LoadedPolicy, thinking: str
+) -> None:
+    config = Config(policy=CONFIG)
+    answers = TextAnswers(policy, config, format_of("point", ""))
+    corner = Polygon(((0, 0), (90, 0), (90, 4), (4, 4), (4, 90), (0, 90)))  # around its middle
+    for region, pixel in ((corner, (4, 45)), (Box(10.6, 4, 11.2, 5), (11, 4))):
+        item = Item("a", Picture(Path("a.png")), (168, 168), "it", region)
+        text = answers.text(item)
+        ended = make_renderer(policy, CONFIG).closed_thought()
+        assert text.startswith(ended)
+        assert bool(ended) == (thinking in OPEN)
+        assert read_point(text, answers.map_of(item)).point == pixel
+        assert policy.decode(answers.of(item)[0]) == text
 
 
 def test_a_text_without_a_thought_stands_as_the_template_shows_it(policy: LoadedPolicy) -> None:
