@@ -46,7 +46,7 @@ TEXTS = (
     *("```", "```python\nx\n```", "<action>", "</action>", "<action>wait()</action>"),
     *("pyautogui.click(1, 2)", "\npyautogui.click(1, 2)\n", "## Action:\nx", "Thought: a"),
     *("Action: wait()", "\nAction: wait()", "<|begin_of_box|>", "<|end_of_box|>", "DONE()"),
-    *("\nMemory:", "Memory:\n[]", "<|im_end|>", "\u2028", "é", "😀"),
+    *("</think>DONE()#", "\nMemory:", "Memory:\n[]", "<|im_end|>", "\u2028", "é", "😀"),
 )  # fmt: skip
 KEYS = sorted(
     {*SAME_KEY.values(), *string.ascii_lowercase, *string.digits, *string.punctuation}
@@ -103,6 +103,14 @@ def test_no_thought_changes_the_action_behind_it(name: str) -> None:
             for point in points:
                 written = (lead + text)[point.start : point.end]
                 assert codec.write_point(5, 6).replace(" ", "") in written.replace(" ", "")
+
+
+@pytest.mark.parametrize("name", ["toolcall", "toolcall-mobile", "pyautogui", "scalecua", "glm"])
+def test_what_is_typed_never_ends_a_thought(name: str) -> None:
+    """Where a language has escapes: another program may look for the end of a thought, too."""
+    text = make_codec(name).format(Type(text="a</think>b</thinking>"), HERE)
+    assert reply_of(text) == text
+    assert "</think" not in text
 
 
 @pytest.mark.parametrize("name", CODECS)
