@@ -1,7 +1,9 @@
 """Thoughts: what a model that reasons writes before its reply, in <think> or <thinking> tags.
 
 opens_thought   whether a prompt ends within a thought, so that the completion begins there
+closes_thought  whether a thought ends in a text
 closed_thought  a thought as a model learns to write it after such a prompt
+unopened        a text without the tag that such a prompt has already
 reply_starts    where the reply may begin in a completion: markup is looked for in no thought
 reply_of        the reply alone
 """
@@ -41,9 +43,8 @@ def closed_thought(thought: str, beginning: str) -> str:
 
 def unopened(text: str, beginning: str) -> str:
     """Return the text as it follows `beginning`, which may open the thought that the text opens."""
-    return (
-        _BEGIN.sub("", text, count=1) if opens_thought(beginning) and _BEGIN.match(text) else text
-    )
+    begun = _BEGIN.match(text) if opens_thought(beginning) else None
+    return text[begun.end() :] if begun else text
 
 
 def reply_starts(text: str) -> list[int]:
