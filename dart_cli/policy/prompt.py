@@ -372,11 +372,12 @@ class PromptRenderer:
                 f"the prompt shows {len(parts)} of {len(replies)} past completions; "
                 "does the chat template drop or change them?"
             )
-        encode = self._policy.encode
+        encode, mark = self._policy.encode, self._policy.literal.mark
         token_ids: list[int] = []
         for part, reply in zip(parts, replies, strict=True):
             token_ids += encode(self._beginning.of(part, reply))
-            token_ids += reply.token_ids or encode(self._policy.literal.mark(reply.text))
+            is_known = reply.is_sampled or reply.token_ids
+            token_ids += reply.token_ids if is_known else encode(mark(reply.text))
         token_ids += encode(last)
         placeholders = token_ids.count(self._policy.image_token_id)
         if placeholders != expected:

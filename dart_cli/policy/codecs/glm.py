@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bus.errors import ActionError
@@ -160,28 +160,28 @@ class _Call(NamedTuple):
     start: int  # where it begins in the completion
 
 
-def _spans(text: str) -> Iterator[Span]:
-    """Yield which parts of a text may be its call. Raises ActionError where none can be.
+def _spans(text: str) -> list[Span]:
+    """Return which parts of a text may be its call. Raises ActionError where none can be.
 
     It is looked for behind the thought first, and before the memory; what it types may name a box.
     """
-    refusal = f"want one call in {_BEGIN}...{_END}"
-    for begin in reversed(reply_starts(text)):
-        memory = text.rfind(_MEMORY, begin)
-        end = len(text) if memory < 0 else memory
-        first, last = text.find(_BEGIN, begin, end), text.rfind(_BEGIN, begin, end)
-        for box in dict.fromkeys((last, first)):
-            closed = text.rfind(_END, box, end)
-            if box >= 0 and closed >= 0:
-                yield box + len(_BEGIN), closed
-                refusal = ""
-        if first >= 0:
-            refusal = refusal and f"{_BEGIN} is not followed by {_END}"
-        elif bare := _BARE.search(text, begin, end):
-            yield bare.start(), end
-            refusal = ""
-    if refusal:
-        raise ActionError(refusal)
+    spans = [span for begin in reversed(reply_starts(text)) for span in _spans_from(text, begin)]
+    if not spans and _BEGIN in text:
+        raise ActionError(f"{_BEGIN} is not followed by {_END}")
+    if not spans:
+        raise ActionError(f"want one call in {_BEGIN}...{_END}")
+    return spans
+
+
+def _spans_from(text: str, begin: int) -> list[Span]:
+    memory = text.rfind(_MEMORY, begin)
+    end = len(text) if memory < 0 else memory
+    first, last = text.find(_BEGIN, begin, end), text.rfind(_BEGIN, begin, end)
+    if first < 0:
+        bare = _BARE.search(text, begin, end)
+        return [(bare.start(), end)] if bare else []
+    closed = ((box, text.rfind(_END, box, end)) for box in dict.fromkeys((last, first)))
+    return [(box + len(_BEGIN), ends) for box, ends in closed if ends >= 0]
 
 
 def _numbers(box: Any) -> Any:

@@ -30,7 +30,7 @@ after the other, and `presses` above 1, are several actions: malformed, as the e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -269,8 +269,8 @@ def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         return None
 
 
-def _tagged(text: str) -> Iterator[Span]:
-    """Yield which parts of a text in ScaleCUA's tags may be its code. Raises ActionError where none can be."""
+def _tagged(text: str) -> list[Span]:
+    """Return which parts of a text in ScaleCUA's tags may be its code. Raises ActionError where none can be."""
     end = text.rfind(_END)
     starts = [
         start
@@ -280,37 +280,34 @@ def _tagged(text: str) -> Iterator[Span]:
     ]
     if not starts or text[end + len(_END) :].strip():
         raise ActionError("want <action>...</action> at the end of the completion")
-    for start in dict.fromkeys(starts):
-        yield start + len(_BEGIN), end
+    return [(start + len(_BEGIN), end) for start in dict.fromkeys(starts)]
 
 
-def _fenced(text: str) -> Iterator[Span]:
-    """Yield which parts of a text may be its code: what is fenced last, or bare calls. Raises ActionError.
+def _fenced(text: str) -> list[Span]:
+    """Return which parts of a text may be its code: what is fenced last, else bare calls. Raises ActionError."""
+    begin, end = reply_starts(text)[-1], text.rfind(_FENCE)
+    if end < begin:
+        bare = _BARE.search(text[begin:])
+        if bare is None:
+            raise ActionError("want a block of code in ``` at the end of the completion")
+        return [(begin + bare.end(), len(text))]
+    starts = _fences(text, begin, end)
+    if not starts or text[end + len(_FENCE) :].strip():
+        raise ActionError("the completion does not end with a whole block of code in ```")
+    languages = (_LANGUAGE.match(text, start, end) for start in starts)
+    return [(language.end(), end) for language in languages if language]
 
-    A fence begins a line more likely than not; what is typed may have one, too.
-    """
-    begin, refusal = (
-        reply_starts(text)[-1],
-        "want a block of code in ``` at the end of the completion",
+
+def _fences(text: str, begin: int, end: int) -> list[int]:
+    """Return where the block that ends there may begin; what is typed in it may have a fence, too."""
+    lines = [each.end() for each in _FENCED_LINE.finditer(text, 0, end)]
+    in_reply = [each for each in lines if each > begin]
+    inline = text.rfind(_FENCE, 0, end)
+    return list(
+        dict.fromkeys(
+            [*lines[-1:], *in_reply[:1], *([inline + len(_FENCE)] if inline >= 0 else [])]
+        )
     )
-    end = text.rfind(_FENCE)
-    if end >= begin:
-        refusal = "the completion does not end with a whole block of code in ```"
-        if not text[end + len(_FENCE) :].strip():
-            lines = [each.end() for each in _FENCED_LINE.finditer(text, 0, end)]
-            after = [each for each in lines if each > begin]
-            inline = text.rfind(_FENCE, 0, end)
-            starts = [*lines[-1:], *after[:1], *([inline + len(_FENCE)] if inline >= 0 else [])]
-            for start in dict.fromkeys(starts):
-                refusal = ""
-                language = _LANGUAGE.match(text, start, end)
-                assert language is not None
-                yield language.end(), end
-    elif bare := _BARE.search(text[begin:]):
-        refusal = ""
-        yield begin + bare.end(), len(text)
-    if refusal:
-        raise ActionError(refusal)
 
 
 CODECS: Mapping[str, Callable[[], PyautoguiCodec]] = {

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from bus.errors import ActionError
@@ -180,22 +180,19 @@ class ToolcallCodec:
         return "\n".join([*lines, "</function>"])
 
 
-def _calls_begin(text: str) -> Iterator[int]:
-    """Yield where the call may begin. Raises ActionError where no tag begins one.
+def _calls_begin(text: str) -> list[int]:
+    """Return where the call may begin. Raises ActionError where no tag begins one.
 
-    A tag in the words before the call is followed by another one, which no end of a call precedes.
+    A tag in the words before the call is followed by another one, with no end of a call between the two.
     """
-    tagged = False
-    for start in reply_starts(text):
-        first, last = text.find(_OPEN, start), text.rfind(_OPEN)
-        if first < 0:
-            continue
-        tagged = True
-        yield first
-        if first < last and _CLOSE not in text[first:last]:
-            yield last
-    if not tagged:
+    starts = []
+    for reply in reply_starts(text):
+        first, last = text.find(_OPEN, reply), text.rfind(_OPEN)
+        starts += [first] if first >= 0 else []
+        starts += [last] if 0 <= first < last and _CLOSE not in text[first:last] else []
+    if not starts:
         raise ActionError(f"want one call in {_OPEN}...{_CLOSE} at the end of the completion")
+    return list(dict.fromkeys(starts))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
