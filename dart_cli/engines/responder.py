@@ -78,7 +78,8 @@ class PolicyPromptEncoder:
         return self.render(request).token_ids
 
     def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
-        """See base.PromptEncoder."""
+        """See base.PromptEncoder. Where the prompt ends within a thought, the completion ends it first."""
+        text = self._renderer.closed_thought() + text
         if self.points is None:
             sampled = unsampled(self._policy.encode_completion(text))
             written = self._policy.decode(sampled.token_ids)
@@ -92,9 +93,11 @@ class PolicyPromptEncoder:
     def opening(self, text: str) -> SampledTokens:
         """A completion that begins with `text`, special tokens included, and points next; its numbers are 0.
 
+        Where prompts end within a thought, it ends the thought first.
         Given as a partial to a policy that points, it takes one forward pass to the pointer's map.
         """
         assert self._policy.pointer is not None
+        text = self._renderer.closed_thought() + text
         token_ids = [*self._policy.encode(text), *self._policy.pointer.triple[:2]]
         zeros = [0.0] * len(token_ids)
         return SampledTokens(

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from dart_cli.policy.codec import Codec
 from dart_cli.policy.codecs import make_codec, point_codec
 from dart_cli.policy.codecs.tools import point_of
 from dart_cli.policy.coordinates import CoordinateMap
+from dart_cli.policy.thoughts import reply_of
 from envs.actions import Action, Click, Drag, Fail
 from envs.own_code import did_you_mean
 
@@ -81,9 +82,9 @@ class AnswerFormat:
 
 
 def read_action(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
-    """The place of an action: of a drag its beginning. `fail` refuses."""
+    """The place that an action names: of a drag its beginning. `fail` refuses."""
     try:
-        action = codec.parse(text, coordinates)
+        action = codec.parse(text, replace(coordinates, assumes_places=False))
     except ActionError as error:
         return Pointed(None, problem=str(error))
     if isinstance(action, Fail):
@@ -99,17 +100,44 @@ def _place(action: Action) -> Point | None:
     return None if x is None or y is None else (x, y)
 
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(
+    r"(?<![A-Za-z0-9_.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?(?:px)?(?![A-Za-z0-9_%]|\.\d)"
+)
+"""A number by itself: no digits of a name such as x1 or point_2d, and no percentage."""
+_BETWEEN = re.compile(r"[\s,;|()\[\]{}\"'=]*(?:\b[xy]\w{0,3}\b[\s\"'=:]*)?")
+"""What may stand between the numbers of one point or box: no words, but names such as y1."""
 
 
 def read_point(text: str, coordinates: CoordinateMap) -> Pointed:
-    """Two numbers are a point, four a box, whose middle is meant; (-1, -1) refuses."""
-    numbers = [float(each) for each in _NUMBER.findall(text[:2000])]
-    if len(numbers) not in (2, 4):
-        return Pointed(None, problem=f"it has {len(numbers)} numbers in place of 2 or 4")
-    if set(numbers) == {-1.0}:
+    """Read two numbers as a point, four as a box, whose middle is meant; (-1, -1) refuses.
+
+    Nothing is read in a thought, and other numbers may stand apart, such as that of a label.
+    """
+    try:
+        groups = _groups(reply_of(text)[:2000])
+    except ActionError as error:
+        return Pointed(None, problem=str(error))
+    places = [each for each in groups if len(each) in (2, 4)]
+    if not places:
+        count = sum(map(len, groups))
+        return Pointed(None, problem=f"it has {count} numbers in place of 2 or 4 side by side")
+    if any(each != places[0] for each in places):
+        return Pointed(None, problem=f"it has {len(places)} points or boxes in place of one")
+    if set(places[0]) == {-1.0}:
         return Pointed(None, refused=True, problem="it refuses")
-    return _to_screen(numbers, coordinates)
+    return _to_screen(places[0], coordinates)
+
+
+def _groups(text: str) -> list[list[float]]:
+    """Return the numbers of a text, those together that stand beside each other."""
+    groups: list[list[float]] = []
+    end = -1
+    for each in _NUMBER.finditer(text):
+        if end < 0 or not _BETWEEN.fullmatch(text, end, each.start()):
+            groups.append([])
+        groups[-1].append(float(each[0].removesuffix("px")))
+        end = each.end()
+    return groups
 
 
 _CALL = re.compile(r"\{.*\}", re.DOTALL)
@@ -118,11 +146,13 @@ _CALL = re.compile(r"\{.*\}", re.DOTALL)
 def read_call(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
     """The place of a tool call; also of one whose tags or name are missing, or that has no known action."""
     read = read_action(codec, text, coordinates)
-    found = _CALL.search(text[:8000])
-    if read.point or read.refused or found is None:
+    if read.point or read.refused:
         return read
     try:
-        arguments = json.loads(found[0])["arguments"]
+        call = _CALL.search(reply_of(text)[:8000])
+        if call is None:
+            return read
+        arguments = json.loads(call[0])["arguments"]
         if arguments.get("action") == "terminate" and arguments.get("status") == "failure":
             return Pointed(None, refused=True, problem="it refuses")
         return Pointed(coordinates.to_screen(*point_of(arguments["coordinate"])))

@@ -2,6 +2,7 @@
 
 Item           an instruction about a screenshot, and the region that it names
 Box, Polygon   regions, in pixels of the screenshot; their edges belong to them
+pixel_in       the pixel that is the answer to an item, if any is
 Answer         what a model said about one item: candidates, best first
 Picture        where a screenshot is, a file or a row of a Parquet file: gives its bytes
 parquet_rows   the other columns of a Parquet file, as rows
@@ -11,6 +12,7 @@ pictures_digest  what the pictures of items show
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -104,6 +106,10 @@ class Box:
         x, y = point
         return self.x0 <= x <= self.x1 and self.y0 <= y <= self.y1
 
+    def spans(self, y: int) -> list[tuple[float, float]]:
+        """Return from where to where the line at `y` is in it."""
+        return [(self.x0, self.x1)] if self.y0 <= y <= self.y1 else []
+
     def overlaps(self, other: Box) -> bool:
         """Whether they have a point in common."""
         return (
@@ -131,6 +137,18 @@ class Polygon:
                 inside ^= x < a[0] + (y - a[1]) * (b[0] - a[0]) / (b[1] - a[1])
         return inside
 
+    def spans(self, y: int) -> list[tuple[float, float]]:
+        """Return from where to where the line at `y` is in it; a corner that it touches is a span, too."""
+        level = [sorted((a[0], b[0])) for a, b in self._sides() if a[1] == b[1] == y]
+        corners = [(x, x) for x, at in self.corners if at == y]
+        crossed = sorted(
+            a[0] + (y - a[1]) * (b[0] - a[0]) / (b[1] - a[1])
+            for a, b in self._sides()
+            if (a[1] > y) != (b[1] > y)
+        )
+        between = zip(crossed[::2], crossed[1::2], strict=True)
+        return [*between, *((left, right) for left, right in level), *corners]
+
     def overlaps(self, box: Box) -> bool:
         """Whether they have a point in common."""
         if any(map(self.contains, box.corners)) or any(map(box.contains, self.corners)):
@@ -149,6 +167,29 @@ def bounds_of(region: Region) -> Box:
     """The smallest box that holds the region."""
     xs, ys = zip(*region.corners, strict=True)
     return Box(min(xs), min(ys), max(xs), max(ys))
+
+
+def pixel_in(region: Region, size: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the pixel of a screen of `size` that is in the region, nearest to its middle; None without one."""
+    bounds, (wide, high) = bounds_of(region), size
+    left, right = max(bounds.x0, 0.0), min(bounds.x1, float(wide))
+    top, bottom = max(bounds.y0, 0.0), min(bounds.y1, float(high))
+    middle = (
+        min(math.floor((left + right) / 2), wide - 1),
+        min(math.floor((top + bottom) / 2), high - 1),
+    )
+    best: tuple[float, tuple[int, int]] | None = None
+    rows = range(math.ceil(top), min(math.floor(bottom), high - 1) + 1)
+    for y in sorted(rows, key=lambda row: abs(row - middle[1])):
+        if best and abs(y - middle[1]) >= best[0]:
+            break
+        for first, last in region.spans(y):
+            begin, end = math.ceil(max(first, left)), math.floor(min(last, right, wide - 1))
+            pixel = min(max(middle[0], begin), end), y
+            if begin <= end and region.contains(pixel):
+                each = math.dist(pixel, middle), pixel
+                best = min(best, each) if best else each
+    return best[1] if best else None
 
 
 def share_of(region: Region, size: tuple[int, int]) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from bus.errors import UserError
-from dart_cli.grounding.items import Box, Item, Picture, Region, bounds_of
+from dart_cli.grounding.items import Box, Item, Picture, Region, bounds_of, pixel_in
 from dart_cli.grounding.layouts import FORMS, Form, Layout, find_layout, read_rows
 from envs.screenshots import BROKEN, seen_size
 from envs.textfiles import read_text
@@ -142,9 +142,17 @@ class _Reader:
             region = FORMS[form](_numbers(row[layout.box]), size)
         except ValueError as error:
             raise ValueError(f"{layout.box} {_short(row[layout.box])}: {error}") from None
-        if region is not None and not bounds_of(region).overlaps(Box(0, 0, *size)):
+        if region is None:
+            return None
+        where, bounds = f"{layout.box} {_short(row[layout.box])}", bounds_of(region)
+        if not bounds.overlaps(Box(0, 0, *size)):
+            raise ValueError(f"{where} lies outside of {size[0]}x{size[1]} pixels")
+        if pixel_in(region, size) is None:
+            cure = (
+                "; are its numbers shares of the sides?" if max(bounds.x1, bounds.y1) <= 1 else ""
+            )
             raise ValueError(
-                f"{layout.box} {_short(row[layout.box])} lies outside of {size[0]}x{size[1]} pixels"
+                f"{where} holds no pixel of {size[0]}x{size[1]}: no click can hit it{cure}"
             )
         return region
 

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from bus.errors import EngineError, EnvError
+from bus.errors import ActionError, EngineError, EnvError
 from dart_cli.judge.chat import without_fence
+from dart_cli.policy.thoughts import reply_of, reply_starts
 
 Part = str | bytes
 """Of a message: a text, or an encoded image."""
@@ -108,12 +109,20 @@ def messages(evidence: Evidence, kind: AnswerKind) -> Messages:
 def complaint(text: str, problem: str, kind: AnswerKind) -> Messages:
     """What follows the question once `text` was no answer."""
     return [
-        ("assistant", [text[:2000]]),
+        ("assistant", [_reply(text)[:2000]]),
         (
             "user",
             [f"This is no answer: {problem}. Answer with JSON alone, nothing else: {_FORMS[kind]}"],
         ),
     ]
+
+
+def _reply(text: str) -> str:
+    """Return the text without its thought."""
+    try:
+        return reply_of(text)
+    except ActionError:
+        return text
 
 
 def action_line(action: Mapping[str, Any]) -> str:
@@ -169,15 +178,23 @@ class Answer:
 def parse_answer(text: str, kind: AnswerKind) -> Answer:
     """`{"verdict": "pass", "reason": "..."}` or `{"score": 0.5, "reason": "..."}`, as was asked for.
 
-    The reason may be left out. A fence of a code block around it is taken off; words beside it, other keys,
-    a key twice, and the other kind of answer are refused. Raises AnswerError.
+    The reason may be left out. A thought before it and a fence of a code block around it are taken off; words
+    beside it, other keys, a key twice, and the other kind of answer are refused. Raises AnswerError.
     """
     try:
-        said = json.loads(without_fence(text), object_pairs_hook=_once)
-    except AnswerError:
-        raise
-    except (ValueError, RecursionError):
-        raise AnswerError("it is not JSON alone") from None
+        starts = reply_starts(text)
+    except ActionError:
+        raise AnswerError("its thought does not end") from None
+    for start in reversed(starts):
+        try:
+            return _answer(json.loads(without_fence(text[start:]), object_pairs_hook=_once), kind)
+        except (ValueError, RecursionError):
+            continue
+    raise AnswerError("it is not JSON alone")
+
+
+def _answer(said: Any, kind: AnswerKind) -> Answer:
+    """The answer in a value of JSON. Raises AnswerError."""
     if not isinstance(said, dict):
         raise AnswerError("it is not a JSON object")
     if kind not in said:

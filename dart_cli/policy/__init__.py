@@ -5,6 +5,7 @@ shortest_click whether any click fits into rollout.max_tokens, by the tokenizer'
 coordinates    the numbers a model writes <-> pixels of the screenshot
 history        which past turns and screenshots are in the prompt
 prompt         instruction, turns and screen -> token ids
+thoughts       where a thought ends and the reply begins
 images         encoded screenshots -> patches for the vision tower
 model          the loader of a policy folder, and the device it runs on
 model_files    a model folder read in parts, and written

@@ -57,15 +57,22 @@ class CoordinateMap:
     pointer: tuple[int, int] | None = None
     """Pixel of the screenshot that the pointer is at, as far as actions tell; None: none has moved it. Languages
     whose calls act where the pointer is need it."""
+    assumes_places: bool = True
+    """Whether a call without a place acts somewhere, as in play; False in measuring, where it names none."""
 
     @property
     def centre(self) -> tuple[int, int]:
-        """The pixel in the middle of the screenshot."""
+        """The pixel in the middle of the screenshot. Raises ActionError where no place is assumed."""
+        if not self.assumes_places:
+            raise ActionError("the call has no place")
         return self.width // 2, self.height // 2
 
     @property
     def pointer_or_centre(self) -> tuple[int, int]:
-        """Where a call without a place acts; of a pointer that nothing has moved the middle is assumed."""
+        """Where a call without a place acts; of a pointer that nothing has moved the middle is assumed.
+
+        Raises ActionError as `centre` does.
+        """
         return self.centre if self.pointer is None else self.pointer
 
     def to_screen(self, x: int, y: int) -> tuple[int, int]:

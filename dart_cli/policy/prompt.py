@@ -7,8 +7,9 @@
 
 The tokenizer's own chat template builds the text. The instruction comes first; a past turn is an
 assistant message, preceded by what history kept of its screen; the present screen is last. A past
-completion is the tokens that were sampled; of one whose tokens are unknown, a model that points is shown
-pointers where its text has points. Whatever comes from outside (instruction, text of a screen,
+completion is the tokens that were sampled, behind the beginning that the template gave them, such as that of a
+thought; a text whose tokens are unknown is encoded by itself, and stands there alike. A model that points is shown
+pointers where such a text has points. Whatever comes from outside (instruction, text of a screen,
 a completion whose tokens are unknown) is only text: special tokens that it spells are characters.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from bus.errors import ModelError, PromptError
@@ -28,11 +29,14 @@ from dart_cli.policy.history import PREVIOUS
 from dart_cli.policy.images import with_hashes
 from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.pointer.text import PointerText
+from dart_cli.policy.thoughts import closed_thought, closes_thought, opens_thought, unopened
 from dart_cli.policy.vocabulary import CUT, SLOT
 
 PartOrder = Literal["separate", "instruction_first", "image_first"]
 
 _IMAGE = {"type": "image"}
+_ASKED: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "1"}]}
+"""A message to try a template with."""
 _LONGEST = 100
 """Characters that no special token is longer than."""
 _BESIDE = re.compile(
@@ -53,13 +57,41 @@ class RenderedPrompt:
 
 
 @dataclass(frozen=True)
-class _Past:
-    """What a prompt shows of one past turn; hashable."""
+class _Reply:
+    """A past completion in a prompt; hashable."""
 
     text: str
     token_ids: tuple[int, ...]  # [A], without the end token; () where the text stands for them
+    is_sampled: bool  # False: the tokens are those of a text
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What a prompt shows of one past turn; hashable."""
+
+    reply: _Reply
     has_image: bool
     observed_text: str
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What a chat template writes between a message and its reply."""
+
+    newest: str  # before the reply that is asked for
+    past: str  # before one that is shown
+
+    def of(self, before: str, reply: _Reply) -> str:
+        """Return the prompt before a past reply, which ends with `past`, with `newest` in its place.
+
+        A text that ends no thought was not written in one, so it stands as the template shows it.
+        """
+        if not before.endswith(self.past):
+            raise PromptError("the chat template begins past replies in several ways")
+        began_there = reply.is_sampled or closes_thought(reply.text)
+        if began_there or not opens_thought(self.newest):
+            return before[: len(before) - len(self.past)] + self.newest
+        return before + closed_thought("", self.past)
 
 
 def part_order_of(policy: PolicyConfig) -> PartOrder:
@@ -76,12 +108,18 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """The renderer of a configuration's prompts.
 
-    Raises ConfigError where the policy points and its codec does not tell points, ModelError where `policy.history_images_most` needs each prompt to extend the one before, and
-    the model's chat template does not let it.
+    Raises ConfigError where the policy points and its codec does not tell points, ModelError where the model's chat
+    template cannot show a past turn as it was sampled, or `policy.history_images_most` needs each prompt to extend the
+    one before, and the template does not let it.
     """
     part_order = part_order_of(config)
     points = pointer_text(policy, config.codec)
     renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order, points)
+    if config.history_turns and (problem := renderer.past_problem()):
+        raise ModelError(
+            f"{policy.folder}: past turns cannot be shown as they were sampled: {problem}; mend its chat "
+            "template, or set policy.history_turns to 0"
+        )
     if config.history_images_most and (problem := renderer.extension_problem()):
         raise ModelError(
             f"{policy.folder}: policy.history_images_most cannot be used: {problem}; set it to 0"
@@ -148,6 +186,13 @@ class PromptRenderer:
         compact = tokenise(instruction, tuple(map(self._past, turns)), observed_text, previous)
         return self._expanded(compact, images, image_hashes)
 
+    def closed_thought(self, thought: str = "") -> str:
+        """Return what a learned reply begins with: the thought and its end, where prompts end within one.
+
+        Without such prompts it is empty, and the codec writes the thought.
+        """
+        return closed_thought(thought, self._newest)
+
     def render_messages(
         self,
         messages: Sequence[ChatMessage],
@@ -158,12 +203,16 @@ class PromptRenderer:
 
         `system` and `template` are not in it. Raises PromptError as `render` does.
         """
-        known = [self._completed(_joined(each.parts), each.token_ids) for each in messages]
-        chat = [self._chat(*each) for each in zip(messages, known, strict=True)]
+        chat = list(map(self._chat, messages))
+        replies = [
+            self._reply(_joined(each.parts), each.token_ids)
+            for each in messages
+            if each.role == "assistant"
+        ]
         shown = sum(part.is_image for message in messages for part in message.parts)
         if shown != len(images):
             raise PromptError(f"messages with {shown} images come with {len(images)}")
-        compact = self._encoded(chat, [each for each in known if each], len(images))
+        compact = self._encoded(chat, replies, len(images))
         return self._expanded(compact, images, image_hashes)
 
     def _expanded(
@@ -179,14 +228,28 @@ class PromptRenderer:
                 token_ids.append(token)
         return RenderedPrompt(token_ids, list(images))
 
+    def past_problem(self) -> str:
+        """Return why a past turn cannot be shown as it was sampled; empty if it can."""
+        turn, said = {"role": "assistant", "content": SLOT}, self._sampled_turn(False).reply
+        try:
+            self._encoded([_ASKED, turn, _ASKED, turn, _ASKED], [said, said], 0)
+        except PromptError as error:
+            return str(error)
+        return ""
+
+    def _sampled_turn(self, has_image: bool) -> _Past:
+        """A turn to try a template with."""
+        reply = _Reply("1", tuple(self._policy.encode("1")), is_sampled=True)
+        return _Past(reply, has_image, "")
+
     def extension_problem(self) -> str:
         """Why a prompt does not extend the one before and its completion; empty if it does.
 
         Some templates drop what they added to the newest message (the start of a thought), or end a
         message with a token that the model does not sample.
         """
-        sampled = tuple(self._policy.encode("1"))
-        shown, faded = (_Past("1", sampled, has_image, "") for has_image in (True, False))
+        shown, faded = map(self._sampled_turn, (True, False))
+        sampled = shown.reply.token_ids
         # After an eviction the first turn may lack its screenshot, where the order allows it.
         starts = ((),) if self._part_order == "image_first" else ((), (faded,))
         for turns in starts:
@@ -204,24 +267,42 @@ class PromptRenderer:
         return ""
 
     def _past(self, turn: Turn) -> _Past:
-        token_ids = self._completed(turn.text, turn.token_ids)
-        return _Past(turn.text, token_ids, turn.screenshot is not None, turn.observed_text)
+        reply = self._reply(turn.text, turn.token_ids)
+        return _Past(reply, turn.screenshot is not None, turn.observed_text)
 
-    def _completed(self, text: str, token_ids: list[int]) -> tuple[int, ...]:
-        """What stands for a past completion; () where its text does. Raises PromptError."""
-        if not token_ids and self.points is not None:
-            pointed = self.points.read(text)
-            token_ids = pointed.token_ids if pointed.points else []
+    def _reply(self, text: str, token_ids: list[int]) -> _Reply:
+        """A past completion. Raises PromptError for tokens that are never sampled."""
+        is_sampled = bool(token_ids)
+        if not is_sampled:
+            text = unopened(text, self._newest)  # an agent may show the whole message
+            if self.points is not None and (pointed := self.points.read(text)).points:
+                token_ids = pointed.token_ids
         if token_ids and token_ids[-1] in self._policy.end_token_ids:
             token_ids = token_ids[:-1]  # the template ends the message
         known = all(0 <= token < self._vocabulary for token in token_ids)
         if not known or not self._unsampled.isdisjoint(token_ids):
             raise PromptError("a past turn has tokens that this model never samples")
-        return tuple(token_ids)
+        return _Reply(text, tuple(token_ids), is_sampled)
 
-    def _chat(self, message: ChatMessage, known: tuple[int, ...]) -> dict[str, Any]:
+    @cached_property
+    def _newest(self) -> str:
+        """What the template writes between the last message and the reply that it asks for."""
+        asked = [_ASKED]
+        return self._templated(asked).removeprefix(self._templated(asked, ends=True))
+
+    @cached_property
+    def _beginning(self) -> _Beginning:
+        """Raises PromptError for a template that shows a message before a past reply otherwise than the newest."""
+        asked = self._templated([_ASKED], ends=True)
+        shown = self._templated([_ASKED, {"role": "assistant", "content": SLOT}, _ASKED])
+        past = shown.partition(SLOT)[0]
+        if not past.startswith(asked) or not self._templated([_ASKED]).startswith(asked):
+            raise PromptError("the chat template shows a past message otherwise than the newest")
+        return _Beginning(self._newest, past.removeprefix(asked))
+
+    def _chat(self, message: ChatMessage) -> dict[str, Any]:
         """One message as a chat template reads it."""
-        if message.role == "assistant" and known:
+        if message.role == "assistant":
             return {"role": "assistant", "content": SLOT}
         if message.role != "user":
             return {
@@ -248,7 +329,7 @@ class PromptRenderer:
     def _messages(
         self, instruction: str, turns: Sequence[_Past], observed_text: str, previous: str
     ) -> list[dict[str, Any]]:
-        """The prompt's messages; each turn whose tokens are known has a SLOT for its text."""
+        """The prompt's messages; each turn has a SLOT for its text."""
         mark = self._policy.literal.mark
         messages: list[dict[str, Any]] = []
         if self._system:
@@ -265,8 +346,7 @@ class PromptRenderer:
             screen = _screen(turn.has_image, mark(turn.observed_text))
             if parts := before + screen + after:
                 messages.append({"role": "user", "content": parts})
-            content = SLOT if turn.token_ids else mark(turn.text)
-            messages.append({"role": "assistant", "content": content})
+            messages.append({"role": "assistant", "content": SLOT})
             before, after = [], []
         screen = _screen(True, mark(observed_text))
         messages.append({"role": "user", "content": before + screen + after})
@@ -278,31 +358,27 @@ class PromptRenderer:
         """The prompt with one placeholder per image."""
         return self._encoded(
             self._messages(instruction, turns, observed_text, previous),
-            [turn.token_ids for turn in turns if turn.token_ids],
+            [turn.reply for turn in turns],
             1 + sum(turn.has_image for turn in turns),
         )
 
     def _encoded(
-        self, messages: list[dict[str, Any]], known: Sequence[tuple[int, ...]], expected: int
+        self, messages: list[dict[str, Any]], replies: Sequence[_Reply], expected: int
     ) -> tuple[int, ...]:
-        """Messages with a SLOT for each of `known`, as tokens, with one placeholder for each of `expected` images."""
-        try:
-            text = self._policy.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != "jinja2":
-                raise
-            raise PromptError(f"the model's chat template refuses the messages: {error}") from None
-        first, *others = str(text).split(SLOT)
-        if len(others) != len(known):
+        """Messages with a SLOT for each of `replies`, as tokens, with one placeholder for each of `expected` images."""
+        *parts, last = self._templated(messages).split(SLOT)
+        if len(parts) != len(replies):
             raise PromptError(
-                f"the prompt shows {len(others)} of {len(known)} past completions; "
+                f"the prompt shows {len(parts)} of {len(replies)} past completions; "
                 "does the chat template drop or change them?"
             )
-        token_ids = self._policy.encode(first)
-        for completion, part in zip(known, others, strict=True):
-            token_ids += [*completion, *self._policy.encode(part)]
+        encode, mark = self._policy.encode, self._policy.literal.mark
+        token_ids: list[int] = []
+        for part, reply in zip(parts, replies, strict=True):
+            token_ids += encode(self._beginning.of(part, reply))
+            is_known = reply.is_sampled or reply.token_ids
+            token_ids += reply.token_ids if is_known else encode(mark(reply.text))
+        token_ids += encode(last)
         placeholders = token_ids.count(self._policy.image_token_id)
         if placeholders != expected:
             raise PromptError(
@@ -311,6 +387,18 @@ class PromptRenderer:
                 "or does the chat template drop images?"
             )
         return tuple(token_ids)
+
+    def _templated(self, messages: list[dict[str, Any]], *, ends: bool = False) -> str:
+        """Messages as the tokenizer's chat template writes them, up to the reply unless they are the end."""
+        try:
+            text = self._policy.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not ends
+            )
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "jinja2":
+                raise
+            raise PromptError(f"the model's chat template refuses the messages: {error}") from None
+        return str(text)
 
 
 def _joined(parts: Sequence[ChatPart]) -> str:

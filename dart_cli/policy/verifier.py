@@ -116,20 +116,20 @@ class Verifier:
         self.spec = spec
         self._renderer = renderer
         self._answers = answer_tokens(policy)
+        self._thought = policy.encode(renderer.closed_thought())  # as in training
 
     @torch.inference_mode()
     def score(self, screenshot: Image.Image, instruction: str, x: float, y: float) -> float:
         """P(True) / (P(True) + P(False)) for the place (x, y), pixels. Raises EngineError."""
         picture = as_png(marked(screenshot, x, y, self.spec))
         prompt = self._renderer.render(instruction, [], picture)
-        if len(prompt.token_ids) > self.policy.max_positions:
+        token_ids = [*prompt.token_ids, *self._thought]
+        if len(token_ids) > self.policy.max_positions:
             raise EngineError(
-                f"a verifier's prompt of {len(prompt.token_ids)} tokens is longer than the "
+                f"a verifier's prompt of {len(token_ids)} tokens is longer than the "
                 f"{self.policy.max_positions} of its model"
             )
-        values = logits(
-            self.policy.model, self.policy.inputs([prompt.token_ids], [prompt.images]), last=1
-        )
+        values = logits(self.policy.model, self.policy.inputs([token_ids], [prompt.images]), last=1)
         true, false = values[0, -1, list(self._answers)].tolist()
         return float(torch.sigmoid(torch.tensor(true - false, dtype=torch.float64)))
 

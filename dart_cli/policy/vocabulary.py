@@ -22,7 +22,8 @@ STRUCTURAL = (
 """Tokens that structure a prompt; in a completion they would break the next forward pass or prompt."""
 
 BOXES = ("<|box_start|>", "<|box_end|>")
-"""Special tokens that completions contain and that structure nothing: they may be read in any text."""
+THOUGHTS = ("<think>", "</think>")
+"""Special tokens that completions contain and that structure no prompt: they may be read in any text."""
 
 CUT = "\ufdd0"
 """Between two parts of a text that are tokenised apart. A Unicode noncharacter, which no text has."""
@@ -43,11 +44,11 @@ def forbidden_ids(
 
 
 class LiteralText:
-    """Marks text that is not ours, so that a tokenizer reads no token of `special` but BOXES in it."""
+    """Marks text that is not ours, so that a tokenizer reads no token of `special` but BOXES and THOUGHTS in it."""
 
     def __init__(self, special: Iterable[str]) -> None:
         # A token of one character cannot be cut; no supported vocabulary has one.
-        names = sorted({token for token in special if len(token) > 1}.difference(BOXES))
+        names = sorted({token for token in special if len(token) > 1}.difference(BOXES, THOUGHTS))
         alternatives = "|".join(map(re.escape, names))
         self._first = re.compile(rf"(?=(?:{alternatives}))([\s\S])") if names else None
 

@@ -196,7 +196,10 @@ class ActionExamples:
         coordinates = make_coordinate_map(
             config.coordinates, *step.size, self._policy.images.screens
         )
-        return self._codec.format(step.action, replace(coordinates, pointer=pointer), step.thought)
+        # A prompt that ends within a thought leaves the codec no place for it.
+        thought = self._renderer.closed_thought(step.thought)
+        at = replace(coordinates, pointer=pointer)
+        return thought + self._codec.format(step.action, at, "" if thought else step.thought)
 
     def _prompt(self, place: _Place) -> RenderedPrompt:
         steps, config = place.demonstration.steps, self._config

@@ -13,7 +13,6 @@ Examples       items with their answers, checked before anything is trained
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -24,7 +23,7 @@ from dart_cli.config.families import FAMILIES
 from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
 from dart_cli.grounding.formats import AnswerFormat, grounding_config
-from dart_cli.grounding.items import Box, Item, bounds_of
+from dart_cli.grounding.items import Box, Item, bounds_of, pixel_in
 from dart_cli.grounding.scorers import verifier_config
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.model import LoadedPolicy
@@ -56,12 +55,15 @@ class TextAnswers:
         self._policy = policy
         self._config = config.policy
         self._answers = answers
+        self._thought = make_renderer(policy, config.policy).closed_thought()
 
     def text(self, item: Item) -> str:
-        """The answer's text: the centre of what is seen of the region."""
-        box, (wide, high) = visible_box(item), item.size
-        x, y = math.floor((box.x0 + box.x1) / 2), math.floor((box.y0 + box.y1) / 2)
-        return self._answers.write((min(x, wide - 1), min(y, high - 1)), self.map_of(item))
+        """The answer's text: the pixel in the middle of what is seen of the region, or the nearest one in it."""
+        assert item.region is not None
+        pixel = pixel_in(item.region, item.size)
+        if pixel is None:
+            raise ActionError("no pixel is in its region")
+        return self._thought + self._answers.write(pixel, self.map_of(item))
 
     def map_of(self, item: Item) -> CoordinateMap:
         """The item's coordinates."""
@@ -99,8 +101,10 @@ class PointerAnswers:
 class TruthAnswers:
     """True or False: whether a row's mark is right. Its region is there where it is."""
 
-    def __init__(self, policy: LoadedPolicy) -> None:
-        self._tokens = {bool(i == 0): policy.encode_completion(a) for i, a in enumerate(ANSWERS)}
+    def __init__(self, policy: LoadedPolicy, config: Config) -> None:
+        thought = make_renderer(policy, config.policy).closed_thought()
+        true, false = (policy.encode_completion(thought + answer) for answer in ANSWERS)
+        self._tokens = {True: true, False: false}
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """See Answers."""
@@ -249,7 +253,7 @@ def answers_of(asked: Asked, policy: LoadedPolicy) -> Answers:
     """What the model learns to say. Raises ModelError for a verifier without the words."""
     if asked.learned == "verifier":
         answer_tokens(policy)
-        return TruthAnswers(policy)
+        return TruthAnswers(policy, asked.config)
     if asked.learned == "pointer":
         return PointerAnswers(policy, asked.config, asked.answers)
     return TextAnswers(policy, asked.config, asked.answers)

@@ -17,6 +17,10 @@ from dart_cli.policy.coordinates import CoordinateMap
 from envs.actions import Action, Answer, Click, Done, DoubleClick, Fail, Type
 
 _POINT = re.compile(r'"at": (\[(\d{1,6}), ?(\d{1,6})\])')
+_HAS = {
+    **dict.fromkeys(("click", "right_click", "double_click"), "at"),
+    **dict.fromkeys(("type", "answer"), "text"),
+}
 _CANNOT = "it has no such action here"
 
 
@@ -79,6 +83,8 @@ def _last_line(text: str) -> str:
 
 def _action(told: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
     name = told["do"]
+    if strange := {*told} - {"do", _HAS.get(name)}:
+        raise ActionError(f"{str(name)[:40]!r} has no {min(strange)[:40]!r}")
     if name in ("click", "right_click", "double_click"):
         x, y = told["at"]
         if type(x) is not int or type(y) is not int:

@@ -319,11 +319,11 @@ def test_a_codec_that_shows_other_text_shows_the_sampled_tokens_where_prompts_ar
 
 TEMPLATES = {
     "shows a past message otherwise": (
-        "{%- for m in messages -%}<|im_start|>{{ m.role }}\n"
+        "{%- for m in messages -%}<|im_start|>{{ m.role }}{{ '' if loop.last else ', before' }}\n"
         "{% if m.content is string %}{{ m.content }}{% else %}"
         "{%- for p in m.content -%}{% if p.type == 'image' %}<|vision_start|><|image_pad|>"
         "<|vision_end|>{% else %}{{ p.text }}{% endif %}{%- endfor -%}{% endif %}<|im_end|>\n"
-        "{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n<think>\n{% endif -%}"
+        "{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}"
     ),
     "ends no completion": (
         "{%- for m in messages -%}{{ m.role }}\n"

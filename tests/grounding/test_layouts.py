@@ -144,6 +144,19 @@ MISTAKES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], str]] = {
     "not finite": ("screenspot", altered(bbox=[1, 2, 3, float("nan")]), "must be a list of number"),
     "negative": ("screenspot", altered(bbox=[50, 50, -9, 9]), "width and height must be >= 0"),
     "beside": ("screenspot", altered(bbox=[900, 50, 9, 9]), "lies outside of 200x100 pixels"),
+    "shares": (
+        "screenspot",
+        altered(bbox=[0.84, 0.79, 0.15, 0.04]),
+        "holds no pixel of 200x100: no click can hit it; are its numbers shares of the sides?",
+    ),
+    "at the edge": ("screenspot", altered(bbox=[200, 50, 9, 9]), "holds no pixel of 200x100"),
+    "below the edge": ("screenspot", altered(bbox=[50, 100, 9, 9]), "holds no pixel of 200x100"),
+    "between pixels": ("screenspot", altered(bbox=[10.5, 10.5, 0.4, 0.4]), "no click can hit it"),
+    "thin triangle": (
+        "osworld-g",
+        altered(box_type="polygon", box_coordinates=[10.2, 10.2, 10.8, 10.2, 10.5, 19.9]),
+        "no click can hit it",
+    ),
     "xywh": ("screenspot-pro", altered(bbox=[60, 40, 30, 20]), "left must be <= right"),
     "other size": ("screenspot-pro", altered(img_size=[400, 200]), "has 200x100 pixels"),
     "two corners": (

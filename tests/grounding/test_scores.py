@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from dart_cli.grounding.items import (
     Point,
     Polygon,
     bounds_of,
+    pixel_in,
     share_of,
 )
 from dart_cli.grounding.scores import (
@@ -150,6 +152,38 @@ def test_a_polygon_holds_what_is_drawn_of_it() -> None:
                 assert box.contains((x, y)) or not polygon.contains((x, y))
         assert all(polygon.contains(corner) for corner in corners)
     assert compared > 2000
+
+
+def test_the_right_answer_is_the_pixel_of_the_region_that_is_nearest_to_its_middle() -> None:
+    """Against a search of all pixels of a small screen, for regions of which some hold none."""
+    rng = Random(5)
+    size, without = (24, 16), 0
+    for _ in range(400):
+        corners = tuple(
+            (rng.choice((rng.uniform(-4, 28), rng.randrange(-2, 27))), rng.uniform(-3, 19))
+            for _ in range(rng.randrange(3, 6))
+        )
+        scale = rng.choice((1.0, 0.1))
+        (x0, y0), *_ = corners
+        corners = tuple((x0 + (x - x0) * scale, y0 + (y - y0) * scale) for x, y in corners)
+        for region in (Polygon(corners), bounds_of(Polygon(corners))):
+            held = [p for p in ((x, y) for x in range(24) for y in range(16)) if region.contains(p)]
+            pixel = pixel_in(region, size)
+            without += pixel is None
+            assert (pixel is None) == (not held)
+            if pixel is None:
+                continue
+            assert pixel in held
+            bounds = bounds_of(region)
+            middle = (
+                min(int((max(bounds.x0, 0) + min(bounds.x1, 24)) // 2), 23),
+                min(int((max(bounds.y0, 0) + min(bounds.y1, 16)) // 2), 15),
+            )
+            assert math.dist(pixel, middle) == min(math.dist(each, middle) for each in held)
+    assert without > 50
+    assert pixel_in(Box(10.6, 4, 11.2, 5), size) == (11, 4)  # its middle is between two pixels
+    corner = Polygon(((0, 0), (20, 0), (20, 2), (2, 2), (2, 14), (0, 14)))
+    assert pixel_in(corner, size) == (10, 2)  # its middle is not in it
 
 
 def test_a_polygon_overlaps_what_it_shares_a_point_with() -> None:

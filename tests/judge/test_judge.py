@@ -96,6 +96,9 @@ def test_a_score_passes_where_it_is_whole(text: str, outcome: str, score: float)
         ('{"verdict": "pass", "sure": 1}', '"sure"'),
         ('{"verdict": "pass", "reason": 3}', "not a text"),
         ("[" * 100_000, "not JSON alone"),
+        ('<think>It is {"verdict": "pass"}', "its thought does not end"),
+        ('<think>a</think>b</think>{"verdict": "pass"}', "not JSON alone"),
+        ('{"verdict": "pass"}</think>{"verdict": "maybe"}', "neither"),
     ],
 )
 def test_what_is_no_answer_is_asked_once_more_and_then_invalid(text: str, problem: str) -> None:
@@ -109,6 +112,32 @@ def test_what_is_no_answer_is_asked_once_more_and_then_invalid(text: str, proble
     assert (said.outcome, said.score, said.calls) == ("invalid", None, 2)
     assert problem in said.reason
     assert asked == [2, 4]  # the second time with its answer and what was wrong with it
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<think>\nIt shows {"verdict": "pass"}.\n</think>\n\n{"verdict": "fail"}', ""),
+        ('The end shows it.\n</think>\n```json\n{"verdict": "fail"}\n```', ""),
+        ('{"verdict": "pass"}? No.</think>{"verdict": "fail"}', ""),
+        ('{"verdict": "fail", "reason": "it says </think>"}', "it says </think>"),
+    ],
+)
+def test_a_judges_thought_is_taken_off(text: str, reason: str) -> None:
+    said = ask(lambda _: text)
+    assert (said.outcome, said.calls, said.reason) == ("fail", 1, reason)
+
+
+def test_a_judge_is_shown_its_answer_without_its_thought() -> None:
+    shown: list[Any] = []
+
+    def says(body: dict[str, Any]) -> str:
+        shown.append(body["messages"][-2])
+        return f"<think>{'why ' * 1000}</think>It passes."
+
+    ask(says)
+    assert "It passes." in str(shown[1])
+    assert "why" not in str(shown[1])
 
 
 @pytest.mark.parametrize(

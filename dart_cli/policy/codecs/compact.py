@@ -6,7 +6,8 @@ Calls:
     ctrl+click(x,y)  ctrl+shift+drag(...)     with ctrl, shift, alt, meta held
     move(x,y)   scroll(x,y,up|down)   three notches
     mouse_down(x,y,right)  mouse_up()     without a button: left; without a point: where the pointer is
-    key(ctrl+a)   lower case; + itself is `plus`      key_down(ctrl)  key_up(ctrl)
+    key(ctrl+a)   lower case, a capital is read as shift and its letter; + itself is `plus`
+    key_down(ctrl)  key_up(ctrl)
     type(TEXT)  answer(TEXT)  goto(URL)   runs to the last ")" of the completion, verbatim
     wait()  done()  fail()
 
@@ -22,11 +23,13 @@ from typing import cast
 
 from lark import Token, Tree
 
+from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.reading import (
     Grammar,
     Verb,
     at_point,
+    first_read,
     join_keys,
     not_expressed,
     one_key,
@@ -34,6 +37,7 @@ from dart_cli.policy.codecs.reading import (
     verb_of,
 )
 from dart_cli.policy.coordinates import CoordinateMap
+from dart_cli.policy.thoughts import reply_starts
 from envs import actions as act
 from envs.actions import Action, Modifier, MouseButton
 
@@ -110,6 +114,9 @@ class CompactCodec:
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
+        return first_read(reply_starts(text), lambda start: self._action(text[start:], coordinates))
+
+    def _action(self, text: str, coordinates: CoordinateMap) -> Action:
         *prefix, call = self._grammar.parse(text).children
         assert isinstance(call, Tree)
         points = [_point(node, coordinates) for node in _trees(call)]
@@ -130,11 +137,11 @@ class CompactCodec:
                 dy = NOTCHES if words[0] == "down" else -NOTCHES
                 return act.Scroll(x=points[0][0], y=points[0][1], dy=dy)
             case "key":
-                return act.KeyPress(keys=split_keys(words[0], "+"))
+                return act.KeyPress(keys=split_keys(words[0]))
             case "key_down":
-                return act.KeyDown(key=one_key(words[0], "+"))
+                return act.KeyDown(key=one_key(words[0]))
             case "key_up":
-                return act.KeyUp(key=one_key(words[0], "+"))
+                return act.KeyUp(key=one_key(words[0]))
             case "typed":
                 return act.Type(text=words[0][len("type(") : -1])
             case "answered":
@@ -193,9 +200,16 @@ class CompactCodec:
 
     def find_points(self, text: str) -> list[WrittenPoint]:
         """Where `parse` reads points; see PointCodec."""
+        try:
+            return first_read(reply_starts(text), lambda start: self._points(text, start))
+        except ActionError:
+            return []
+
+    def _points(self, text: str, begin: int) -> list[WrittenPoint]:
+        """The points of a reply that begins there. Raises ActionError."""
         return [
-            WrittenPoint(start, end, *_two(point))
-            for start, end, point in self._grammar.matches(text, "point")
+            WrittenPoint(begin + start, begin + end, *_two(point))
+            for start, end, point in self._grammar.matches(text[begin:], "point")
         ]
 
 

@@ -16,26 +16,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
 from dart_cli.policy.codecs.reading import (
+    Span,
     Verb,
     at_point,
     calls_of,
+    first_read,
+    join_keys,
     not_expressed,
     quoted,
-    read_keys,
     refuse_long,
+    split_keys,
     text_of,
     understood,
     unheld,
-    write_keys,
 )
 from dart_cli.policy.codecs.tools import point_of
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
+from dart_cli.policy.thoughts import reply_of, reply_starts
 from envs import actions as act
 from envs.actions import Action
 
@@ -43,7 +46,7 @@ WAIT_S = 5.0  # seconds of one wait, as its prompt promises
 STEP = 5  # notches of a scroll that names none
 MOST_NOTCHES = 10_000
 
-_BEGIN, _END = "<|begin_of_box|>", "<|end_of_box|>"
+_BEGIN, _END, _MEMORY = "<|begin_of_box|>", "<|end_of_box|>", "\nMemory:"
 _VERBS: Mapping[str, Verb] = {
     "left_click": (act.Click, "left"),
     "right_click": (act.Click, "right"),
@@ -54,6 +57,16 @@ _VERBS: Mapping[str, Verb] = {
 _POINTED = (*_VERBS, "left_drag", "scroll")
 _NAMES = (*_POINTED, "key", "type", "WAIT", "DONE", "FAIL")
 _SIGNATURES = dict.fromkeys(_NAMES, ())
+_ARGUMENTS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(_VERBS, ("start_box",)),
+    "left_drag": ("start_box", "end_box"),
+    "scroll": ("start_box", "direction", "step"),
+    "key": ("keys",),
+    "type": ("content",),
+    **dict.fromkeys(("WAIT", "DONE", "FAIL"), ()),
+}
+"""Of each call, without `element_info`, which is not read."""
+_TAG = re.compile(r"<(?=\||/?think(?:ing)?>)")
 _BARE = re.compile(rf"(?<!\w)(?:{'|'.join(_NAMES)})\(")
 _BOX = r"\s*=\s*['\"]?\s*(\[\s*\d{1,6}\s*,\s*\d{1,6}\s*(?:,\s*\d{1,6}\s*,\s*\d{1,6}\s*)?\])"
 
@@ -75,14 +88,14 @@ class GlmCodec:
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
-        return self._read(text, coordinates)[0]
+        return self._read(text, coordinates).action
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
         """The completion of one action; see Codec. A box token in `thought` loses its <."""
         call = _call(action, coordinates)
         if call is None:
             raise not_expressed("GLM", action, self.limits)
-        thought = thought.replace("<|", "|")
+        thought = _TAG.sub("", thought)
         return f"{thought} {_BEGIN}{call}{_END}\nMemory:\n[]".lstrip(" ")
 
     def as_history(self, text: str) -> str:
@@ -92,10 +105,10 @@ class GlmCodec:
     def summary(self, text: str) -> str:
         """Thought and action as the past steps of its prompt have them; see `dart_cli.policy.codec.summary_of`."""
         try:
-            code, _ = self._code(text)
+            code = self._read(text, AS_IT_IS).code
         except ActionError:
             return ""
-        said = text.rpartition("</think>")[2].partition("Memory:")[0]
+        said = reply_of(text).partition("Memory:")[0]
         said = said.replace(_BEGIN, "").replace(_END, "").replace(code, "").strip()
         return f"Thought: {said}\nAction: {code}"
 
@@ -106,43 +119,69 @@ class GlmCodec:
     def find_points(self, text: str) -> list[WrittenPoint]:
         """The boxes of the call; see PointCodec."""
         try:
-            _, name, arguments, start = self._read(text, AS_IT_IS)
+            call = self._read(text, AS_IT_IS)
         except ActionError:
             return []
-        found = []
-        for key in ("start_box", "end_box") if name in _POINTED else ():
-            each = re.compile(key + _BOX).search(text, start)
-            if each and _numbers(arguments.get(key)) == json.loads(each[1]):
+        points = []
+        for key in ("start_box", "end_box") if call.name in _POINTED else ():
+            each = re.compile(key + _BOX).search(text, call.start)
+            if each and _numbers(call.arguments.get(key)) == json.loads(each[1]):
                 numbers = point_of(json.loads(each[1]))
-                found.append(WrittenPoint(each.start(1), each.end(1), *numbers))
-        return found
+                points.append(WrittenPoint(each.start(1), each.end(1), *numbers))
+        return points
 
-    def _read(
-        self, text: str, coordinates: CoordinateMap
-    ) -> tuple[Action, str, Mapping[str, Any], int]:
-        """The action, the name and arguments of its call, and where that begins."""
-        code, start = self._code(text)
+    def _read(self, text: str, coordinates: CoordinateMap) -> _Call:
+        refuse_long(text)
+        return first_read(_spans(text), lambda span: self._call_at(text, span, coordinates))
+
+    def _call_at(self, text: str, span: Span, coordinates: CoordinateMap) -> _Call:
+        """The call in a part of the text."""
+        part = text[span[0] : span[1]]
+        code, start = part.strip(), span[0] + len(part) - len(part.lstrip())
         calls = calls_of(code, _SIGNATURES, ("element_info",))
         if len(calls) != 1 or calls[0].rest:
             raise ActionError("want one call with named arguments")
         name, arguments = calls[0].name, calls[0].arguments
+        for key in arguments:
+            if key not in _ARGUMENTS[name]:
+                has = ", ".join(_ARGUMENTS[name]) or "none"
+                raise ActionError(f"{name} has no argument {key[:24]!r}; it has {has}")
         with understood(name):
-            return _action(name, arguments, coordinates), name, arguments, start
+            return _Call(_action(name, arguments, coordinates), code, name, arguments, start)
 
-    def _code(self, text: str) -> tuple[str, int]:
-        refuse_long(text)
-        start = text.rfind(_BEGIN)
-        if start >= 0:
-            end = text.find(_END, start)
-            if end < 0:
-                raise ActionError(f"{_BEGIN} is not followed by {_END}")
-            start += len(_BEGIN)
-            code = text[start:end]
-            return code.strip(), start + len(code) - len(code.lstrip())
-        bare = _BARE.search(text)
-        if bare is None:
-            raise ActionError(f"want one call in {_BEGIN}...{_END}")
-        return text[bare.start() :].partition("\nMemory:")[0].strip(), bare.start()
+
+class _Call(NamedTuple):
+    """The call of a completion."""
+
+    action: Action
+    code: str
+    name: str
+    arguments: Mapping[str, Any]
+    start: int  # where it begins in the completion
+
+
+def _spans(text: str) -> list[Span]:
+    """Return which parts of a text may be its call. Raises ActionError where none can be.
+
+    It is looked for behind the thought first, and before the memory; what it types may name a box.
+    """
+    spans = [span for begin in reversed(reply_starts(text)) for span in _spans_from(text, begin)]
+    if not spans and _BEGIN in text:
+        raise ActionError(f"{_BEGIN} is not followed by {_END}")
+    if not spans:
+        raise ActionError(f"want one call in {_BEGIN}...{_END}")
+    return spans
+
+
+def _spans_from(text: str, begin: int) -> list[Span]:
+    memory = text.rfind(_MEMORY, begin)
+    end = len(text) if memory < 0 else memory
+    first, last = text.find(_BEGIN, begin, end), text.rfind(_BEGIN, begin, end)
+    if first < 0:
+        bare = _BARE.search(text, begin, end)
+        return [(bare.start(), end)] if bare else []
+    closed = ((box, text.rfind(_END, box, end)) for box in dict.fromkeys((last, first)))
+    return [(box + len(_BEGIN), ends) for box, ends in closed if ends >= 0]
 
 
 def _numbers(box: Any) -> Any:
@@ -168,7 +207,7 @@ def _action(name: str, arguments: Mapping[str, Any], coordinates: CoordinateMap)
                 raise ActionError(f"direction must be up or down, got {str(direction)[:24]!r}")
             return act.Scroll(x=x, y=y, dy=step if direction == "down" else -step)
         case "key":
-            return act.KeyPress(keys=read_keys([text_of(arguments, "keys")]))
+            return act.KeyPress(keys=split_keys(text_of(arguments, "keys")))
         case "type":
             return act.Type(text=text_of(arguments, "content"))
         case "WAIT":
@@ -194,10 +233,9 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
                 f"scroll(start_box={at}, direction='{direction}', step={abs(dy)}, element_info='')"
             )
         case act.KeyPress():
-            names = ["plus" if key == "+" else key for key in write_keys(action.keys)]
-            return f"key(keys={quoted('+'.join(names), ())})"
+            return f"key(keys={quoted(join_keys(action.keys, '+'), ())})"
         case act.Type():
-            return f"type(content={quoted(action.text, (_BEGIN, _END))})"
+            return f"type(content={quoted(action.text, (_BEGIN, _END, '</think'))})"
         case act.Wait(seconds=seconds) if seconds == WAIT_S:
             return "WAIT()"
         case act.Done():

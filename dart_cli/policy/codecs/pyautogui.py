@@ -30,7 +30,7 @@ after the other, and `presses` above 1, are several actions: malformed, as the e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,17 @@ from dart_cli.policy.codecs.pyautogui_calls import (
     Dialect,
     read_calls,
 )
-from dart_cli.policy.codecs.reading import calls_of, not_expressed, quoted, refuse_long, write_keys
+from dart_cli.policy.codecs.reading import (
+    Span,
+    calls_of,
+    first_read,
+    not_expressed,
+    quoted,
+    refuse_long,
+    write_keys,
+)
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
+from dart_cli.policy.thoughts import reply_of, reply_starts
 from envs import actions as act
 from envs.actions import Action, MouseButton
 
@@ -56,6 +65,8 @@ _CLICK_OF: Mapping[MouseButton, str] = {
 }
 
 _FENCE = "```"
+_FENCED_LINE = re.compile(r"^[ \t]*```", re.MULTILINE)
+_BEGIN, _END = "<action>", "</action>"
 _LANGUAGE = re.compile(r"(?:python|code|py)?[ \t]*\r?\n?", re.IGNORECASE)
 _BARE = re.compile(r"^[ \t]*(?=(?:pyautogui|computer)\.)", re.MULTILINE)
 _STEP = re.compile(r"^# ?Step ?:? ?(\d{1,6})", re.MULTILINE)
@@ -111,16 +122,17 @@ class PyautoguiCodec:
 
         A completion without a section of its action, and ScaleCUA's, are shown unchanged.
         """
-        if self._dialect == "scalecua" or not (section := _SECTION.search(text)):
+        section = None if self._dialect == "scalecua" else _words(_SECTION, text)
+        if section is None:
             return text
-        step = _STEP.search(text, 0, section.start())
+        step = _STEP.search(section.string, 0, section.start())
         heading = f"# Step {step[1]}:\n" if step else ""
         return f"{heading}## Action:\n{section[1].strip()}\n"
 
     def summary(self, text: str) -> str:
         """The action in words; see `dart_cli.policy.codec.summary_of`."""
-        found = (_OPERATION if self._dialect == "scalecua" else _SECTION).search(text)
-        return found[1].strip() if found else ""
+        words = _words(_OPERATION if self._dialect == "scalecua" else _SECTION, text)
+        return words[1].strip() if words else ""
 
     def write_point(self, x: int, y: int) -> str:
         """Both numbers by their names; see PointCodec."""
@@ -134,34 +146,22 @@ class PyautoguiCodec:
             return []
 
     def _read(self, text: str, coordinates: CoordinateMap) -> tuple[Action, list[WrittenPoint]]:
-        code, start = self._code(text)
-        calls = calls_of(code, SIGNATURES[self._dialect], IGNORED)
-        return read_calls(calls, coordinates, start)
-
-    def _code(self, text: str) -> tuple[str, int]:
-        """The code of a completion, and where it begins."""
         refuse_long(text)
-        if self._dialect == "scalecua":
-            start, end = text.rfind("<action>"), text.rfind("</action>")
-            if start < 0 or end < start or text[end + len("</action>") :].strip():
-                raise ActionError("want <action>...</action> at the end of the completion")
-            start += len("<action>")
-            return _dedented(text, start, end)
-        end = text.rfind(_FENCE)
-        if end < 0:
-            if found := _BARE.search(text):
-                return text[found.end() :], found.end()
-            raise ActionError("want a block of code in ``` at the end of the completion")
-        start = text.rfind(_FENCE, 0, end)
-        if start < 0 or text[end + len(_FENCE) :].strip():
-            raise ActionError("the completion does not end with a whole block of code in ```")
-        language = _LANGUAGE.match(text, start + len(_FENCE), end)
-        assert language is not None
-        return _dedented(text, language.end(), end)
+        spans = _tagged(text) if self._dialect == "scalecua" else _fenced(text)
+        return first_read(spans, lambda span: self._action(text, span, coordinates))
+
+    def _action(
+        self, text: str, span: Span, coordinates: CoordinateMap
+    ) -> tuple[Action, list[WrittenPoint]]:
+        """The action of the code in a part of the text, and its points."""
+        code = text[span[0] : span[1]]
+        calls = calls_of(code.strip(), SIGNATURES[self._dialect], IGNORED)
+        return read_calls(calls, coordinates, span[0] + len(code) - len(code.lstrip()))
 
     def _lines(self, action: Action, coordinates: CoordinateMap) -> list[str] | None:
         """The lines of code; None for an action that the language has none for."""
-        call = _Writer(self._prefix, coordinates, "</action>" if not self._prefix else _FENCE)
+        tags = (_FENCE,) if self._prefix else (_BEGIN, _END)
+        call = _Writer(self._prefix, coordinates, (*tags, "</think"))
         held = getattr(action, "modifiers", ())
         lines = self._unheld(action, call)
         if lines is None:
@@ -241,7 +241,7 @@ class _Writer:
 
     prefix: str
     coordinates: CoordinateMap
-    end: str  # what ends the code
+    unwritten: Sequence[str]  # what would begin or end the code, or end a thought
 
     def of(self, name: str, *arguments: str) -> str:
         return f"{self.prefix}{name}({', '.join(arguments)})"
@@ -254,17 +254,60 @@ class _Writer:
         return self.to(name, (action.x, action.y), *others, first=first)
 
     def text(self, text: str) -> str:
-        return quoted(text, (self.end,))
+        return quoted(text, self.unwritten)
 
     def _number(self, cell: int) -> str:
         decimals = self.coordinates.decimals
         return f"{cell / 10**decimals:.{decimals}f}" if decimals else str(cell)
 
 
-def _dedented(text: str, start: int, end: int) -> tuple[str, int]:
-    """text[start:end] without the blanks around it, and where it begins."""
-    code = text[start:end]
-    return code.strip(), start + len(code) - len(code.lstrip())
+def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """What a completion says of its action, behind its thought."""
+    try:
+        return pattern.search(reply_of(text))
+    except ActionError:
+        return None
+
+
+def _tagged(text: str) -> list[Span]:
+    """Return which parts of a text in ScaleCUA's tags may be its code. Raises ActionError where none can be."""
+    end = text.rfind(_END)
+    starts = [
+        start
+        for begin in reply_starts(text)
+        for start in (text.find(_BEGIN, begin), text.rfind(_BEGIN, begin, end))
+        if 0 <= start < end
+    ]
+    if not starts or text[end + len(_END) :].strip():
+        raise ActionError("want <action>...</action> at the end of the completion")
+    return [(start + len(_BEGIN), end) for start in dict.fromkeys(starts)]
+
+
+def _fenced(text: str) -> list[Span]:
+    """Return which parts of a text may be its code: what is fenced last, else bare calls. Raises ActionError."""
+    begin, end = reply_starts(text)[-1], text.rfind(_FENCE)
+    if end < begin:
+        bare = _BARE.search(text[begin:])
+        if bare is None:
+            raise ActionError("want a block of code in ``` at the end of the completion")
+        return [(begin + bare.end(), len(text))]
+    starts = _fences(text, begin, end)
+    if not starts or text[end + len(_FENCE) :].strip():
+        raise ActionError("the completion does not end with a whole block of code in ```")
+    languages = (_LANGUAGE.match(text, start, end) for start in starts)
+    return [(language.end(), end) for language in languages if language]
+
+
+def _fences(text: str, begin: int, end: int) -> list[int]:
+    """Return where the block that ends there may begin; what is typed in it may have a fence, too."""
+    lines = [each.end() for each in _FENCED_LINE.finditer(text, 0, end)]
+    in_reply = [each for each in lines if each > begin]
+    inline = text.rfind(_FENCE, 0, end)
+    return list(
+        dict.fromkeys(
+            [*lines[-1:], *in_reply[:1], *([inline + len(_FENCE)] if inline >= 0 else [])]
+        )
+    )
 
 
 CODECS: Mapping[str, Callable[[], PyautoguiCodec]] = {

@@ -13,7 +13,14 @@ from typing import Any, Literal, cast, get_args
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.reading import Call, one_of_keys, read_keys, text_of, understood
+from dart_cli.policy.codecs.reading import (
+    Call,
+    one_of_keys,
+    one_press,
+    read_keys,
+    text_of,
+    understood,
+)
 from dart_cli.policy.coordinates import CoordinateMap
 from envs import actions as act
 from envs.actions import Action, Modifier, MouseButton
@@ -163,16 +170,16 @@ def _action(
             rest = call.rest
             given = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list) else list(rest)
             keys = given or arguments.pop("keys", arguments.pop("args", None))
-            return act.KeyPress(keys=_keys(keys))
+            return act.KeyPress(keys=read_keys(_names(keys)))
         case "press":
             presses = arguments.pop("presses", 1)
             given = arguments.pop("keys") if "keys" in arguments else arguments.pop("key")
             if presses != 1 or (isinstance(given, list) and len(given) > 1):
                 raise ActionError("one press is one action; press in several steps")
-            return act.KeyPress(keys=[one_of_keys(_keys(given))])
+            return act.KeyPress(keys=one_press(_names(given)))
         case "keyDown" | "keyUp":
             held = act.KeyDown if name == "keyDown" else act.KeyUp
-            return held(key=one_of_keys(_keys(arguments.pop("key"))))
+            return held(key=one_of_keys(read_keys(_names(arguments.pop("key")))))
         case "sleep" | "wait":
             return _waited(
                 arguments.pop("seconds") if name == "sleep" else arguments.pop("seconds", WAIT_S)
@@ -222,11 +229,12 @@ def _text(arguments: dict[str, Any], key: str) -> str:
     return text
 
 
-def _keys(value: Any) -> list[str]:
+def _names(value: Any) -> list[str]:
+    """Return the names of keys in a list, or in one text, as they are written."""
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(each, str) for each in names):
         raise ActionError("keys are texts")
-    return read_keys(names)
+    return names
 
 
 def _waited(seconds: Any) -> Action:
@@ -299,7 +307,7 @@ def _path(down: act.MouseDown, moves: Sequence[Action], up: act.MouseUp) -> act.
 def _holding(action: Action, held: list[Modifier]) -> Action:
     """An action while keys are held."""
     if isinstance(action, act.KeyPress):
-        return act.KeyPress(keys=[*held, *action.keys])
+        return act.KeyPress(keys=[*held, *(key for key in action.keys if key not in held)])
     if not isinstance(action, act.Click | act.DoubleClick | act.TripleClick | act.Drag):
         raise ActionError(
             f"keys are held during a click, a drag or a press, not during {action.kind}"

@@ -5,7 +5,8 @@
     text_of       an argument that is a text
     Verb, at_point, verb_of, unheld   calls that act at a point, by name
     not_expressed the error of an action that a language has no call for
-    split_keys, read_keys, join_keys, write_keys, one_key, one_of_keys   names of keys, one per key, lower case
+    split_keys, read_keys, join_keys, write_keys, one_key, one_of_keys, one_press   names of keys, one per key, lower case
+    first_read    what a reader makes of the first of several readings that it understands
     Grammar       parses a whole text, with readable errors
     Call, calls_of   calls of a few lines of code, read by Python's own parser and never run
     quoted        a text as a literal of one line
@@ -20,10 +21,10 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lark import Lark, Token, Tree
 from lark.common import LexerConf
@@ -32,7 +33,7 @@ from lark.lexer import ContextualLexer, PatternStr
 
 from bus.errors import ActionError
 from envs.actions import Action
-from envs.inputs import SAME_KEY
+from envs.inputs import SAME_KEY, canonical
 
 LONGEST = 16_384  # characters; a longer completion is refused without parsing
 _SHOWN = 24  # characters of the offending text in a message
@@ -41,6 +42,8 @@ MOST_CALLS = 64  # statements in one completion
 _LINES = re.compile(r"\r\n|\r|\n")
 
 Span = tuple[int, int]
+Candidate = TypeVar("Candidate")
+Read = TypeVar("Read")
 
 
 def refuse_long(text: str) -> None:
@@ -100,6 +103,20 @@ def not_expressed(language: str, action: Action, limits: Mapping[str, str]) -> A
     return ActionError(f"{language} cannot express {action!r}: {limits[action.kind]}")
 
 
+def first_read(candidates: Iterable[Candidate], read: Callable[[Candidate], Read]) -> Read:
+    """Return what `read` makes of the first candidate that it understands.
+
+    Raises the ActionError of the last one. The candidates are few: each costs a reading.
+    """
+    refusal = ActionError("there is no call")
+    for each in candidates:
+        try:
+            return read(each)
+        except ActionError as error:
+            refusal = error
+    raise refusal
+
+
 class Match(NamedTuple):
     """What a rule matches: characters [start, end) from its first kept token to its last."""
 
@@ -148,11 +165,8 @@ class Grammar:
             raise ActionError(self._explain(error, text)) from None
 
     def matches(self, text: str, rule: str) -> list[Match]:
-        """What `rule` matches in `text`, in its order; nothing where the text cannot be parsed."""
-        try:
-            found = self.parse(text).find_data(rule)
-        except ActionError:
-            return []
+        """Return what `rule` matches in `text`, in its order. Raises ActionError as `parse` does."""
+        found = self.parse(text).find_data(rule)
         return sorted(map(_match, found), key=lambda match: match.start)
 
     def _explain(self, error: UnexpectedInput, text: str) -> str:
@@ -274,10 +288,10 @@ def _literal(node: ast.expr) -> Any:
             return node.value
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float())):
             return -node.operand.value if isinstance(node.op, ast.USub) else node.operand.value  # type: ignore[attr-defined]
-        case ast.List() | ast.Tuple():
-            return [
-                _literal(each) for each in node.elts if not isinstance(each, ast.List | ast.Tuple)
-            ]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) if not any(
+            isinstance(each, ast.List | ast.Tuple) for each in parts
+        ):
+            return list(map(_literal, parts))
     raise ActionError("an argument is a text, a number or a list of them")
 
 
@@ -315,31 +329,54 @@ def quoted(text: str, unwritten: Sequence[str]) -> str:
 # --- names of keys: envs/inputs.py has the table
 
 _KEY = re.compile(r"[a-z0-9_]+|[!-/:-@\[-`{-~]")
+_WHITE = {" ": "space", "\n": "enter", "\r": "enter", "\r\n": "enter", "\t": "tab"}
+"""Keys that are given as what they write."""
+_TWO_WORDS = re.compile(
+    "|".join(rf"\b{name.replace('_', ' +')}\b" for name in SAME_KEY if "_" in name), re.IGNORECASE
+)
+_NAME = re.compile(r"\+|[^\s+]+")
+_JOINED = re.compile(r"\s*\+\s*(?=\S)|\s+(?=\S)")
 
 
-def split_keys(text: str, separator: str | None) -> list[str]:
-    """Names in a text such as `ctrl+a`, canonical. Raises ActionError for an unknown form."""
-    keys = [SAME_KEY.get(key, key) for key in text.lower().split(separator)]
-    return [_unescaped(key) for key in _checked(keys)]
+def split_keys(text: str) -> list[str]:
+    """Return the canonical names in a text such as `ctrl+a`, `ctrl a` or `ctrl++`, whose last key is +.
+
+    A capital is shift and its letter, as pyautogui presses it. Raises ActionError for what is no name.
+    """
+    return read_keys([text])
 
 
-def one_key(text: str, separator: str | None) -> str:
-    """The one name in a text. Raises ActionError for several."""
-    keys = split_keys(text, separator)
-    if len(keys) > 1:
-        raise ActionError(f"one key is held at a time, got {text[:24]!r}")
-    return keys[0]
+def is_capital(name: str) -> bool:
+    """Return True if a key is named by a capital letter, which is written with shift."""
+    return len(name) == 1 and "A" <= name <= "Z"
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yield the names as they are written. A + between two names joins them; elsewhere it is the key."""
+    if text in _WHITE:
+        yield _WHITE[text]
+        return
+    text = _TWO_WORDS.sub(lambda found: re.sub(" +", "_", found[0]), text.strip())
+    place = 0
+    while place < len(text):
+        name = _NAME.match(text, place)
+        assert name is not None  # no name begins with a blank, and none is empty
+        yield name[0]
+        place = name.end()
+        joined = _JOINED.match(text, place)
+        if place < len(text) and joined is None:
+            raise ActionError(f"{text[:24]!r} does not say which keys are pressed")
+        place = joined.end() if joined else place
+
+
+def one_key(text: str) -> str:
+    """Return the one name in a text. Raises ActionError for several."""
+    return one_of_keys(split_keys(text))
 
 
 def join_keys(keys: Sequence[str], separator: str) -> str:
-    """The text that `split_keys` reads as `keys`. Raises ActionError if there is none."""
-    names = ["plus" if key == "+" else key for key in _checked(keys)]
-    text = separator.join(names)
-    if split_keys(text, separator) != list(keys):
-        raise ActionError(
-            f"keys {list(keys)!r} are not the names used here (see SAME_KEY in envs/inputs.py)"
-        )
-    return text
+    """Return the text that `split_keys` reads as `keys`. Raises ActionError if there is none."""
+    return separator.join("plus" if key == "+" else key for key in write_keys(keys))
 
 
 def _checked(keys: Sequence[str]) -> Sequence[str]:
@@ -351,25 +388,21 @@ def _checked(keys: Sequence[str]) -> Sequence[str]:
     return keys
 
 
-def _unescaped(key: str) -> str:
-    return "+" if key == "plus" else key
-
-
 def read_keys(names: Sequence[str]) -> list[str]:
-    """Canonical names of keys that stand alone or joined by +, e.g. ["Ctrl", "c"], ["ctrl+c"], [" "]."""
+    """Return canonical names of keys that stand alone or together, e.g. ["Ctrl", "c"], ["ctrl+c"], [" "].
+
+    A capital is read as in `split_keys`. Raises ActionError for what is no name.
+    """
     keys: list[str] = []
-    for name in names:
-        if name == " ":
-            keys.append("space")
-        elif len(name) > 1 and "+" in name:
-            keys += split_keys(name, "+")
-        else:
-            keys += split_keys(name.strip(), None)
+    for name in (each for text in names for each in _names(text)):
+        if is_capital(name) and "shift" not in keys:
+            keys.append("shift")
+        keys.append(name.lower() if is_capital(name) else canonical(name))
     return list(_checked(keys))
 
 
 def write_keys(keys: Sequence[str]) -> list[str]:
-    """The names that `read_keys` reads as `keys`. Raises ActionError if there are none."""
+    """Return the names that `read_keys` reads as `keys`. Raises ActionError if there are none."""
     if read_keys(_checked(keys)) != list(keys):
         raise ActionError(
             f"keys {list(keys)!r} are not the names used here (see SAME_KEY in envs/inputs.py)"
@@ -377,8 +410,16 @@ def write_keys(keys: Sequence[str]) -> list[str]:
     return list(keys)
 
 
+def one_press(names: Sequence[str]) -> list[str]:
+    """Return the keys of a press of one key: of a capital, shift and its letter. Raises ActionError for several."""
+    keys = read_keys(names)
+    if len(keys) > 1 and not (len(names) == 1 and is_capital(names[0].strip())):
+        one_of_keys(keys)
+    return keys
+
+
 def one_of_keys(keys: Sequence[str]) -> str:
-    """The one key of a list. Raises ActionError for several."""
+    """Return the one key of a list. Raises ActionError for several."""
     if len(keys) != 1:
         raise ActionError(f"one key is held or pressed at a time, got {', '.join(keys)[:40]}")
     return keys[0]

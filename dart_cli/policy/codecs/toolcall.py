@@ -24,15 +24,23 @@ from typing import Any, Literal
 
 from bus.errors import ActionError
 from dart_cli.policy.codec import WrittenPoint
-from dart_cli.policy.codecs.reading import not_expressed, refuse_long, understood
-from dart_cli.policy.codecs.tools import COMPUTER_USE, MAI_MOBILE, MOBILE_USE, Tool, point_of
+from dart_cli.policy.codecs.reading import first_read, not_expressed, refuse_long, understood
+from dart_cli.policy.codecs.tools import (
+    COMPUTER_USE,
+    MAI_MOBILE,
+    MOBILE_USE,
+    Tool,
+    point_of,
+    refuse_unknown,
+)
 from dart_cli.policy.coordinates import AS_IT_IS, CoordinateMap
+from dart_cli.policy.thoughts import reply_of, reply_starts
 from envs.actions import Action
 
 Syntax = Literal["json", "xml"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_TAG = re.compile(r"<(?=/?(?:tool_call|function|parameter|thinking)\b)")
+_TAG = re.compile(r"<(?=/?(?:tool_call|function|parameter|think|thinking)\b)")
 _FUNCTION = re.compile(r"<function=([\w.-]{1,64})>")
 _END_FUNCTION = "</function>"
 _PARAMETER = re.compile(r"<parameter=(\w{1,64})>(.*?)</parameter>\s*", re.DOTALL)
@@ -80,10 +88,9 @@ class ToolcallCodec:
 
     def summary(self, text: str) -> str:
         """The line that names the action in words, where there is one; see `dart_cli.policy.codec.summary_of`."""
-        before = text.rpartition(_OPEN)[0]
-        if found := _ACTION_LINE.search(before):
-            return found[1].strip()
         try:
+            if line := _ACTION_LINE.search(reply_of(text).rpartition(_OPEN)[0]):
+                return line[1].strip()
             arguments, _ = self._call(text)
         except ActionError:
             return ""
@@ -110,15 +117,16 @@ class ToolcallCodec:
         return found
 
     def _read(self, arguments: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
+        refuse_unknown(self._tool, arguments)
         with understood("the call"):
             return self._tool.read(arguments, coordinates)
 
     def _call(self, text: str) -> tuple[dict[str, Any], int]:
         """The arguments of the one call that ends the text, and where the call begins."""
         refuse_long(text)
-        start = text.find(_OPEN)
-        if start < 0:
-            raise ActionError(f"want one call in {_OPEN}...{_CLOSE} at the end of the completion")
+        return first_read(_calls_begin(text), lambda start: self._call_at(text, start))
+
+    def _call_at(self, text: str, start: int) -> tuple[dict[str, Any], int]:
         inner = text[start + len(_OPEN) :].rstrip()
         if not inner.endswith(_CLOSE):
             raise ActionError(f"the completion does not end with {_CLOSE}")
@@ -172,6 +180,21 @@ class ToolcallCodec:
         return "\n".join([*lines, "</function>"])
 
 
+def _calls_begin(text: str) -> list[int]:
+    """Return where the call may begin. Raises ActionError where no tag begins one.
+
+    A tag in the words before the call is followed by another one, with no end of a call between the two.
+    """
+    starts = []
+    for reply in reply_starts(text):
+        first, last = text.find(_OPEN, reply), text.rfind(_OPEN)
+        starts += [first] if first >= 0 else []
+        starts += [last] if 0 <= first < last and _CLOSE not in text[first:last] else []
+    if not starts:
+        raise ActionError(f"want one call in {_OPEN}...{_CLOSE} at the end of the completion")
+    return list(dict.fromkeys(starts))
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -184,9 +207,11 @@ def _value(name: str, written: str) -> Any:
     if name in ("text", "action", "status", "button"):
         return written.removeprefix("\n").removesuffix("\n") if name == "text" else written.strip()
     try:
-        return json.loads(written)
+        value = json.loads(written)
     except (ValueError, RecursionError):
         return written.strip()
+    is_key = name == "keys" and not isinstance(value, list | str)  # such as 7
+    return written.strip() if is_key else value
 
 
 CODECS: Mapping[str, Callable[[], ToolcallCodec]] = {

@@ -1,6 +1,7 @@
 """The tools of tool calls: which arguments mean which action, whatever the calls are written in.
 
-    Tool          one tool: `read` arguments, `write` an action as arguments, where points are among them
+    Tool          one tool: `read` arguments, `write` an action as arguments, which arguments there are
+    refuse_unknown   raises the error of an argument that an action does not have
     COMPUTER_USE  a mouse and a keyboard: Qwen2.5-VL, Qwen3-VL, Qwen3.5, GUI-Owl, EvoCUA
     MOBILE_USE    a touchscreen: Qwen2.5-VL, Qwen3-VL, GUI-Owl
     MAI_MOBILE    the touchscreen of MAI-UI, whose swipes have a direction
@@ -24,6 +25,7 @@ from dart_cli.policy.codecs.reading import (
     Verb,
     at_point,
     one_of_keys,
+    one_press,
     read_keys,
     text_of,
     verb_of,
@@ -55,7 +57,21 @@ class Tool:
     """None for an action of which the tool has none; Drag and Scroll may depend on the pointer."""
     points: Mapping[str, Sequence[str]]
     """By the name of an action, the arguments that `read` takes a point from, in its order."""
+    others: Mapping[str, Sequence[str]]
+    """By the name of an action, its other arguments; it has those of both and `action`."""
     limits: Mapping[str, str]
+
+
+def refuse_unknown(tool: Tool, arguments: Arguments) -> None:
+    """Raise ActionError for an argument that the action does not have and that says something."""
+    name = arguments.get("action")
+    if not isinstance(name, str) or name not in tool.others:
+        return  # `read` raises for it
+    accepted = (*tool.points.get(name, ()), *tool.others[name])
+    for key, value in arguments.items():
+        if key != "action" and key not in accepted and value not in (None, "", []):
+            has = f"it has {', '.join(accepted)}" if accepted else "it has none"
+            raise ActionError(f"{name} has no argument {key[:24]!r}; {has}")
 
 
 def point_of(value: Any) -> tuple[int, int]:
@@ -110,11 +126,11 @@ def _ended(arguments: Arguments, failures: Sequence[str]) -> Action:
 
 
 def _names(value: Any) -> list[str]:
-    """Names of keys: a list, or one text."""
+    """Return the names of keys in a list, or in one text, as they are written."""
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) for each in names):
         raise ActionError(f"keys are texts, got {json.dumps(value)[:60]}")
-    return read_keys(names)
+    return names
 
 
 def _wheel(x: int, y: int, *, right: int = 0, up: int = 0) -> act.Scroll:
@@ -164,11 +180,11 @@ def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
         case "type":
             return act.Type(text=text_of(arguments, "text"))
         case "key":
-            return act.KeyPress(keys=_names(arguments["keys"]))
+            return act.KeyPress(keys=read_keys(_names(arguments["keys"])))
         case "key_down":
-            return act.KeyDown(key=one_of_keys(_names(arguments["keys"])))
+            return act.KeyDown(key=one_of_keys(read_keys(_names(arguments["keys"]))))
         case "key_up":
-            return act.KeyUp(key=one_of_keys(_names(arguments["keys"])))
+            return act.KeyUp(key=one_of_keys(read_keys(_names(arguments["keys"]))))
         case "wait":
             return act.Wait(seconds=_seconds(arguments))
         case "answer":
@@ -227,6 +243,15 @@ COMPUTER_USE = Tool(
     _read_computer,
     _write_computer,
     dict.fromkeys(_CLICKED, ("coordinate",)) | dict.fromkeys(_DRAGS, ("coordinate", "coordinate2")),
+    {
+        **dict.fromkeys(_CLICKS, ("text",)),
+        **dict.fromkeys(("mouse_move", *_DRAGS), ()),
+        **dict.fromkeys(("scroll", "hscroll"), ("pixels",)),
+        **dict.fromkeys(("type", "answer", "interact"), ("text",)),
+        **dict.fromkeys(("key", "key_down", "key_up"), ("keys",)),
+        "wait": ("time",),
+        "terminate": ("status",),
+    },
     {
         "drag": "it drags with the left button from where the pointer is to one point; move there first",
         "scroll": "it turns the wheel in one direction",
@@ -288,7 +313,9 @@ def _read_mobile(arguments: Arguments, coordinates: CoordinateMap) -> Action:
             ends = [_at(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
             return act.Drag(path=ends)
         case "key":
-            return act.KeyPress(keys=[one_of_keys(_names(text_of(arguments, "text")))])
+            return act.KeyPress(keys=one_press([text_of(arguments, "text")]))
+        case "interact":  # GUI-Owl: the user is needed
+            return act.Fail()
     return _read_touch(arguments, coordinates)
 
 
@@ -317,11 +344,19 @@ _TOUCH = {
     **dict.fromkeys(("move", "mouse_down", "mouse_up", "key_down", "key_up"), _NONE),
 }
 _TAPPED = dict.fromkeys(_TAPS, ("coordinate",))
+_TOUCH_OTHERS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("click", "double_click"), ()),
+    **dict.fromkeys(("long_press", "wait"), ("time",)),
+    **dict.fromkeys(("type", "answer", "open"), ("text",)),
+    "system_button": ("button",),
+    "terminate": ("status",),
+}
 MOBILE_USE = Tool(
     "mobile_use",
     _read_mobile,
     _write_mobile,
     {**_TAPPED, "swipe": ("coordinate", "coordinate2")},
+    {**_TOUCH_OTHERS, **dict.fromkeys(("key", "interact"), ("text",)), "swipe": ()},
     {
         **_TOUCH,
         "drag": "a swipe has two points",
@@ -392,6 +427,7 @@ MAI_MOBILE = Tool(
         "swipe": ("coordinate",),
         "drag": ("start_coordinate", "end_coordinate"),
     },
+    {**_TOUCH_OTHERS, "swipe": ("direction",), "drag": (), "ask_user": ("text",)},
     {
         **_TOUCH,
         "double_click": _HELD,

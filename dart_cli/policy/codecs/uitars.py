@@ -8,7 +8,7 @@ r"""UI-TARS text (arXiv 2501.12326; github.com/bytedance/UI-TARS): a thought, th
     mouse_down(start_box='(x,y)', button='left')  mouse_up(...)    box and button may be left out
     scroll(start_box='(x,y)', direction='up')       up, down, left, right: five notches
     hotkey(key='ctrl c')   press(key='ctrl') holds a key until release(key='ctrl')
-    type(content='text\n')   \n is Enter; \' \" \\ are escapes
+    type(content='text\n')   \n is Enter; \' \" \\ are escapes; a quote that is not the last needs none
     wait()   finished(content='answer')   call_user()
 
 Read too: left_single (click), select (drag), triple_click, move_to (hover), keydown, keyup, and a
@@ -22,7 +22,7 @@ point='<point>x y</point>', start_point and end_point for start_box and end_box:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast, get_args
 
 from lark import Token, Tree
@@ -33,6 +33,7 @@ from dart_cli.policy.codecs.reading import (
     Grammar,
     Verb,
     at_point,
+    first_read,
     join_keys,
     not_expressed,
     one_key,
@@ -40,6 +41,7 @@ from dart_cli.policy.codecs.reading import (
     unheld,
 )
 from dart_cli.policy.coordinates import CoordinateMap
+from dart_cli.policy.thoughts import reply_starts
 from envs import actions as act
 from envs.actions import Action, MouseButton
 
@@ -47,7 +49,8 @@ NOTCHES = 5  # wheel notches of one scroll, as UI-TARS' own executor turns
 WAIT_S = 5.0  # seconds of one wait, as its prompt promises
 
 # PROSE ends at the last line that begins with "Action:"; format() escapes line breaks in strings,
-# so a string can never match it. An apostrophe between letters does not end a string.
+# so a string can never match it. An apostrophe between letters does not end a string. A content is the last
+# argument of the last call: a quote within it ends it only before a ) that ends the line.
 _GRAMMAR = r"""
 start: PROSE? ACTION call
 ?call: ("click" | "left_single") "(" _start ")"         -> click
@@ -70,7 +73,7 @@ start: PROSE? ACTION call
      | "call_user" "(" _content? ")"                    -> call_user
 _start: ("start_box" | "start_point" | "point") "=" box
 _where: (_start ("," "button" "=" STRING)? | "button" "=" STRING)?
-_content: "content" "=" STRING
+_content: "content" "=" CONTENT
 box: _QUOTE "<|box_start|>"? "(" NUMBER "," NUMBER ("," NUMBER "," NUMBER)? ")" "<|box_end|>"? _QUOTE
    | _QUOTE "<point>" NUMBER NUMBER "</point>" _QUOTE
 ACTION.2: "Action:"
@@ -78,6 +81,7 @@ PROSE: /[\s\S]*\n(?=Action:)/
 _QUOTE: /['"]/
 NUMBER: /[0-9]{1,5}/
 STRING: /'(?:[^'\\]|\\[\s\S]|(?<=\w)'(?=\w))*'|"(?:[^"\\]|\\[\s\S])*"/
+CONTENT: /'(?:[^'\\]|\\[\s\S]|'(?!\s*\)[ \t]*(?:[\r\n]|\Z)))*'|"(?:[^"\\]|\\[\s\S]|"(?!\s*\)[ \t]*(?:[\r\n]|\Z)))*"/
 %ignore /[ \t\r\n]+/
 """
 _READABLE = {
@@ -85,6 +89,7 @@ _READABLE = {
     "_QUOTE": "a quote",
     "NUMBER": "a number",
     "STRING": "a quoted text",
+    "CONTENT": "a quoted text",
 }
 
 _DIRECTIONS = {
@@ -104,7 +109,8 @@ _VERBS: Mapping[str, Verb] = {
 }
 _ESCAPE = re.compile(r"\\([\s\S])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
-_BARE_BOX = re.compile(r"""((?:start|end)_box\s*=\s*['"])\s*(\([0-9, ]+\))\s*(['"])""")
+_BARE_BOX = re.compile(r"\s*\([0-9, ]+\)\s*")
+_ACTION_LINE = re.compile(r"^Action:", re.MULTILINE)
 
 
 class UitarsCodec:
@@ -124,6 +130,9 @@ class UitarsCodec:
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         """The action of one completion; see Codec."""
+        return first_read(_calls_begin(text), lambda start: self._action(text[start:], coordinates))
+
+    def _action(self, text: str, coordinates: CoordinateMap) -> Action:
         call = self._grammar.parse(text).children[-1]
         assert isinstance(call, Tree)
         points = [_centre(box, coordinates) for box in call.children if isinstance(box, Tree)]
@@ -145,11 +154,11 @@ class UitarsCodec:
                 dx, dy = _DIRECTIONS[strings[0]]
                 return act.Scroll(x=points[0][0], y=points[0][1], dx=dx, dy=dy)
             case "hotkey":
-                return act.KeyPress(keys=split_keys(strings[0].replace("+", " "), None))
+                return act.KeyPress(keys=split_keys(strings[0]))
             case "press":
-                return act.KeyDown(key=one_key(strings[0], None))
+                return act.KeyDown(key=one_key(strings[0]))
             case "release":
-                return act.KeyUp(key=one_key(strings[0], None))
+                return act.KeyUp(key=one_key(strings[0]))
             case "type_text":
                 return act.Type(text=strings[0])
             case "wait":
@@ -167,8 +176,13 @@ class UitarsCodec:
         return f"Thought: {thought}\nAction: {call}"
 
     def as_history(self, text: str) -> str:
-        """The completion with its bare boxes in box tokens, as the model's prompt has them."""
-        return _BARE_BOX.sub(r"\1<|box_start|>\2<|box_end|>\3", text)
+        """The completion with the bare boxes of its call in box tokens, as the model's prompt has them."""
+        for point in reversed(self.find_points(text)):
+            box = text[point.start : point.end]
+            if _BARE_BOX.fullmatch(box):
+                wrapped = f"<|box_start|>{box.strip()}<|box_end|>"
+                text = text[: point.start] + wrapped + text[point.end :]
+        return text
 
     def write_point(self, x: int, y: int) -> str:
         """A box without its quotes; see PointCodec."""
@@ -176,12 +190,29 @@ class UitarsCodec:
 
     def find_points(self, text: str) -> list[WrittenPoint]:
         """What stands between the quotes of each box, box tokens included; see PointCodec."""
-        found = []
-        for first, last, box in self._grammar.matches(text, "box"):
+        try:
+            return first_read(_calls_begin(text), lambda start: self._points(text, start))
+        except ActionError:
+            return []
+
+    def _points(self, text: str, begin: int) -> list[WrittenPoint]:
+        """The points of a reply that begins there. Raises ActionError."""
+        points = []
+        for first, last, box in self._grammar.matches(text[begin:], "box"):
+            first, last = begin + first, begin + last
             start = max(text.rfind(quote, 0, first) for quote in "'\"") + 1
             end = min(at for quote in "'\"" if (at := text.find(quote, last)) >= 0)
-            found.append(WrittenPoint(start, end, *_middle(box)))
-        return found
+            points.append(WrittenPoint(start, end, *_middle(box)))
+        return points
+
+
+def _calls_begin(text: str) -> Iterator[int]:
+    """Yield where the reply may begin: at its first line with a call, which may type another one, and earlier."""
+    starts = reply_starts(text)
+    line = _ACTION_LINE.search(text, starts[-1])
+    if line and line.start() not in starts:
+        yield line.start()
+    yield from reversed(starts)
 
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:

@@ -279,6 +279,7 @@ def test_the_adb_keyboard_writes_everything(env: AndroidEnv, device: Device) -> 
         (KeyPress(keys=["Home"]), ["input keyevent 3"]),
         (KeyPress(keys=["ctrl", "a"]), ["input keycombination 113 29"]),
         (KeyPress(keys=["A"]), ["input keycombination 59 29"]),
+        (KeyPress(keys=["shift", "A"]), ["input keycombination 59 29"]),
         (KeyPress(keys=["ctrl", "; reboot"]), []),
         (Move(x=1, y=1), []),
         (
