@@ -19,6 +19,7 @@ from PIL import Image
 from bus.errors import ActionError, EngineError, EnvError
 from dart_cli.judge.chat import without_fence
 from dart_cli.policy.thoughts import reply_of, reply_starts
+from envs.screenshots import as_seen
 
 Part = str | bytes
 """Of a message: a text, or an encoded image."""
@@ -135,12 +136,16 @@ def action_line(action: Mapping[str, Any]) -> str:
 
 
 def shrunk(image: bytes, longest: int = IMAGE_SIZE) -> bytes:
-    """As PNG with no side longer than `longest` pixels; a PNG that fits stays as it is. Raises EnvError."""
+    """Return a screenshot as it is seen, as PNG with no side longer than `longest` pixels. Raises EnvError.
+
+    A plain PNG that fits stays as it is.
+    """
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            if opened.format == "PNG" and max(opened.size) <= longest:
+            is_plain = opened.format == "PNG" and opened.mode == "RGB" and not opened.info
+            if is_plain and max(opened.size) <= longest:
                 return image
-            picture = opened.convert("RGB")
+            picture = as_seen(opened)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise EnvError(f"a screenshot cannot be shown to the judge: {error}") from None
     scale = longest / max(picture.size)

@@ -241,3 +241,10 @@ def test_another_way_of_asking_is_another_judge() -> None:
     )
     assert name_of(config) != name_of(config.model_copy(update={"images": 2}))
     assert name_of(config).startswith("eyes#")
+
+
+def test_the_judge_is_shown_a_transparent_screenshot_on_white() -> None:
+    into = io.BytesIO()
+    Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(into, "PNG")
+    with Image.open(io.BytesIO(shrunk(into.getvalue(), 64))) as shown:
+        assert (shown.mode, shown.getpixel((1, 1))) == ("RGB", (255, 255, 255))
