@@ -77,14 +77,14 @@ def _other_signature(
 
 def unpack(name: str, returned: object, names: Sequence[str]) -> Sequence[object]:
     """Return the values that a method returned together. Raises EnvError unless there is one for each of `names`."""
-    is_several = isinstance(returned, tuple | list)
-    if is_several and len(returned) == len(names):
-        return returned
-    hint = ""
-    if name == "step" and is_several and len(returned) == _OLD_STEP:
-        hint = "; terminated and truncated are the two halves of gym's old `done`"
-    got = f"{len(returned)} values" if is_several else describe(returned)
-    raise EnvError(f"{name} must return ({', '.join(names)}), got {got}{hint}")
+    got = describe(returned)
+    if isinstance(returned, tuple | list):
+        if len(returned) == len(names):
+            return returned
+        got = f"{len(returned)} value{'' if len(returned) == 1 else 's'}"
+        if name == "step" and len(returned) == _OLD_STEP:
+            got += "; terminated and truncated are the two halves of gym's old `done`"
+    raise EnvError(f"{name} must return ({', '.join(names)}), got {got}")
 
 
 def wrong_return(name: str, wanted: str, got: object) -> EnvError:

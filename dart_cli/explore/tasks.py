@@ -2,7 +2,7 @@
 
     make_tasks     writes them: the `dart explore tasks` verb
     candidates     a task for each screen that is reached by steps which always led to the same screen
-    replayed       the seeds on which each task of a suite can be replayed
+    replay         plays each task of a suite: the seeds on which it can be replayed
     goals_of       what can be asked for, and which screens it is true of
 
 Every candidate is replayed before it is written, by the place of each step and with the deadlines of a
@@ -12,8 +12,8 @@ keeps none, or that waiting or a claim would pass.
 
 from __future__ import annotations
 
-import asyncio
 import re
+import sys
 import tempfile
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,9 @@ from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
 from dart_cli.player.episodes import env_of_suite, in_slots
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.tables import Advance, progress
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check.probes import Probe, play_probe
 from envs.base import Task
 from envs.elements import performing
@@ -59,7 +61,11 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
         progress("replaying", len(file.tasks), "tasks") as advance,
     ):
         write_file(Path(draft), file)
-        played = asyncio.run(replayed(f"{EXPLORED}:{draft}", options, advance))
+        played: dict[str, tuple[list[int], str]] = {}
+        waits = OpenWaits()
+        replaying = replay(f"{EXPLORED}:{draft}", options, played, advance, waits)
+        if stopped := run_until_stopped(replaying, waits, lambda: _say_stopped(played, out)):
+            raise SystemExit(stopped)
         load_suite.cache_clear()  # the draft's
     kept = []
     for task in file.tasks:
@@ -229,14 +235,17 @@ def _task(
 # --- replay -----------------------------------------------------------------------------------
 
 
-async def replayed(
-    suite: str, options: TaskOptions, advance: Advance
-) -> dict[str, tuple[list[int], str]]:
-    """Task -> the seeds on which its path leads to its screen; and, where there is none, why."""
+async def replay(
+    suite: str,
+    options: TaskOptions,
+    found: dict[str, tuple[list[int], str]],
+    advance: Advance,
+    waits: OpenWaits,
+) -> None:
+    """Add to `found` by task the seeds on which its path leads to its screen; and, where there is none, why."""
     explored: Any = load_suite(suite)
     waiting = deque(explored.tasks.values())
     known = {task.id: task for task in explored.file.tasks}
-    found: dict[str, tuple[list[int], str]] = {}
 
     async def play_some(env: AsyncEnv) -> None:
         while waiting:
@@ -245,8 +254,11 @@ async def replayed(
             advance(1)
 
     env = env_of_suite(suite)
-    await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some)
-    return found
+    await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some, waits)
+
+
+def _say_stopped(played: Mapping[str, tuple[list[int], str]], out: Path) -> None:
+    sys.stderr.write(f"{len(played)} tasks were replayed; {out} is not written\n")
 
 
 async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:

@@ -45,7 +45,7 @@ def stepping(*values: Any) -> dict[str, Callable[..., Any]]:
 RETURNS = [
     (begin, {"reset": lambda **_: None}, "reset must return (observation, info), got None"),
     (begin, {"reset": lambda **_: SCREEN}, "reset must return (observation, info), got Observation("),
-    (begin, {"reset": lambda **_: (SCREEN,)}, "reset must return (observation, info), got 1 values"),
+    (begin, {"reset": lambda **_: (SCREEN,)}, "reset must return (observation, info), got 1 value"),
     (begin, {"reset": lambda **_: (SCREEN, None)}, "with a mapping as info, got None"),
     (begin, {"reset": lambda **_: (SCREEN, {"instruction": b"go"})}, "['instruction'], got bytes b'go'"),
     (step, stepping(SCREEN, 0.0, False, {}), f"{STEPPED}, got 4 values; terminated and truncated are"),
