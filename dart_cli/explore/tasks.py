@@ -2,7 +2,7 @@
 
     make_tasks     writes them: the `dart explore tasks` verb
     candidates     a task for each screen that is reached by steps which always led to the same screen
-    replay         plays each task of a suite: the seeds on which it can be replayed
+    replayed       the seeds on which each task of a suite can be replayed
     goals_of       what can be asked for, and which screens it is true of
 
 Every candidate is replayed before it is written, by the place of each step and with the deadlines of a
@@ -63,8 +63,11 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
         write_file(Path(draft), file)
         played: dict[str, tuple[list[int], str]] = {}
         waits = OpenWaits()
-        replaying = replay(f"{EXPLORED}:{draft}", options, played, advance, waits)
-        if stopped := run_until_stopped(replaying, waits, lambda: _say_stopped(played, out)):
+
+        async def replay() -> None:
+            played.update(await replayed(f"{EXPLORED}:{draft}", options, advance, waits))
+
+        if stopped := run_until_stopped(replay(), waits, lambda: _say_stopped(out)):
             raise SystemExit(stopped)
         load_suite.cache_clear()  # the draft's
     kept = []
@@ -235,17 +238,14 @@ def _task(
 # --- replay -----------------------------------------------------------------------------------
 
 
-async def replay(
-    suite: str,
-    options: TaskOptions,
-    found: dict[str, tuple[list[int], str]],
-    advance: Advance,
-    waits: OpenWaits,
-) -> None:
-    """Add to `found` by task the seeds on which its path leads to its screen; and, where there is none, why."""
+async def replayed(
+    suite: str, options: TaskOptions, advance: Advance, waits: OpenWaits | None = None
+) -> dict[str, tuple[list[int], str]]:
+    """Task -> the seeds on which its path leads to its screen; and, where there is none, why."""
     explored: Any = load_suite(suite)
     waiting = deque(explored.tasks.values())
     known = {task.id: task for task in explored.file.tasks}
+    found: dict[str, tuple[list[int], str]] = {}
 
     async def play_some(env: AsyncEnv) -> None:
         while waiting:
@@ -255,10 +255,11 @@ async def replay(
 
     env = env_of_suite(suite)
     await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some, waits)
+    return found
 
 
-def _say_stopped(played: Mapping[str, tuple[list[int], str]], out: Path) -> None:
-    sys.stderr.write(f"{len(played)} tasks were replayed; {out} is not written\n")
+def _say_stopped(out: Path) -> None:
+    sys.stderr.write(f"{out} is not written, as some tasks were not replayed\n")
 
 
 async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:

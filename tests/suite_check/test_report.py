@@ -8,7 +8,6 @@ import io
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,10 +17,10 @@ import pytest
 from bus.errors import UserError
 from dart_cli.cli.main import main
 from dart_cli.config.schema import EnvConfig
-from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import CheckOptions
 from dart_cli.suite_check.report import Check, run_check
 from tests.env.unruly_suite import SUITE as UNRULY
+from tests.stopping import signal_in
 
 SUITE = f"{Path(__file__).with_name('lax_suite.py')}:LaxSuite"
 
@@ -91,21 +90,25 @@ def test_what_breaks_or_hangs_is_reported_and_the_others_are_checked(
     assert result["per_task"]["unruly/well"]["oracle"] == [1, 1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "isolate"),
+    [
+        (signal.SIGINT, False),
+        (signal.SIGTERM, False),
+        (signal.SIGHUP, False),
+        (signal.SIGTERM, True),
+    ],
+)
 def test_stopped_by_a_signal_it_reports_what_it_has_and_names_the_call_that_hangs(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals,
+    isolate: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dart_cli.env.carriers.CLOSE_DEADLINE_S", 0.0)
-    waits_before = OpenWaits.waiting
-
-    def waiting(waits: OpenWaits, what: str, *rest: Any, **named: Any) -> Any:
-        if "reset unruly/reset-hang" in what:
-            threading.Timer(0.0, os.kill, (os.getpid(), number)).start()
-        return waits_before(waits, what, *rest, **named)
-
-    monkeypatch.setattr(OpenWaits, "waiting", waiting)
+    signal_in(monkeypatch, "reset unruly/reset-hang", number)
     tasks = [f"unruly/{kind}" for kind in ("well", "reset-hang", "true")]
-    code = run_check(CheckOptions(UNRULY, tasks, seeds=1, probes="done,fail", as_json=True))
+    wanted = CheckOptions(UNRULY, tasks, seeds=1, probes="done,fail", isolate=isolate, as_json=True)
+    code = run_check(wanted)
     printed, said = capsys.readouterr()
     result = json.loads(printed)
     assert code == 128 + number
@@ -164,7 +167,9 @@ def test_a_task_whose_first_episode_breaks_is_played_no_further_and_that_is_said
         assert run_check(CheckOptions(f"{file}:NeverSuite", out=tmp_path / "found.json")) == 1
     found = json.loads((tmp_path / "found.json").read_text())
     assert {task: each["episodes"] for task, each in found["per_task"].items()} == {
-        "never/a": 1, "never/b": 15, "never/c": 1
+        "never/a": 1,
+        "never/b": 15,
+        "never/c": 1,
     }
     assert [each["left_out"] for each in found["per_task"].values()] == [14, 0, 14]
     breaks = "RuntimeError: the page is not idle"
