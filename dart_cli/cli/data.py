@@ -26,7 +26,14 @@ from dart_cli.cli.options import (
     refuse_other,
 )
 from dart_cli.collect import CollectOptions
-from dart_cli.runtime.options import DryRun, Overrides, command_of, read_options
+from dart_cli.runtime.options import (
+    DryRun,
+    Overrides,
+    check_folder,
+    check_out,
+    command_of,
+    read_options,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -167,7 +174,11 @@ def show(
     run: RunOption = None,
     film: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw its screens with its clicks into this file."),
+        typer.Option(
+            metavar="FILE.png",
+            callback=check_out,
+            help="Draw its screens with its clicks into this file.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -244,7 +255,11 @@ def draw(
     target: RunTarget = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where the pictures go; default RUN/pictures."),
+        typer.Option(
+            metavar="FOLDER",
+            callback=check_folder,
+            help="Where the pictures go; default RUN/pictures.",
+        ),
     ] = None,
 ) -> None:
     """Draw what curation decided: outcomes of groups, their sizes, step limits, entropies.
@@ -343,7 +358,12 @@ def export(
     target: Annotated[
         Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Made; it must not exist yet.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", callback=check_folder, help="Made; it must not exist yet."
+        ),
+    ],
     outcome: Annotated[
         Literal["pass", "fail", "invalid"] | None, typer.Option(help="Only this verdict.")
     ] = None,
