@@ -175,16 +175,16 @@ def show(
     film: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.png",
+            metavar="FILE",
             callback=check_out,
-            help="Draw its screens with its clicks into this file.",
+            help="Draw its screens with its clicks: a strip (.png) or moving, in slow motion (.gif).",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one trajectory: its steps with text, action, certainty and times, and its verdict.
 
-    Example: dart data show g000001-00 --film first.png
+    Example: dart data show g000001-00 --film first.gif
     """
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.explain import explain_trajectory

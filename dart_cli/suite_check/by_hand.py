@@ -22,7 +22,7 @@ from bus.errors import ActionError, EnvError, NoOracleError, UserError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.evaluation.films import Film, FilmFrame
-from dart_cli.evaluation.filmstrip import animation, film_strip
+from dart_cli.evaluation.filmstrip import film_strip, save_animation
 from dart_cli.player.actions import ActedEpisode, play_actions
 from dart_cli.player.episodes import env_of_suite, player_rng, random_click
 from dart_cli.policy.codecs import compact
@@ -39,7 +39,6 @@ from envs.screenshots import pixels_of
 
 FILM_COLUMNS = 6
 FILM_WIDTH = 320  # pixels of a screen in a film
-FRAME_MS, LAST_MS = 1200, 3000
 FORMATS = (".png", ".gif")
 
 CALLS = (compact.__doc__ or "").partition("Calls:\n")[2].partition("\n\n")[0]
@@ -233,9 +232,7 @@ def save_film(path: Path, folder: Path, film: Film) -> None:
     """Keep a film as one picture (.png) or moving (.gif). Raises UserError."""
     try:
         if path.suffix.lower() == ".gif":
-            first, *others = animation(folder, film)
-            lasts = [FRAME_MS] * len(others) + [LAST_MS]
-            first.save(path, save_all=True, append_images=others, duration=lasts, loop=0)
+            save_animation(path, folder, film)
             return
         heading = f'{film.task_id}, seed {film.seed}: "{film.instruction}"'
         film_strip(
