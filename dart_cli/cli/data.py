@@ -327,6 +327,7 @@ def judge(
     for name, reason in told["left_out"].items():
         typer.echo(f"left out: {name}: {reason}", err=True)
     typer.echo(json.dumps(told))
+    raise typer.Exit(told["stopped"])
 
 
 @data.command()
