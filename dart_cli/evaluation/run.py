@@ -331,6 +331,7 @@ async def _by_workers(
             },
             leaders=names,
             restarts=RESTARTS,
+            follow_s=None,  # the episodes of one may take far longer than those of another
             log_file=log_dir(config.run.dir) / "eval-workers.log",
             notice=lambda line: None if "progress:" in line and WAITED not in line else _say(line),
         )
