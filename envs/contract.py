@@ -77,14 +77,18 @@ def _other_signature(
 
 def unpack(name: str, returned: object, names: Sequence[str]) -> Sequence[object]:
     """Return the values that a method returned together. Raises EnvError unless there is one for each of `names`."""
-    got = describe(returned)
-    if isinstance(returned, tuple | list):
-        if len(returned) == len(names):
-            return returned
-        got = f"{len(returned)} value{'' if len(returned) == 1 else 's'}"
-        if name == "step" and len(returned) == _OLD_STEP:
-            got += "; terminated and truncated are the two halves of gym's old `done`"
-    raise EnvError(f"{name} must return ({', '.join(names)}), got {got}")
+    if isinstance(returned, tuple | list) and len(returned) == len(names):
+        return returned
+    raise EnvError(f"{name} must return ({', '.join(names)}), got {_number_of(name, returned)}")
+
+
+def _number_of(name: str, returned: object) -> str:
+    if not isinstance(returned, tuple | list):
+        return describe(returned)
+    number = f"{len(returned)} value{'' if len(returned) == 1 else 's'}"
+    if name == "step" and len(returned) == _OLD_STEP:
+        return f"{number}; terminated and truncated are the two halves of gym's old `done`"
+    return number
 
 
 def wrong_return(name: str, wanted: str, got: object) -> EnvError:

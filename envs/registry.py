@@ -193,8 +193,8 @@ def check_parts(
 def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
     """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
 
-    For suites that have a `longest_reset_s(**options)`, which gets the options that it takes: without a longer deadline a reset is given up that
-    goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
+    For suites that have a `longest_reset_s(**options)`, which gets those that it takes: without a longer deadline a
+    reset is given up that goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
     """
     longest_s = _call_hook(suite, "longest_reset_s", options)
     if longest_s is None:
@@ -260,7 +260,14 @@ def _made_of(prefix: str, of: str) -> Suite:
 
 def _as_suite(name: str, path: str) -> Suite:
     suite = load_own("suite", name, path, method="make_env")
-    attribute = path.rpartition(":")[2]
+    if ":" in name:  # one of ours may read its tasks late
+        _check_own(name, suite, path.rpartition(":")[2])
+    assert isinstance(suite, Suite)
+    return suite
+
+
+def _check_own(name: str, suite: object, attribute: str) -> None:
+    """Raise TaskError for an own suite that lacks a part, or whose part breaks or is of another type."""
     try:
         lacking = missing_names(suite, ("name", "tasks", "make_env"))
     except (Exception, SystemExit) as error:
@@ -271,18 +278,11 @@ def _as_suite(name: str, path: str) -> Suite:
             "make_env(), see docs/environments/"
         )
     assert isinstance(suite, Suite)
-    if ":" in name:
-        _check_own(name, suite)
-    return suite
-
-
-def _check_own(name: str, suite: Suite) -> None:
-    """Raise TaskError for an own suite whose parts are of other types."""
-    given: object = suite.name
-    if not isinstance(given, str) or not given:
-        raise TaskError(f"suite {name}: name must be a text, got {describe(given)}")
-    if not callable(suite.make_env):
-        raise TaskError(f"suite {name}: make_env must be a method, got {describe(suite.make_env)}")
+    own_name, make_env_of = suite.name, suite.make_env
+    if not isinstance(own_name, str) or not own_name:
+        raise TaskError(f"suite {name}: name must be a text, got {describe(own_name)}")
+    if not callable(make_env_of):
+        raise TaskError(f"suite {name}: make_env must be a method, got {describe(make_env_of)}")
     _check_tasks(name, suite.tasks)
 
 

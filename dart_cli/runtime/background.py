@@ -149,10 +149,10 @@ class _Stopping:
         """Handle the signals while the block runs; one that this process ignores (nohup) stays ignored."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            before = {number: signal.getsignal(number) for number in STOPPING}
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
+            handlers = {number: signal.getsignal(number) for number in STOPPING}
+            before = {n: each for n, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, self._on_signal)
         try:
             yield
         finally:

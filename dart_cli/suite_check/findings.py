@@ -54,9 +54,7 @@ class TaskReport:
 
     task_id: str
     episodes: int
-    left_out: int = (
-        0  # episodes that were not played, as the first one broke, or the check was stopped
-    )
+    left_out: int = 0  # episodes not played: the first one broke, or a signal stopped the check
     false_passes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # environment or evaluator broke
     true_at_reset: list[str] = field(default_factory=list)

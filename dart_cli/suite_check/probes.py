@@ -87,7 +87,7 @@ async def play_task(
 ) -> list[Probed]:
     """Play all episodes of one task; `keep` gets each as it ends.
 
-    Where the first one breaks the others are not played: they would break as well, after as long a wait.
+    Where the first one breaks the others are not played: most often they break as well, after as long a wait.
     """
     episodes: list[Probed] = []
     for probe in probes:

@@ -296,13 +296,11 @@ def _print(
 def _not_played(check: Check, reports: Sequence[TaskReport]) -> Iterator[str]:
     """Yield why there are fewer episodes than were planned."""
     short = [report for report in reports if report.left_out]
-    left_out = sum(report.left_out for report in short)
     if not check.is_over:
         yield f"stopped: {len(check.over)} of {_number(len(check.tasks), 'task')} played to the end"
     elif short:
-        yield (
-            f"not played: {_number(left_out, 'episode')} of {_number(len(short), 'task')}, whose first one broke"
-        )
+        left_out = _number(sum(report.left_out for report in short), "episode")
+        yield f"not played: {left_out} of {_number(len(short), 'task')}, whose first one broke"
 
 
 def _broken(reports: Sequence[TaskReport]) -> list[str]:
