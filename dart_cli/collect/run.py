@@ -70,8 +70,9 @@ logger = logging.getLogger(__name__)
 def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
     """Collect into the pool of the run, or into the folder --out, and print what it holds now.
 
-    Where a signal stops it, it prints and keeps what was collected so far, and raises SystemExit. Raises TaskError, ConfigError without a GPU for the model, RunDirectoryError while the run is live,
-    ExchangeError, UserError if there is no success at all.
+    Where a signal stops it, it prints and keeps what was collected so far, and raises SystemExit. Raises
+    TaskError, ConfigError without a GPU for the model, RunDirectoryError while the run is live, ExchangeError,
+    UserError if there is no success at all.
     """
     tasks, out = collected_tasks(config, options), options.out
     limit_threads(config.rollout.threads)

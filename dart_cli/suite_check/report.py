@@ -190,9 +190,10 @@ class Check:
             self._say_first(self._report(task))
 
     def _keep(self, task: Task, episode: Probed) -> None:
-        """Note an episode; what broke is said at once, each reason only once."""
-        self._episodes[task.id].append(episode)
-        if episode.is_broken:
+        """Note an episode; the first break of a task is said at once, each reason only once."""
+        episodes = self._episodes[task.id]
+        episodes.append(episode)
+        if episode.is_broken and sum(each.is_broken for each in episodes) == 1:
             where = f"{task.id} breaks: seed {episode.seed}, {episode.probe}"
             self._say(_SLOT.sub("", episode.reason), f"{where}: {episode.reason}")
         self.advance(1)
