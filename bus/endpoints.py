@@ -56,7 +56,9 @@ def make_private_dir(path: Path) -> Path:
             raise DiskError(
                 f"{path}: cannot be created: {error.strerror}; free space and start again"
             ) from None
-        raise RunDirectoryError(f"{path}: cannot be created: {error.strerror}") from None
+        raise RunDirectoryError(
+            f"{path}: cannot be created: {error.strerror}; choose another"
+        ) from None
     if not stat.S_ISDIR(found.st_mode):
         raise RunDirectoryError(f"{path}: not a directory (links are refused): choose another")
     if found.st_uid != os.getuid():

@@ -1,6 +1,7 @@
 """Environments: real GUIs behind one contract.
 
 base          the contract: tasks, observations, verdicts, GuiEnv
+contract      what methods must take and return, as errors say it
 actions       typed GUI actions, in pixels of the screenshot; their table for the documentation
 inputs        mouse and keyboard as events: one state machine, one table of key names
 elements      what an explorer needs: elements on a screen, which screens are one; cells where there is no tree

@@ -1,6 +1,7 @@
 """Code of a user's own, by name: a suite, a codec.
 
 load_own       what `package.module:Attribute` or `file.py:Attribute` names
+one_line       a user's own error, with the line of their code
 did_you_mean   the closest known name, for errors
 """
 
@@ -19,15 +20,22 @@ from types import ModuleType
 from bus.errors import TaskError
 
 
-def load_own(what: str, name: str, path: str, *, once: bool = False, made: bool = True) -> object:
-    """The object at `path`, made first where it is a class, unless `made` is false.
+def load_own(
+    what: str, name: str, path: str, *, once: bool = False, made: bool = True, method: str = ""
+) -> object:
+    """Return the object at `path`, made first where it is a class, unless `made` is false.
 
     A file's path is relative to the current folder, where modules are found, too.
     `what` and `name` are for errors, e.g. suite, codec and how the user called it. `once`: the file
-    runs once in this process, for code that registers something. Raises TaskError.
+    runs once in this process, for code that registers something. A path without an attribute is refused with
+    the classes that it may mean, those with `method`. Raises TaskError.
     """
     module_name, _, attribute = path.rpartition(":")
-    module = _import(what, name, module_name, once=once)
+    module = _import(what, name, module_name or path, once=once)
+    if not attribute or not module_name:
+        raise TaskError(
+            f"{what} {name}: {_cure_without_class(what, module_name or path, module, method)}"
+        )
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise TaskError(
@@ -37,7 +45,21 @@ def load_own(what: str, name: str, path: str, *, once: bool = False, made: bool 
     try:
         return value() if made and isinstance(value, type) else value
     except (Exception, SystemExit) as error:
-        raise TaskError(f"{what} {name}: {attribute}() failed: {_one_line(error)}") from error
+        raise TaskError(f"{what} {name}: {attribute}() failed: {one_line(error)}") from error
+
+
+def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -> str:
+    """Return what to write in place of a path without a class."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    }
+    fitting = [f"{path}:{name}" for name, value in own.items() if hasattr(value, method)]
+    if fitting or not method:
+        return f"name its class, too: {' or '.join(fitting) or f'{path}:CLASS'}"
+    others = f"; its classes are {', '.join(own)}" if own else ""
+    return f"{path} has no {what}: no class of it has a method {method}{others}"
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
@@ -66,7 +88,7 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
             ) from error
         except (Exception, SystemExit) as error:  # the user's module: they fix whatever it raises
             raise TaskError(
-                f"{what} {name}: {module_name} cannot be loaded, fix it: {_one_line(error)}"
+                f"{what} {name}: {module_name} cannot be loaded, fix it: {one_line(error)}"
             ) from error
     file = Path(module_name)
     if not file.is_file():
@@ -85,12 +107,12 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
     except (Exception, SystemExit) as error:  # a script that ends itself where it is imported
         del sys.modules[spec.name]
         raise TaskError(
-            f"{what} {name}: {file} cannot be loaded, fix it: {_one_line(error)}"
+            f"{what} {name}: {file} cannot be loaded, fix it: {one_line(error)}"
         ) from error
     return module
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The user's own error in one line, with the line of their code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)

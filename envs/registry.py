@@ -27,14 +27,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol, get_args, runtime_checkable
 
-from bus.errors import TaskError
+from bus.errors import DartError, TaskError
 from envs.base import GuiEnv, Split, Task, task_of
-from envs.own_code import did_you_mean, load_own
+from envs.contract import NEEDED, describe, missing_names
+from envs.own_code import did_you_mean, load_own, one_line
 
 SHIPPED: dict[str, str] = {
     "android": "envs.android.env:AndroidSuite",
@@ -49,6 +51,8 @@ SHIPPED: dict[str, str] = {
     "recall": "envs.embedded.suites:RecallSuite",
 }
 """Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 EXPLORED = "explored"
 """`explored:FOLDER` is the suite of a folder that `dart explore tasks` made."""
@@ -103,7 +107,7 @@ def load_suite(name: str) -> Suite:
         of or prefix not in SHIPPED
     ):  # each class is imported here: some load another suite from this module
         return _made_of(prefix, of)
-    if ":" not in name:
+    if ":" not in name and "." not in name:  # a dot: a module or a file, whose class is missing
         if name not in SHIPPED:
             also = ", ".join(f"{prefix}:{what}" for prefix, (_, what) in MADE_OF.items())
             raise TaskError(
@@ -125,7 +129,13 @@ def make_env(suite: str, *, observe: Sequence[str] = (), **options: object) -> G
     check_observe(suite, observe)
     if observe:
         options["observe"] = tuple(observe)
-    return load_suite(suite).make_env(**options)
+    env = load_suite(suite).make_env(**options)
+    if lacking := missing_names(env, NEEDED):
+        raise TaskError(
+            f"suite {suite}: make_env() must return an environment with {', '.join(NEEDED)} (envs.base.GuiEnv), "
+            f"{type(env).__name__} has no {' and no '.join(lacking)}"
+        )
+    return env
 
 
 def check_observe(suite: str, observe: Iterable[str]) -> None:
@@ -176,22 +186,51 @@ def check_parts(
     For suites that have a `check_parts(**options)`; one that also has a parameter `tasks` is told the
     ids that are to be played (None: all). Starts no environment.
     """
-    check = getattr(load_suite(suite), "check_parts", None)
-    if check is None:
-        return
-    if "tasks" in inspect.signature(check).parameters:
-        options = {**options, "tasks": tasks}
-    check(**options, **({"observe": tuple(observe)} if observe else {}))
+    given = {"observe": tuple(observe)} if observe else {}
+    _call_hook(suite, "check_parts", {**options, **given}, {"tasks": tasks})
 
 
 def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
     """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
 
-    For suites that have a `longest_reset_s(**options)`: without a longer deadline a reset is given up that
-    goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
+    For suites that have a `longest_reset_s(**options)`, which gets those that it takes: without a longer deadline a
+    reset is given up that goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
     """
-    longest = getattr(load_suite(suite), "longest_reset_s", None)
-    return 0.0 if longest is None else float(longest(**options))
+    longest_s = _call_hook(suite, "longest_reset_s", options)
+    if longest_s is None:
+        return 0.0
+    if isinstance(longest_s, bool) or not isinstance(longest_s, int | float):
+        raise TaskError(
+            f"suite {suite}: longest_reset_s must return seconds, got {describe(longest_s)}"
+        )
+    return float(longest_s)
+
+
+def _call_hook(
+    suite: str, method: str, options: Mapping[str, Any], named: Mapping[str, Any] = _NOTHING
+) -> Any:
+    """Return what an optional method of a suite returns; None where it has none.
+
+    It is given those of `options` that it takes, and of `named` those that it names. Raises TaskError where it
+    cannot be called, and what it raises on purpose.
+    """
+    hook = getattr(load_suite(suite), method, None)
+    if hook is None:
+        return None
+    if not callable(hook):
+        raise TaskError(
+            f"suite {suite}: {method} must be a method that takes the options of make_env, got {describe(hook)}"
+        )
+    parameters = inspect.signature(hook).parameters
+    takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+    given = {name: value for name, value in options.items() if takes_all or name in parameters}
+    given |= {name: value for name, value in named.items() if name in parameters}
+    try:
+        return hook(**given)
+    except DartError:
+        raise
+    except Exception as error:
+        raise TaskError(f"suite {suite}: {method}() failed: {one_line(error)}") from error
 
 
 def find_task(suite: str, task_id: str) -> Task:
@@ -220,16 +259,31 @@ def _made_of(prefix: str, of: str) -> Suite:
 
 
 def _as_suite(name: str, path: str) -> Suite:
-    suite = load_own("suite", name, path)
-    if not isinstance(suite, Suite):
-        attribute = path.rpartition(":")[2]
-        raise TaskError(
-            f"suite {name}: {attribute} is no Suite; it needs name, tasks and make_env(), "
-            "see docs/environments/"
-        )
-    if ":" in name:
-        _check_tasks(name, suite.tasks)
+    suite = load_own("suite", name, path, method="make_env")
+    if ":" in name:  # one of ours may read its tasks late
+        _check_own(name, suite, path.rpartition(":")[2])
+    assert isinstance(suite, Suite)
     return suite
+
+
+def _check_own(name: str, suite: object, attribute: str) -> None:
+    """Raise TaskError for an own suite that lacks a part, or whose part breaks or is of another type."""
+    try:
+        lacking = missing_names(suite, ("name", "tasks", "make_env"))
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"suite {name}: {attribute} breaks: {one_line(error)}") from error
+    if lacking:
+        raise TaskError(
+            f"suite {name}: {attribute} is no Suite, it has no {' and no '.join(lacking)}; it needs name, tasks and "
+            "make_env(), see docs/environments/"
+        )
+    assert isinstance(suite, Suite)
+    own_name, make_env_of = suite.name, suite.make_env
+    if not isinstance(own_name, str) or not own_name:
+        raise TaskError(f"suite {name}: name must be a text, got {describe(own_name)}")
+    if not callable(make_env_of):
+        raise TaskError(f"suite {name}: make_env must be a method, got {describe(make_env_of)}")
+    _check_tasks(name, suite.tasks)
 
 
 def _check_tasks(name: str, tasks: object) -> None:
@@ -241,10 +295,26 @@ def _check_tasks(name: str, tasks: object) -> None:
         )
     for task_id, task in tasks.items():
         if not isinstance(task, Task) or task.id != task_id:
-            got = f"one with the id {task.id!r}" if isinstance(task, Task) else repr(task)[:80]
+            got = f"one with the id {task.id!r}" if isinstance(task, Task) else describe(task)
             raise TaskError(
                 f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {got}"
             )
+        for field, (is_right, wanted) in _FIELDS.items():
+            value: object = getattr(task, field)
+            if not is_right(value):
+                raise TaskError(
+                    f"suite {name}: tasks[{task_id!r}].{field} must be {wanted}, got {describe(value)}"
+                )
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "instruction": (lambda value: isinstance(value, str), "a text"),
+    "max_steps": (lambda value: type(value) is int and value > 0, "a whole number from 1 on"),
+    "split": (lambda value: value in get_args(Split), " or ".join(get_args(Split))),
+    "feasible": (lambda value: isinstance(value, bool), "a bool"),
+    "evaluated": (lambda value: isinstance(value, bool), "a bool"),
+}
+"""Fields of an own suite's tasks: whether a value can be, and what can."""
 
 
 _WILD = frozenset("*?[")

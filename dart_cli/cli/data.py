@@ -26,7 +26,14 @@ from dart_cli.cli.options import (
     refuse_other,
 )
 from dart_cli.collect import CollectOptions
-from dart_cli.runtime.options import DryRun, Overrides, command_of, read_options
+from dart_cli.runtime.options import (
+    DryRun,
+    Overrides,
+    check_folder,
+    check_out,
+    command_of,
+    read_options,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -167,13 +174,17 @@ def show(
     run: RunOption = None,
     film: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw its screens with its clicks into this file."),
+        typer.Option(
+            metavar="FILE",
+            callback=check_out,
+            help="Draw its screens with its clicks: a strip (.png) or moving, in slow motion (.gif).",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one trajectory: its steps with text, action, certainty and times, and its verdict.
 
-    Example: dart data show g000001-00 --film first.png
+    Example: dart data show g000001-00 --film first.gif
     """
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.explain import explain_trajectory
@@ -244,7 +255,11 @@ def draw(
     target: RunTarget = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where the pictures go; default RUN/pictures."),
+        typer.Option(
+            metavar="FOLDER",
+            callback=check_folder,
+            help="Where the pictures go; default RUN/pictures.",
+        ),
     ] = None,
 ) -> None:
     """Draw what curation decided: outcomes of groups, their sizes, step limits, entropies.
@@ -312,6 +327,7 @@ def judge(
     for name, reason in told["left_out"].items():
         typer.echo(f"left out: {name}: {reason}", err=True)
     typer.echo(json.dumps(told))
+    raise typer.Exit(told["stopped"])
 
 
 @data.command()
@@ -343,7 +359,12 @@ def export(
     target: Annotated[
         Path, typer.Argument(metavar="CONFIG_OR_RUN", help="TOML file or run directory.")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Made; it must not exist yet.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", callback=check_folder, help="Made; it must not exist yet."
+        ),
+    ],
     outcome: Annotated[
         Literal["pass", "fail", "invalid"] | None, typer.Option(help="Only this verdict.")
     ] = None,

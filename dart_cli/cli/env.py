@@ -101,6 +101,9 @@ def check(options: CheckOptions) -> None:
     are slow, guessable by random clicks, or unproven (without a solution, and never passed by
     random clicks) are only reported.
 
+    The first failure is said at once. A task whose first episode breaks is played no further. Ctrl-C,
+    SIGTERM and SIGHUP print what was played so far.
+
     Example: dart env check miniwob --task 'miniwob/click-*' --seeds 5 --out probes.json
 
     Example: dart env check osworld:OSWorld --classify

@@ -15,7 +15,7 @@ import typer
 
 from dart_cli.cli.options import ProcessOrTool
 from dart_cli.explore import ExploreOptions, RowOptions, TaskOptions
-from dart_cli.runtime.options import command_of
+from dart_cli.runtime.options import check_folder, command_of
 
 
 class _ExploreGroup(ProcessOrTool):
@@ -70,7 +70,12 @@ Explored = Annotated[
 @command_of(RowOptions)
 def rows(
     folder: Explored,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", callback=check_folder, help="A new folder.", show_default=False
+        ),
+    ],
     options: RowOptions,
 ) -> None:
     """Grounding rows from an exploration: a query, a screenshot and the box that answers it.
@@ -98,7 +103,13 @@ def rows(
 def tasks(
     folder: Explored,
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder of the tasks.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            callback=check_folder,
+            help="The folder of the tasks.",
+            show_default=False,
+        ),
     ],
     options: TaskOptions,
 ) -> None:

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from dart_cli.runtime.options import check_folder
+
 model = typer.Typer(no_args_is_help=True)
 
 
@@ -71,7 +73,10 @@ def verifier_rows(
         Path, typer.Argument(metavar="SET_FOLDER", help="A grounding set.", show_default=False)
     ],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="OUT", callback=check_folder, help="The folder to make.", show_default=False
+        ),
     ],
     layout: Annotated[
         str,

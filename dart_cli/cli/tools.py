@@ -18,7 +18,7 @@ from dart_cli.cli.options import (
     config_of,
     refuse_beside,
 )
-from dart_cli.runtime.options import Overrides
+from dart_cli.runtime.options import Overrides, check_folder, check_out
 
 tools = typer.Typer()
 
@@ -54,7 +54,9 @@ def view(
     export: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.html", help="Write one self-contained page instead of serving any."
+            metavar="FILE.html",
+            callback=check_out,
+            help="Write one self-contained page instead of serving any.",
         ),
     ] = None,
     trajectory: Annotated[
@@ -255,7 +257,10 @@ def doctor(
 
 @tools.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", callback=check_folder, help="Folder; made if need be."),
+    ],
     template: Annotated[
         Literal["tiny", "own-env", "7b"],
         typer.Option(
@@ -286,7 +291,10 @@ def init(
 
 @tools.command(hidden=True)
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder; made if need be.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", callback=check_folder, help="Folder; made if need be."),
+    ],
 ) -> None:
     """Make the CURVE keys of a run over tcp; copy the folder to every host and set bus.keys.
 

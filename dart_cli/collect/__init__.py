@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dart_cli.runtime.options import AsJson, Overrides
+from dart_cli.runtime.options import AsJson, Overrides, check_folder
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class CollectOptions:
         Path | None,
         typer.Option(
             metavar="FOLDER",
+            callback=check_folder,
             help="Write a new folder instead, for `dart tune`, `import` or data.pool; it must not exist yet.",
         ),
     ] = None

@@ -56,9 +56,11 @@ from dart_cli.player.episodes import (
 )
 from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.rollout.worker import load_prompt_encoder
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
 from dart_cli.runtime.tables import page_table, progress
+from dart_cli.runtime.waits import OpenWaits
 from envs.base import Task, content_hash
 from envs.registry import select_tasks, tasks_of
 
@@ -68,8 +70,9 @@ logger = logging.getLogger(__name__)
 def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
     """Collect into the pool of the run, or into the folder --out, and print what it holds now.
 
-    Raises TaskError, ConfigError without a GPU for the model, RunDirectoryError while the run is live,
-    ExchangeError, UserError if there is no success at all.
+    Where a signal stops it, it prints and keeps what was collected so far, and raises SystemExit. Raises
+    TaskError, ConfigError without a GPU for the model, RunDirectoryError while the run is live, ExchangeError,
+    UserError if there is no success at all.
     """
     tasks, out = collected_tasks(config, options), options.out
     limit_threads(config.rollout.threads)
@@ -86,16 +89,19 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
         quotas = [Quota(task, options, config.run.seed, config.env.seeds) for task in tasks]
         for quota in quotas:
             quota.skip(existing)
-        missing = sum(quota.missing for quota in quotas)
-        advance = stack.enter_context(progress("collecting", missing, "successes"))
-        if missing:
-            asyncio.run(_collect(config, options, quotas, keep, advance))
+        stopped = 0
+        if any(quota.missing for quota in quotas):
+            stopped = _collect(config, options, quotas, keep)
         if not any(quota.kept for quota in quotas):
+            if stopped:
+                raise SystemExit(stopped)  # which makes no folder
             reasons = Counter[str]()
             for quota in quotas:
                 reasons.update(quota.reasons)
             why = reasons.most_common(1)[0][0] if reasons else "every episode failed"
             raise UserError(f"no success was collected: {why}")
+    if stopped:
+        raise SystemExit(stopped)
     _print(config, quotas, out, options.as_json)
     return quotas
 
@@ -119,27 +125,36 @@ def collected_tasks(config: Config, options: CollectOptions) -> list[Task]:
 Keep = Callable[[Trajectory], None]
 
 
-async def _collect(
-    config: Config,
-    options: CollectOptions,
-    quotas: Sequence[Quota],
-    keep: Keep,
-    advance: Callable[[int], None],
-) -> None:
-    async with _player(config, options) as policy_of:
-        await play_quotas(config, quotas, policy_of, options.source, keep, advance)
+def _collect(config: Config, options: CollectOptions, quotas: Sequence[Quota], keep: Keep) -> int:
+    """Play until a signal comes or all is over; returns the exit code of the signal, else 0."""
+    waits, missing = OpenWaits(), sum(quota.missing for quota in quotas)
+    with contextlib.ExitStack() as shown:
+        advance = shown.enter_context(progress("collecting", missing, "successes"))
+
+        async def play_all() -> None:
+            async with _player(config, options, waits) as policy_of:
+                await play_quotas(config, quotas, policy_of, options.source, keep, advance, waits)
+
+        def print_stopped() -> None:
+            shown.close()
+            _print(config, quotas, options.out, options.as_json, stopped=True)
+
+        return run_until_stopped(play_all(), waits, print_stopped)
 
 
 @contextlib.asynccontextmanager
-async def _player(config: Config, options: CollectOptions) -> AsyncIterator[PolicyOf]:
+async def _player(
+    config: Config, options: CollectOptions, waits: OpenWaits
+) -> AsyncIterator[PolicyOf]:
     """The policies of the episodes; the model is loaded until the end of the block."""
     action_spec = action_spec_of(config)
     if options.player == "oracle":
-        encoder = await asyncio.to_thread(load_prompt_encoder, config)
+        with waits.waiting("the tokenizer to load"):
+            encoder = await asyncio.to_thread(load_prompt_encoder, config)
         yield lambda env, _: OraclePolicy(env, encoder, action_spec, config.rollout.max_tokens)
         return
     directory, version = chosen_weights(config, options.weights)
-    async with loaded_model(config, directory, version) as model:
+    async with loaded_model(config, directory, version, waits=waits) as model:
         if options.hints:
             yield lambda env, _: HintedPolicy(model.responder, env, action_spec)
         else:
@@ -153,6 +168,7 @@ async def play_quotas(
     source: PoolSource,
     keep: Keep,
     advance: Callable[[int], None] = lambda _: None,
+    waits: OpenWaits | None = None,
 ) -> None:
     """Play until every quota is filled or given up; each success is kept at once.
 
@@ -182,7 +198,7 @@ async def play_quotas(
             advance(1)
 
     missing = sum(quota.missing for quota in quotas)
-    await play(config, next_episode, policy_of, ended, most=missing, name="collect")
+    await play(config, next_episode, policy_of, ended, most=missing, name="collect", waits=waits)
 
 
 def _trajectory(played: PlayedEpisode, source: PoolSource) -> Trajectory:
@@ -343,9 +359,17 @@ def summary(config: Config, quotas: Sequence[Quota], out: Path | None) -> dict[s
     }
 
 
-def _print(config: Config, quotas: Sequence[Quota], out: Path | None, as_json: bool) -> None:
+def _print(
+    config: Config,
+    quotas: Sequence[Quota],
+    out: Path | None,
+    as_json: bool,
+    *,
+    stopped: bool = False,
+) -> None:
     if as_json:
-        sys.stdout.write(f"{json.dumps(summary(config, quotas, out))}\n")
+        found = summary(config, quotas, out) | {"stopped": stopped}
+        sys.stdout.write(f"{json.dumps(found)}\n")
         return
     numbers = ("collected", "existing", "episodes", "missing")
     table = page_table(f"successes in {out or config.run.dir}", "task", *numbers, right=numbers)
@@ -359,7 +383,7 @@ def _print(config: Config, quotas: Sequence[Quota], out: Path | None, as_json: b
             "data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. 0.125"
         )
     for quota in quotas:
-        if quota.missing:
+        if quota.missing and (quota.reasons or not stopped):
             why = "; ".join(reason for reason, _ in quota.reasons.most_common(1))
             console.print(
                 f"{quota.task.id}: {quota.missing} missing, {why or 'its other episodes failed'}",

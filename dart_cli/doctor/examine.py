@@ -42,19 +42,23 @@ def run_doctor(
 ) -> int:
     """Examine and print, planning episodes of `steps`; returns 0 where a run can work, 2 where it cannot fit, else 1."""
     console = Console(markup=False, highlight=False)
-    found = []
-    for finding in examine(
-        target, overrides, played=played, compared=compared, read=read, steps=steps
-    ):
-        found.append(finding)
-        if not in_json:
-            print_finding(console, finding)
+    found: list[Finding] = []
+    stopped = 0
+    try:
+        for finding in examine(
+            target, overrides, played=played, compared=compared, read=read, steps=steps
+        ):
+            found.append(finding)
+            if not in_json:
+                print_finding(console, finding)
+    except SystemExit as stop:  # by a signal: what was found is printed
+        stopped = int(stop.code or 1)
     if in_json:
         sys.stdout.write(json.dumps(as_json(found)) + "\n")
     else:
         console.print(summary(found))
-    if is_healthy(found):
-        return 0
+    if stopped or is_healthy(found):
+        return stopped
     return 2 if any(each.subject in _UNFIT and each.level == "error" for each in found) else 1
 
 

@@ -27,7 +27,9 @@ from dart_cli.player.episodes import (
 )
 from dart_cli.player.episodes import play as play_episodes
 from dart_cli.player.model import chosen_weights, loaded_model
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.role import limit_threads
+from dart_cli.runtime.waits import OpenWaits
 
 LOAD_S = 900.0
 """Longest time a model may take to load."""
@@ -36,9 +38,10 @@ LOAD_S = 900.0
 def play(config: Config) -> Iterator[Finding]:
     """Play one held-out episode of the first task; needs no other process and stores nothing."""
     limit_threads(config.rollout.threads)
-    began = time.monotonic()
+    began, waits = time.monotonic(), OpenWaits()
+    over: list[tuple[PlayedEpisode, str, float]] = []
     try:
-        played, weights, loaded_s = asyncio.run(_play_one(config))
+        stopped = run_until_stopped(_play_one(config, over, waits), waits, lambda: None)
     except DartError as fault:
         yield error("episode", str(fault), "fix that, run dart doctor again")
         return
@@ -49,29 +52,38 @@ def play(config: Config) -> Iterator[Finding]:
             "lower rollout.max_tokens, or find out what the engine waits for",
         )
         return
-    yield from judge(played, weights, loaded_s)
+    if stopped:
+        seconds = time.monotonic() - began
+        yield error("episode", f"stopped after {seconds:.0f} s", "run dart doctor again")
+        raise SystemExit(stopped)
+    yield from judge(*over[0])
 
 
-async def _play_one(config: Config) -> tuple[PlayedEpisode, str, float]:
-    """(the episode, which weights played it, seconds until the model was loaded)."""
+async def _play_one(
+    config: Config, over: list[tuple[PlayedEpisode, str, float]], waits: OpenWaits
+) -> None:
+    """Add to `over` (the episode, which weights played it, seconds until the model was loaded)."""
     [episode] = planned(trained_tasks(config)[:1], 1, TRAIN_SEEDS)
     directory, version = chosen_weights(config, None)
     began = time.monotonic()
-    async with loaded_model(config, directory, version, load_s=LOAD_S) as model:
+    weights = "the model's base weights" if directory is None else f"weights v{version}"
+    async with loaded_model(config, directory, version, load_s=LOAD_S, waits=waits) as model:
         loaded_s = time.monotonic() - began
-        over: list[PlayedEpisode] = []
         answered = answered_by(config, model.responder)
 
         def in_time(env: AsyncEnv, planned: PlannedEpisode) -> Policy:
             return InTime(answered(env, planned), config.rollout.deadline_s)
 
         # Calls of the environment have deadlines of their own, and wait in queues without one.
-        await play_episodes(config, each_of([episode]), in_time, over.append, most=1)
-    return (
-        over[0],
-        "the model's base weights" if directory is None else f"weights v{version}",
-        loaded_s,
-    )
+        await play_episodes(
+            config,
+            each_of([episode]),
+            in_time,
+            lambda played: over.append((played, weights, loaded_s)),
+            most=1,
+            name="doctor",
+            waits=waits,
+        )
 
 
 class InTime:

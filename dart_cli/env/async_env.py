@@ -93,6 +93,7 @@ class AsyncEnv:
         """
         self.carrier = carrier
         self.queued_s = 0.0  # that the newest call was in queues
+        self.episode = ""  # which of its task's it is, where waits tell that
         self._deadlines = deadlines
         self._waits = waits
         self._timer = timer
@@ -161,8 +162,9 @@ class AsyncEnv:
     async def _call(
         self, what: str, deadline_s: float, payload: Mapping[str, Any] | None = None
     ) -> Any:
-        told = f"{self.carrier.name} to {what} {self._task_id}"
-        with self._reporting(told, deadline_s) as report:
+        episode = f", {self.episode}" if self.episode else ""
+        waits_for = f"{self.carrier.name} to {what} {self._task_id}{episode}"
+        with self._reporting(waits_for, deadline_s) as report:
             return await self.carrier.call(what, payload or {}, deadline_s, report.queued)
 
     @contextlib.contextmanager

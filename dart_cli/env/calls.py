@@ -21,6 +21,7 @@ from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
 from bus.messages import Outcome
 from envs.actions import Action
 from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
+from envs.contract import call_method, describe, unpack, wrong_return
 from envs.elements import Element, Explorable, ScreenState
 from envs.screenshots import KINDS, MOST_CHARS, StoredEncoding, bounded, size_of, stored_as
 
@@ -31,6 +32,9 @@ MOST_TRACEBACK = 20_000
 """Characters of a traceback that are kept, from its end."""
 
 _FIELD = re.compile(r"\{\w+\}")
+
+_STEPPED = ("observation", "reward", "terminated", "truncated", "info")
+"""What a step returns."""
 
 _logged: set[tuple[str, str]] = set()
 """Places that have raised in this process, and what: their tracebacks are in its log."""
@@ -84,42 +88,48 @@ def reset(
 ) -> Began:
     """Start the task; the observation is encoded as `screens`."""
     options = {"task": task, "free": True} if free else {"task": task}
-    observation, info = env.reset(seed=seed, options=options)
-    told: object = info.get("instruction")
-    if told is None and _FIELD.search(task.instruction):
+    returned = call_method(env, "reset", seed=seed, options=options)
+    observation, info = unpack("reset", returned, ("observation", "info"))
+    if not isinstance(info, Mapping):
+        raise wrong_return("reset", "(observation, info) with a mapping as info", info)
+    instruction: object = info.get("instruction")
+    if not isinstance(instruction, str | None):
+        raise wrong_return("reset", "a text as info['instruction']", instruction)
+    if instruction is None and _FIELD.search(task.instruction):
         raise EnvError(
             f"reset gave no info['instruction'] and the instruction of {task.id} is "
             f"{task.instruction!r}; fill in its fields"
         )
     screen = stored_as(_checked_observation("reset", observation), screens)
-    return Began(screen, sendable(str(task.instruction if told is None else told)))
+    return Began(screen, sendable(task.instruction if instruction is None else instruction))
 
 
 def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepResult:
     """Perform one action; the observation is encoded as `screens`."""
-    observation, reward, terminated, truncated, _ = env.step(action)
+    returned = call_method(env, "step", action)
+    observation, reward, terminated, truncated, _ = unpack("step", returned, _STEPPED)
     screen = stored_as(_checked_observation("step", observation), screens)
     earned = _finite(reward)
     if earned is not None and math.isnan(earned):
-        raise EnvError(
-            f"{type(env).__name__}.step gave the reward {reward!r}; want a finite number, or None"
-        )
-    return StepResult(screen, bool(terminated), bool(truncated), earned)
+        raise wrong_return("step", "a finite number or None as its reward", reward)
+    return StepResult(
+        screen, _flag("terminated", terminated), _flag("truncated", truncated), earned
+    )
 
 
 def evaluate(env: GuiEnv) -> Verdict:
     """Judge the present state."""
-    verdict: object = env.evaluate()
-    if not isinstance(verdict, Verdict) or verdict.outcome not in get_args(Outcome):
-        raise EnvError(f"evaluate gave {verdict!r}; want a Verdict of {get_args(Outcome)}")
+    verdict = call_method(env, "evaluate")
+    if not isinstance(verdict, Verdict):
+        raise wrong_return("evaluate", "a Verdict (envs.base)", verdict)
+    if verdict.outcome not in get_args(Outcome):
+        raise wrong_return("evaluate", "a Verdict of pass, fail or invalid", verdict.outcome)
     _check_types("evaluate", verdict, {"reason": str})
     verdict = replace(verdict, reason=sendable(verdict.reason))
     reward = _finite(verdict.reward)
     if reward is not None and not 0 <= reward <= 1:  # NaN is in no range
-        raise EnvError(
-            f"{type(env).__name__}.evaluate gave the reward {verdict.reward!r} ({verdict.outcome}: "
-            f"{verdict.reason}); want a number in [0, 1]"
-        )
+        said = f"{describe(verdict.reward)} ({verdict.outcome}: {verdict.reason})"
+        raise EnvError(f"evaluate must return a reward in [0, 1], got {said}")
     return replace(verdict, reward=reward)
 
 
@@ -141,12 +151,12 @@ def solve(env: GuiEnv) -> tuple[Action, str]:
     """
     if not isinstance(env, Solvable):
         raise NoOracleError("this environment has no oracle_action (envs.base.Solvable)")
-    action: object = env.oracle_action()
+    action = call_method(env, "oracle_action")
     if not isinstance(action, _ACTIONS):
-        raise EnvError(f"oracle_action gave {action!r}; want an action of envs.actions")
-    hint: object = getattr(env, "oracle_hint", str)()
+        raise wrong_return("oracle_action", "an action of envs.actions", action)
+    hint = call_method(env, "oracle_hint") if hasattr(env, "oracle_hint") else ""
     if not isinstance(hint, str):
-        raise EnvError(f"oracle_hint gave {hint!r}; want a text")
+        raise wrong_return("oracle_hint", "a text", hint)
     return action, sendable(hint)
 
 
@@ -154,12 +164,11 @@ def look(env: GuiEnv) -> Looked | None:
     """State and elements of the present screen; None where it is not Explorable."""
     if not isinstance(env, Explorable):
         return None
-    state: object = env.state()
-    elements: object = env.elements()
+    state, elements = call_method(env, "state"), call_method(env, "elements")
     if not isinstance(state, ScreenState):
-        raise EnvError(f"state gave {state!r}; want a ScreenState")
+        raise wrong_return("state", "a ScreenState (envs.elements)", state)
     if not isinstance(elements, list) or not all(isinstance(each, Element) for each in elements):
-        raise EnvError(f"elements gave {str(elements)[:200]}; want a list of Element")
+        raise wrong_return("elements", "a list of Element (envs.elements)", elements)
     state = ScreenState(state.id, sendable(state.route), sendable(state.reason))
     return state, [replace(each, name=sendable(each.name)) for each in elements]
 
@@ -170,9 +179,18 @@ def _finite(reward: object) -> float | None:
     return None if reward is None else value if math.isfinite(value) else math.nan
 
 
+def _flag(name: str, value: object) -> bool:
+    """Return a flag that `step` returned, as a bool or as a number. Raises EnvError."""
+    is_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+    if isinstance(value, Real) or is_numpy:
+        return bool(value)
+    raise wrong_return("step", f"a bool as {name}", value)
+
+
 def _checked_observation(what: str, observation: object) -> Observation:
     if not isinstance(observation, Observation):
-        raise EnvError(f"{what} gave {observation!r}; want an Observation")
+        wanted = "Observation(screenshot, media_type, width, height) of envs.base"
+        raise wrong_return(what, f"an {wanted} first", observation)
     kinds = {"screenshot": bytes, "media_type": str, "width": int, "height": int, "screen_key": str}
     _check_types(what, observation, kinds)
     try:

@@ -32,6 +32,7 @@ from bus.errors import EnvError, TaskError
 from dart_cli.env.calls import Failure, perform
 from dart_cli.env.child import LENGTHS, QUEUED, PipeMessage, decoded, lengths, pack, plain
 from envs.base import GuiEnv
+from envs.contract import call_method
 from envs.process_tree import kill_tree
 from envs.queueing import OnQueue, PendingCall, SharedWait, answering, ignore_queue
 from envs.screenshots import StoredEncoding
@@ -201,7 +202,7 @@ class ThreadedEnv:
             _post(thread.loop, call.answer, answer)
         try:
             if env is not None:
-                env.close()
+                call_method(env, "close")
         except BaseException:
             logger.exception("%s: close failed", self.name)
         _post(thread.loop, thread.ended, None)

@@ -32,6 +32,7 @@ from dart_cli.runtime.liveness import when_orphaned
 from dart_cli.runtime.streams import keep_going, take_streams
 from envs.actions import action_from_dict, action_to_dict
 from envs.base import GuiEnv, Task
+from envs.contract import call_method
 from envs.process_tree import adopt_orphans, kill_below
 from envs.queueing import PendingCall, SharedWait, answering
 from envs.registry import find_task, make_env
@@ -98,7 +99,7 @@ class EnvServer:
         try:
             if call == "close":
                 if self._env is not None:
-                    self._env.close()
+                    call_method(self._env, "close")
                 return {"answer": None}, b""
             if self._env is None:
                 self._env = make_env(self._suite, observe=self._observe, **self._options)

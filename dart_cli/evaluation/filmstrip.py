@@ -1,7 +1,7 @@
 """Episodes as pictures: each screen with its action drawn on it, the last with the verdict.
 
 film_strip    an episode from left to right, as one picture
-animation     the same as frames, one after the other, for a GIF
+animation     the same as frames, one after the other; save_animation, as a GIF in slow motion
 heated        a screenshot with what its pointers looked at
 """
 
@@ -23,6 +23,9 @@ from envs.screenshots import BROKEN, as_seen
 
 MAX_FRAMES = 7
 """Screens of a strip, unless `most` is given."""
+
+FRAME_MS, LAST_MS = 1200, 3000
+"""How long a GIF shows a screen, and the last one."""
 
 _THUMB = 220  # pixels, width of a frame in a filmstrip
 _GAP = 12
@@ -104,6 +107,13 @@ def animation(folder: Path, film: Film) -> list[Image.Image]:
         _caption(draw, (4, _CAPTION + 3 + screen.height), text, ink, width)
         pictures.append(picture)
     return pictures
+
+
+def save_animation(path: Path, folder: Path, film: Film) -> None:
+    """Write an episode as a GIF. Raises RunDirectoryError for a missing screenshot, OSError."""
+    first, *others = animation(folder, film)
+    lasts = [FRAME_MS] * len(others) + [LAST_MS]
+    first.save(path, "GIF", save_all=True, append_images=others, duration=lasts, loop=0)
 
 
 def _open(path: Path) -> Image.Image:

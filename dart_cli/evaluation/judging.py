@@ -29,7 +29,9 @@ from dart_cli.data.store.writer import Store
 from dart_cli.judge.chat import MOST_FAILED
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, JudgeLimits
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.tables import Advance, progress
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.status.page import judge_json
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,9 @@ class JudgeOptions:
 
 
 def judge_run(options: JudgeOptions) -> dict[str, Any]:
-    """Judge and file, one by one, so that a second start goes on; the agreement with the evaluators.
+    """Judge and file, one by one, so that a second start goes on; the agreement with the evaluators so far.
+
+    `stopped` in it is the exit code of a signal that stopped it, else 0.
 
     Raises UserError, RunDirectoryError while `dart data` serves the run, and EngineError once MOST_FAILED
     trajectories in a row had no answer.
@@ -60,15 +64,20 @@ def judge_run(options: JudgeOptions) -> dict[str, Any]:
         done = store.judged_by(judge.name)
         wanted = _wanted(store, options)
         left = [row for row in wanted if row.id not in done]
-        left_out = asyncio.run(_judge_all(store, judge, left))
+        asked: list[str] = []
+        left_out: dict[str, str] = {}
+        waits = OpenWaits()
+        judging = _judge_all(store, judge, left, asked, left_out, waits)
+        stopped = run_until_stopped(judging, waits, lambda: None)
         views = [each for each in store.judge_views() if each.judge == judge.name]
     return {
         "judge": judge.name,
         "run": str(options.run_dir),
-        "asked": len(left) - len(left_out),
+        "asked": len(asked),
         "before": len(wanted) - len(left),
         "left_out": left_out,
         "agreement": judge_json(views[0]) if views else None,
+        "stopped": stopped,
     }
 
 
@@ -102,10 +111,16 @@ def _wanted(store: Store, options: JudgeOptions) -> list[TrajectoryRow]:
     return judged[-options.limit :] if options.limit else judged
 
 
-async def _judge_all(store: Store, judge: Judge, rows: Sequence[TrajectoryRow]) -> dict[str, str]:
-    """Trajectory -> why it could not be shown."""
+async def _judge_all(
+    store: Store,
+    judge: Judge,
+    rows: Sequence[TrajectoryRow],
+    asked: list[str],
+    left_out: dict[str, str],
+    waits: OpenWaits,
+) -> None:
+    """Judge and file; adds trajectories to `asked`, or to `left_out` with why they could not be shown."""
     waiting = deque(rows)
-    left_out: dict[str, str] = {}
     failed = 0  # in a row
 
     async def work(advance: Advance) -> None:
@@ -118,8 +133,12 @@ async def _judge_all(store: Store, judge: Judge, rows: Sequence[TrajectoryRow]) 
                 left_out[row.id] = first_line(error)
                 advance(1)
                 continue
-            said = await judge.judge(evidence, "later")
+            with waits.waiting(
+                f"judge {judge.name} to answer of {row.id}", judge.limits.deadline_s
+            ):
+                said = await judge.judge(evidence, "later")
             _file(store, row.id, said)
+            asked.append(row.id)
             failed = failed + 1 if said.outcome == "invalid" else 0
             if failed >= MOST_FAILED:
                 raise EngineError(
@@ -139,7 +158,6 @@ async def _judge_all(store: Store, judge: Judge, rows: Sequence[TrajectoryRow]) 
                 for worker in workers:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
-    return left_out
 
 
 def _file(store: Store, trajectory_id: str, said: Judgement) -> None:

@@ -48,12 +48,14 @@ from dart_cli.evaluation.settings import dart_version, left_out_of, settings_of
 from dart_cli.evaluation.text import deviation_lines, pass_at_table, score_table, summary
 from dart_cli.player.episodes import PlannedEpisode, PlayedEpisode, answered_by, each_of, play
 from dart_cli.player.model import chosen_weights, loaded_model
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir, logging_to
 from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
 from dart_cli.runtime.supervisor import RESTARTS, Supervisor
 from dart_cli.runtime.tables import minutes, progress
+from dart_cli.runtime.waits import WAITED, OpenWaits
 from envs.base import reward_of
 
 if TYPE_CHECKING:
@@ -107,7 +109,10 @@ def run_eval(
             if kept.told:
                 sys.stderr.write(f"{kept.told}\n")
             _tell_kept(kept)
-            asyncio.run(_play(config, options, kept, chosen, arguments))
+            waits = OpenWaits()
+            playing = _play(config, options, kept, chosen, arguments, waits)
+            if stopped := run_until_stopped(playing, waits, lambda: _say_stopped(kept)):
+                raise SystemExit(stopped)
             counts = kept.counts()
             if counts.over < counts.total:
                 left = counts.total - counts.over
@@ -204,6 +209,7 @@ async def _play(
     kept: KeptEpisodes,
     chosen: Chosen,
     arguments: Sequence[str],
+    waits: OpenWaits,
 ) -> None:
     """Play what is left, mode by mode; raises EnvError after a first mode without a valid episode."""
     if options.workers:
@@ -216,10 +222,11 @@ async def _play(
             left = [each for each in kept.left if each.mode == mode]
             if left and mode != "random" and not loaded:  # the model, when a mode first needs it
                 weights = chosen.directory, chosen.version
-                loaded.append(await stack.enter_async_context(loaded_model(config, *weights)))
+                model = loaded_model(config, *weights, waits=waits)
+                loaded.append(await stack.enter_async_context(model))
             responder = loaded[0].responder if loaded and mode != "random" else None
             async with _shown(kept, mode) as look:
-                await _play_mode(config, kept, left, responder, look)
+                await _play_mode(config, kept, left, responder, look, waits)
             _refuse_invalid(config, kept)  # an error in every episode would also break the others
 
 
@@ -229,6 +236,7 @@ async def _play_mode(
     left: Sequence[Planned],
     responder: Responder | None,
     look: Callable[[], None],
+    waits: OpenWaits,
 ) -> None:
     tasks, folder = kept.plan.by_id, films_dir(config.run.dir, kept.folder.name)
     folder.mkdir(exist_ok=True)
@@ -252,7 +260,7 @@ async def _play_mode(
         look()
 
     answered = answered_by(config, responder)
-    await play(config, each_of(planned_episodes()), answered, keep, most=len(left))
+    await play(config, each_of(planned_episodes()), answered, keep, most=len(left), waits=waits)
 
 
 def _row(planned: Planned, played: PlayedEpisode) -> EpisodeRow:
@@ -323,8 +331,9 @@ async def _by_workers(
             },
             leaders=names,
             restarts=RESTARTS,
+            follow_s=None,  # the episodes of one may take far longer than those of another
             log_file=log_dir(config.run.dir) / "eval-workers.log",
-            notice=lambda line: None if "progress:" in line else _say(line),
+            notice=lambda line: None if "progress:" in line and WAITED not in line else _say(line),
         )
         stop = asyncio.Event()
         running = asyncio.create_task(supervisor.run(stop))
@@ -339,6 +348,17 @@ async def _by_workers(
                 await running
         look()
     _refuse_invalid(config, kept)
+
+
+def _say_stopped(kept: KeptEpisodes) -> None:
+    """Say what there is of an evaluation that a signal stops."""
+    kept.refresh()
+    counts = kept.counts()
+    note = progress_note(kept.counts_by_part(), 0.0)
+    _say(
+        f"{counts.over} of {counts.total} episodes are kept in {kept.folder}{note and f': {note}'}; the same "
+        "command goes on"
+    )
 
 
 def _tell_live(config: Config) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dart_cli.runtime.options import DryRun, EnvOptions, Overrides
+from dart_cli.runtime.options import DryRun, EnvOptions, Overrides, check_folder
 
 TestShare = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of the screens that are held out whole.")
@@ -40,7 +40,10 @@ class ExploreOptions:
         ),
     ]
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="The graph; one that is there goes on.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", callback=check_folder, help="The graph; one that is there goes on."
+        ),
     ]
     tasks: Annotated[
         list[str] | None,

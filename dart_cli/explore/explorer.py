@@ -33,7 +33,7 @@ from envs.elements import Element, Operation, ScreenState, grid_elements, grid_s
 logger = logging.getLogger(__name__)
 
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
-"""The budget is used up; nothing is left that was never tried; what is left was not reached again; Ctrl-C."""
+"""The budget is used up; nothing is left that was never tried; what is left was not reached again; a signal."""
 
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6
@@ -119,6 +119,7 @@ class Exploration:
     # --- one episode ---------------------------------------------------------------------------
 
     async def _episode(self, slot: int, env: AsyncEnv, at: StartPoint) -> None:
+        env.episode = f"seed {at.seed}"
         try:
             observation, _ = await env.reset(at.task, at.seed, free=True)
             sight = await _look(env, observation, at.application)

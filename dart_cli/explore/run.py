@@ -5,7 +5,7 @@ run_explore   explores, prints what was found; returns the exit code
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,16 @@ from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
 from dart_cli.explore.found import summary
 from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph, read_graph
 from dart_cli.player.episodes import env_of_suite, in_slots
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.kept_folder import refuse_foreign, refuse_other
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.role import end_with_parent
 from dart_cli.runtime.tables import page_table, progress
+from dart_cli.runtime.waits import OpenWaits
 from envs.base import Task
 from envs.elements import Explorable
 from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
-INTERRUPTED = 130
 SHOWN = 6  # words of the deny list, where it is not asked for
 
 ENDS: Mapping[Stopped, str] = {
@@ -78,35 +79,40 @@ def run_explore(options: ExploreOptions) -> int:
         deny=deny,
         seed=options.seed,
     )
-    with open_graph(options.out, settings) as graph:
-        stopped = _explore(graph, plan, options.slots, env)
+
+    def report(graph: Graph, stopped: Stopped) -> None:
         found = summary(graph)
-    _print(console, found, stopped, options.out)
-    sys.stdout.write(f"{json.dumps({**found, 'stopped': stopped, 'out': str(options.out)})}\n")
-    return INTERRUPTED if stopped == "interrupted" else 0
+        _print(console, found, stopped, options.out)
+        sys.stdout.write(f"{json.dumps({**found, 'stopped': stopped, 'out': str(options.out)})}\n")
+
+    with open_graph(options.out, settings) as graph:
+        return _explore(graph, plan, options.slots, env, report)
 
 
-def _explore(graph: Graph, plan: Plan, slots: int, env: EnvConfig) -> Stopped:
-    with progress("exploring", max(0, plan.steps - graph.steps), "steps") as advance:
-        try:
-            return asyncio.run(_in_loop(graph, plan, slots, env, lambda note: advance(1, note)))
-        except KeyboardInterrupt:
-            return "interrupted"
-
-
-async def _in_loop(
-    graph: Graph, plan: Plan, slots: int, env: EnvConfig, advance: Callable[[str], None]
-) -> Stopped:
-    exploration = Exploration(graph, plan, advance)
-    numbers = iter(range(slots))
-    at_once = min(slots, max(1, plan.steps - graph.steps))
-    try:
-        await in_slots(
-            env, "explore", at_once, lambda each: exploration.explore(next(numbers), each)
+def _explore(
+    graph: Graph, plan: Plan, slots: int, env: EnvConfig, report: Callable[[Graph, Stopped], None]
+) -> int:
+    """Explore and report; returns the exit code of a signal that stopped it, else 0."""
+    waits = OpenWaits()
+    with contextlib.ExitStack() as shown:
+        left = max(0, plan.steps - graph.steps)
+        advance = shown.enter_context(progress("exploring", left, "steps"))
+        exploration = Exploration(graph, plan, lambda note: advance(1, note))
+        numbers = iter(range(slots))
+        exploring = in_slots(
+            *(env, "explore", min(slots, max(1, left))),
+            lambda each: exploration.explore(next(numbers), each),
+            waits,
         )
-    except asyncio.CancelledError:
-        return "interrupted"
-    return exploration.stopped or "steps"
+
+        def report_stopped() -> None:
+            shown.close()
+            report(graph, "interrupted")
+
+        if stopped := run_until_stopped(exploring, waits, report_stopped):
+            return stopped
+    report(graph, exploration.stopped or "steps")
+    return 0
 
 
 # --- what was asked for, checked ---------------------------------------------------------------

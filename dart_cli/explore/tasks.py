@@ -12,8 +12,8 @@ keeps none, or that waiting or a claim would pass.
 
 from __future__ import annotations
 
-import asyncio
 import re
+import sys
 import tempfile
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,9 @@ from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
 from dart_cli.player.episodes import env_of_suite, in_slots
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.tables import Advance, progress
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check.probes import Probe, play_probe
 from envs.base import Task
 from envs.elements import performing
@@ -59,7 +61,14 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
         progress("replaying", len(file.tasks), "tasks") as advance,
     ):
         write_file(Path(draft), file)
-        played = asyncio.run(replayed(f"{EXPLORED}:{draft}", options, advance))
+        played: dict[str, tuple[list[int], str]] = {}
+        waits = OpenWaits()
+
+        async def replay() -> None:
+            played.update(await replayed(f"{EXPLORED}:{draft}", options, advance, waits))
+
+        if stopped := run_until_stopped(replay(), waits, lambda: _say_stopped(out)):
+            raise SystemExit(stopped)
         load_suite.cache_clear()  # the draft's
     kept = []
     for task in file.tasks:
@@ -230,7 +239,7 @@ def _task(
 
 
 async def replayed(
-    suite: str, options: TaskOptions, advance: Advance
+    suite: str, options: TaskOptions, advance: Advance, waits: OpenWaits | None = None
 ) -> dict[str, tuple[list[int], str]]:
     """Task -> the seeds on which its path leads to its screen; and, where there is none, why."""
     explored: Any = load_suite(suite)
@@ -245,8 +254,12 @@ async def replayed(
             advance(1)
 
     env = env_of_suite(suite)
-    await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some)
+    await in_slots(env, "tasks", max(1, min(options.slots, len(waiting))), play_some, waits)
     return found
+
+
+def _say_stopped(out: Path) -> None:
+    sys.stderr.write(f"{out} is not written, as some tasks were not replayed\n")
 
 
 async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:

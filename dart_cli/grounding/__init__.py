@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from dart_cli.runtime.options import AsJson, DryRun, Overrides
+from dart_cli.runtime.options import AsJson, DryRun, Overrides, check_folder
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class GroundingOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
+            callback=check_folder,
             show_default=False,
             help="Answers, report and page; default runs/grounding/SET-MODEL.",
         ),

@@ -10,6 +10,7 @@ OUT/settings.json  answers.jsonl  report.json  misses.html
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import sys
@@ -51,9 +52,11 @@ from dart_cli.grounding.scores import (
     summary,
 )
 from dart_cli.player.model import chosen_weights, folder_digest, loaded_model
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.kept_folder import KeptFolder, KeptLines, KeptSettings, write_whole
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.runtime.tables import fraction, progress
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.weights.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -360,15 +363,18 @@ def _answer(
     items: Sequence[Item],
     kept: KeptAnswers,
 ) -> dict[str, str]:
-    """Ask for what is not kept yet; why there is no answer, by item."""
+    """Ask for what is not kept yet; why there is no answer, by item. Raises SystemExit where a signal stops it."""
     missing = [item for item in items if item.id not in kept.answers]
     if not missing:
         return {}
+    waits, unanswered = OpenWaits(), dict[str, str]()
     with progress("grounding", len(items), "items") as advance:
         advance(len(items) - len(missing))
 
-        async def ask() -> dict[str, str]:
-            async with loaded_model(config, *weights) as model:
+        async def ask() -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                with waits.waiting("the model to load"):
+                    model = await stack.enter_async_context(loaded_model(config, *weights))
                 if options.max_pixels:
                     _bound_pixels(model, options.max_pixels)
                 scorer = make_scorer(model, config, answers, options.candidates)
@@ -382,9 +388,17 @@ def _answer(
                     kept.add(answer)
                     advance(1)
 
-                return await answer_all(scorer, missing, config.rollout.max_batch, keep)
+                at_once = config.rollout.max_batch
+                unanswered.update(await answer_all(scorer, missing, at_once, keep, waits))
 
-        return asyncio.run(ask())
+        def say_stopped() -> None:
+            sys.stderr.write(
+                f"{len(kept.answers)} of {len(items)} answers are kept in {kept.folder}; the same command goes on\n"
+            )
+
+        if stopped := run_until_stopped(ask(), waits, say_stopped):
+            raise SystemExit(stopped)
+    return unanswered
 
 
 def _verifier(folder: str, config: Config) -> Verifier:

@@ -32,6 +32,7 @@ from dart_cli.grounding.formats import (
 )
 from dart_cli.grounding.items import Answer, Item, Point
 from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.runtime.waits import OpenWaits
 from envs.base import content_hash
 
 if TYPE_CHECKING:
@@ -186,7 +187,11 @@ def make_scorer(model: Model, config: Config, answers: AnswerFormat, candidates:
 
 
 async def answer_all(
-    scorer: Scorer, items: Sequence[Item], at_once: int, keep: Callable[[Answer], None]
+    scorer: Scorer,
+    items: Sequence[Item],
+    at_once: int,
+    keep: Callable[[Answer], None],
+    waits: OpenWaits | None = None,
 ) -> dict[str, str]:
     """Answer all items, `at_once` of them at a time; `keep` gets each answer as soon as it is there.
 
@@ -195,13 +200,15 @@ async def answer_all(
     """
     waiting = deque(items)
     unanswered: dict[str, str] = {}
+    reports = waits or OpenWaits()
 
     async def work() -> None:
         while waiting:
             item = waiting.popleft()
             try:
-                async with asyncio.timeout(ANSWER_S):
-                    answer = await scorer.answer(item)
+                with reports.waiting(f"the model to answer item {item.id}", ANSWER_S):
+                    async with asyncio.timeout(ANSWER_S):
+                        answer = await scorer.answer(item)
             except EngineGoneError:  # it would answer nothing else either
                 raise
             except EngineError as error:

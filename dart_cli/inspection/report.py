@@ -31,7 +31,7 @@ from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir, read_films
-from dart_cli.evaluation.filmstrip import film_strip
+from dart_cli.evaluation.filmstrip import film_strip, save_animation
 from dart_cli.evaluation.results import Evaluation, Mode, ModeScore, TaskScore, read_evaluation
 from dart_cli.inspection import curves
 from dart_cli.inspection.counts import RunCounts, count, unaccounted
@@ -329,7 +329,7 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
 
 
 def draw_trajectory(path: Path, reader: Reader, shown: Shown) -> Path:
-    """All steps of one trajectory as a picture. Raises UserError if its screens were removed."""
+    """All steps of one trajectory as a picture, a moving one for `.gif`. Raises UserError if its screens were removed."""
     subject, row = shown.subject, shown.subject.trajectory
     keys = [step.screenshot for step in shown.steps]
     if row is not None and row.final_screenshot is not None:
@@ -356,11 +356,15 @@ def draw_trajectory(path: Path, reader: Reader, shown: Shown) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         for key, image in images.items():
             (Path(folder) / key).write_bytes(image)
-        picture = film_strip(Path(folder), film, subject.id, _heading(film), most=len(film.frames))
-    try:
-        picture.save(path, format="PNG", optimize=True)
-    except OSError as error:
-        raise UserError(f"--film {path}: cannot be written: {error.strerror}") from None
+        try:
+            if path.suffix.lower() == ".gif":
+                save_animation(path, Path(folder), film)
+                return path
+            most = len(film.frames)
+            picture = film_strip(Path(folder), film, subject.id, _heading(film), most=most)
+            picture.save(path, format="PNG", optimize=True)
+        except OSError as error:
+            raise UserError(f"--film {path}: cannot be written: {error.strerror}") from None
     return path
 
 

@@ -37,6 +37,7 @@ from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.carriers import stuck
 from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
+from dart_cli.runtime.waits import OpenWaits
 from envs.actions import Click
 from envs.base import Task
 from envs.registry import longest_reset_s
@@ -206,8 +207,9 @@ async def play(
     *,
     most: int,
     name: str = "eval",
+    waits: OpenWaits | None = None,
 ) -> None:
-    """Play a plan of at most `most` episodes; `keep` gets each as it ends.
+    """Play a plan of at most `most` episodes; `keep` gets each as it ends, `waits` what is waited for.
 
     Raises what `next_episode` and `keep` raise, and EnvError where a slot can make no more environments. One
     that broke is renewed for the next episode.
@@ -218,6 +220,7 @@ async def play(
         while (episode := await next_episode()) is not None:
             lease, sink = lease_of(config, episode), MemorySink(episode.keep_steps)
             policy, began = policy_of(env, episode), time.monotonic()
+            env.episode = f"seed {episode.seed}"
             end = await play_episode(env, lease, episode.task, policy, sink, action_spec)
             if end.outcome == "invalid":
                 logger.warning("%s is invalid: %s", episode.name, end.reason)
@@ -227,7 +230,7 @@ async def play(
             if env.is_stuck:  # it would make every episode that is left invalid
                 raise stuck(env.carrier.name)
 
-    await in_slots(config.env, name, min(most, slots_at_once(config)), play_some)
+    await in_slots(config.env, name, min(most, slots_at_once(config)), play_some, waits)
 
 
 def each_of(episodes: Iterable[PlannedEpisode]) -> NextEpisode:
@@ -266,16 +269,20 @@ def env_of_suite(suite: str, options: Mapping[str, Any] | None = None) -> EnvCon
 
 
 async def in_slots(
-    config: EnvConfig, name: str, slots: int, work: Callable[[AsyncEnv], Awaitable[None]]
+    config: EnvConfig,
+    name: str,
+    slots: int,
+    work: Callable[[AsyncEnv], Awaitable[None]],
+    waits: OpenWaits | None = None,
 ) -> None:
     """Run `work` in `slots` environments at once, each closed at the end.
 
-    `name` is in their errors. Raises the first error that `work` raises; the other slots are
+    `name` is in their errors and in `waits`. Raises the first error that `work` raises; the other slots are
     cancelled then.
     """
 
     async def run(slot: int) -> None:
-        env = make_async_env(config, f"{name}/{slot}")
+        env = make_async_env(config, f"{name}/{slot}", waits)
         try:
             await work(env)
         finally:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,12 @@ from dart_cli.config.model_folder import (
     model_folder,
 )
 from dart_cli.config.schema import Config
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.train.checkpoints.identity import model_identity
 
 if TYPE_CHECKING:
-    from dart_cli.engines.base import Model
+    from bus.messages import ActRequest, Completion
+    from dart_cli.engines.base import Model, PromptEncoder, Responder
 
 _SMALL = (
     "config.json",
@@ -49,11 +52,17 @@ _SMALL = (
 
 @contextlib.asynccontextmanager
 async def loaded_model(
-    config: Config, directory: Path | None, version: int, *, load_s: float | None = None
+    config: Config,
+    directory: Path | None,
+    version: int,
+    *,
+    load_s: float | None = None,
+    waits: OpenWaits | None = None,
 ) -> AsyncIterator[Model]:
     """The configured engine with the weights in `directory`, or the model's own for None.
 
-    Adapters are served with the settings that are stored with them. The engine is closed at the end. Raises ModelError, WeightsError, MissingPartError, and
+    Adapters are served with the settings that are stored with them. The engine is closed at the end. `waits` get
+    its loading, and each answer that is waited for. Raises ModelError, WeightsError, MissingPartError, and
     TimeoutError if loading takes longer than `load_s` seconds.
     """
     from dart_cli.rollout.worker import load_model  # late: loads the engine's parts
@@ -67,14 +76,39 @@ async def loaded_model(
             'model.adapters are served by rollout.engine = "vllm" from a run\'s first version on; set '
             '"transformers", or merge them into a model folder'
         )
-    async with asyncio.timeout(load_s):
-        model = await asyncio.to_thread(load_model, config)
+    reports = waits or OpenWaits()
+    with reports.waiting("the model to load", load_s):
+        async with asyncio.timeout(load_s):
+            model = await asyncio.to_thread(load_model, config)
     try:
         if directory is not None:
-            await model.engine.update_weights(directory, version)
-        yield model
+            with reports.waiting(f"the engine to take the weights in {directory}"):
+                await model.engine.update_weights(directory, version)
+        yield replace(model, responder=_Reporting(model.responder, waits)) if waits else model
     finally:
         await model.engine.close()
+
+
+class _Reporting:
+    """A Responder whose answers are waited for where `waits` tell it."""
+
+    def __init__(self, responder: Responder, waits: OpenWaits) -> None:
+        self._responder, self._waits = responder, waits
+
+    @property
+    def prompt_encoder(self) -> PromptEncoder:
+        """See Responder."""
+        return self._responder.prompt_encoder
+
+    async def preload_images(self, request: ActRequest) -> object:
+        """See Responder."""
+        return await self._responder.preload_images(request)
+
+    async def answer(self, request: ActRequest) -> Completion:
+        """See Responder."""
+        what = f"the model to answer step {request.step} of {request.trajectory_id}"
+        with self._waits.waiting(what):
+            return await self._responder.answer(request)
 
 
 def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:

@@ -6,7 +6,7 @@ supervisor   child processes: started, restarted, ended together
 commands     the command lines of a run's processes
 liveness     whether the processes of a run live, and what they are doing
 logs         log lines to the terminal and to the run directory; SIGUSR1 dumps all stacks there
-background   coroutines that run while a block runs
+background   coroutines that run while a block runs; a verb that a signal stops
 waits        what a process waits for, told to the person who started it; where its time goes
 sqlite_file  a file of SQLite, whose failures are one line with the cure
 http_server  HTTP servers: socket, limits, and who may ask them

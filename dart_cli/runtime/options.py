@@ -1,6 +1,7 @@
 """Options of commands as the fields of a dataclass: told once, with their help, where they are used.
 
 command_of          a function of such options -> a command that typer reads
+check_out, check_folder   callbacks of options that name what is written
 read_options        the keyword options of an environment, from EnvOptions
 Overrides, EnvOptions, DryRun, AsJson   options that several commands have
 """
@@ -61,13 +62,28 @@ def command_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
     return command_with
 
 
-def check_out(out: Path | None) -> Path | None:
-    """A callback of options: raises UserError where `out` cannot be a file."""
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+def check_out(param: typer.CallbackParam, out: Path | None) -> Path | None:
+    """A callback of options: raises UserError where `out` cannot be a file, before anything is played or read."""
+    from dart_cli.config.rules.machine import no_file
+
+    return _checked(param, out, no_file)
+
+
+def check_folder(param: typer.CallbackParam, out: Path | None) -> Path | None:
+    """The same where `out` cannot be a folder; whether one that is there may be used is for the command to say."""
+    from dart_cli.config.rules.machine import no_folder
+
+    return _checked(param, out, no_folder)
+
+
+def _checked(
+    param: typer.CallbackParam, out: Path | None, problem: Callable[[Path], str]
+) -> Path | None:
+    if out is not None and (why := problem(out)):
         from bus.errors import UserError
 
-        why = "a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise UserError(f"--out {out}: {why}; name a file in a folder that exists")
+        option = next((f"{each} " for each in param.opts if each.startswith("--")), "")
+        raise UserError(f"{option}{out}: {why}")
     return out
 
 

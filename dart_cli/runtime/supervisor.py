@@ -239,10 +239,12 @@ class Supervisor:
         notice: Callable[[str], None],
         start: StartProcess = start_here,
         progress: Mapping[str, Progress] | None = None,
+        follow_s: float | None = FOLLOW_S,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
-        The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often in a row each child
+        The supervisor is done when all `leaders` ended with 0, or `follow_s` seconds after the first of them, which
+        ends the others; None lets each take its time. `restarts` bounds how often in a row each child
         is started again; `notice` is called with each line that a person should see. `start` says where they
         run. `progress` has the Progress of children by name.
         """
@@ -251,6 +253,7 @@ class Supervisor:
             name: Child(name, arguments, known.get(name)) for name, arguments in commands.items()
         }
         self._leaders = [self._children[name] for name in leaders]
+        self._follow_s = follow_s
         self._restarts = restarts
         self._log_file = log_file
         self._notice = notice
@@ -365,11 +368,11 @@ class Supervisor:
             rest = rest[-_CHUNK_BYTES:]
 
     async def _leaders_done(self) -> None:
-        """Return when all leaders have ended, or `FOLLOW_S` after the first of them."""
+        """Return when all leaders have ended, or `follow_s` after the first of them."""
         waits = [asyncio.create_task(child.ended.wait()) for child in self._leaders]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(waits, timeout=FOLLOW_S)
+            await asyncio.wait(waits, timeout=self._follow_s)
         finally:
             for wait in waits:
                 wait.cancel()

@@ -2,6 +2,7 @@
 
 told_waits         while a block runs: a line once a wait for another process lasts, and one when it is over
 data_awaited       the wait for `dart data`, at its address
+OpenWaits          what a verb that plays in one process waits for, written to stderr as it lasts
 receive_telemetry  the messages of a subscriber, without end; a warning when data, which is there, is silent
 PhaseTimer         seconds by phase: one phase at a time, every second in exactly one of them
 as_gauges          the same in a heartbeat
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from bus.endpoints import DATA
@@ -85,6 +88,77 @@ async def _follow(what: Callable[[], str], say: Callable[[str], None]) -> None:
 def _subject(wait: str) -> str:
     """`dart data` of ``dart data: start `dart data CONFIG` ``."""
     return wait.partition(": ")[0]
+
+
+# --- a verb that plays in one process ------------------------------------------------------
+
+
+SHOWN_AFTER_S = 5.0
+"""A wait that is over before needs no line of progress."""
+WAITED = "has waited"
+MOST_QUIET_S = 60.0
+"""Longest time between two lines of waits that go on."""
+
+
+class OpenWaits:
+    """What the parts of this process wait for now. A WaitReporter (bus/heartbeat.py)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._open: dict[int, tuple[str, float]] = {}  # what, and since when
+
+    @contextlib.contextmanager
+    def waiting(
+        self,
+        what: str,
+        deadline_s: float | None = None,
+        *,
+        since: float | None = None,
+        on: str = "",  # noqa: ARG002 - heartbeats tell it
+    ) -> Iterator[None]:
+        """Note what is waited for while the block runs; `deadline_s` is only shown."""
+        bound = "" if deadline_s is None else f" (at most {deadline_s:g} s)"
+        number = next(self._numbers)
+        self._open[number] = f"{what}{bound}", self._clock() if since is None else since
+        try:
+            yield
+        finally:
+            del self._open[number]
+
+    def lines(self, after_s: float = 0.0) -> list[str]:
+        """Return `12 s for check/0 to reset mini/popup` of each wait that has lasted `after_s`, the longest first."""
+        now = self._clock()
+        lasted = sorted(((now - since, what) for what, since in self._open.values()), reverse=True)
+        return [f"{seconds:.0f} s for {what}" for seconds, what in lasted if seconds >= after_s]
+
+    @contextlib.asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """While the block runs, write the longest wait to stderr once it has lasted, and again ever more rarely."""
+        following = asyncio.create_task(self._follow(), name="waits")
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        said_at, quiet_s = self._clock(), SHOWN_AFTER_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            lines = self.lines(SHOWN_AFTER_S)
+            if not lines:
+                quiet_s = SHOWN_AFTER_S
+            elif self._clock() - said_at >= quiet_s:
+                sys.stderr.write(f"progress: {WAITED} {in_one(lines)}\n")
+                sys.stderr.flush()
+                said_at, quiet_s = self._clock(), min(2 * quiet_s, MOST_QUIET_S)
+
+
+def in_one(lines: list[str]) -> str:
+    """Return the first of several waits with the number of the others."""
+    others = len(lines) - 1
+    return lines[0] + (f", and for {others} other{'s' if others > 1 else ''}" if others else "")
 
 
 # --- silence -----------------------------------------------------------------------------

@@ -22,14 +22,15 @@ from bus.errors import ActionError, EnvError, NoOracleError, UserError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.evaluation.films import Film, FilmFrame
-from dart_cli.evaluation.filmstrip import animation, film_strip
+from dart_cli.evaluation.filmstrip import film_strip, save_animation
 from dart_cli.player.actions import ActedEpisode, play_actions
 from dart_cli.player.episodes import env_of_suite, player_rng, random_click
 from dart_cli.policy.codecs import compact
 from dart_cli.policy.coordinates import CoordinateMap
-from dart_cli.runtime.background import in_daemon_thread
+from dart_cli.runtime.background import in_daemon_thread, run_until_stopped
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import verdict_words
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import PlayOptions
 from envs.actions import Action, action_to_dict
 from envs.base import Observation, Task, Verdict
@@ -38,7 +39,6 @@ from envs.screenshots import as_seen, pixels_of
 
 FILM_COLUMNS = 6
 FILM_WIDTH = 320  # pixels of a screen in a film
-FRAME_MS, LAST_MS = 1200, 3000
 FORMATS = (".png", ".gif")
 
 CALLS = (compact.__doc__ or "").partition("Calls:\n")[2].partition("\n\n")[0]
@@ -50,7 +50,7 @@ TOOLS = """\
 
 
 def run_play(options: PlayOptions) -> int:
-    """Play one episode; returns 0, or 1 if it is invalid or a solution does not pass.
+    """Play one episode; returns 0, 1 if it is invalid or a solution does not pass, or the code of a signal.
 
     Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where the
     film cannot be written, EnvError if the episode does not begin.
@@ -66,14 +66,19 @@ def run_play(options: PlayOptions) -> int:
     console = Console(markup=False, highlight=False)
     with tempfile.TemporaryDirectory(prefix="dart-play-") as folder:
         hand = PlayedByHand(task, options, Path(folder), console)
-        acted = asyncio.run(hand.play(env))
-        if acted.reset_s is None:
+        acted = ActedEpisode()
+        stopped = run_until_stopped(hand.play(env, acted), hand.waits, lambda: None)
+        if not hand.has_begun:
+            if stopped:
+                return stopped
             raise EnvError(acted.reason)
-        verdict = hand.verdict(acted)
+        verdict = Verdict("invalid", "stopped") if stopped else hand.verdict(acted)
         console.print(_told(verdict), soft_wrap=True)
         if options.out is not None:
             save_film(options.out, Path(folder), hand.film(verdict))
             console.print(f"film: {options.out}", soft_wrap=True)
+    if stopped:
+        return stopped
     failed = options.solution and verdict.outcome != "pass"
     return 1 if failed or verdict.outcome == "invalid" else 0
 
@@ -98,10 +103,16 @@ class PlayedByHand:
         self._frames: list[FilmFrame] = []
         self._last = ""  # file of the newest screenshot
         self._instruction = task.instruction
+        self.waits = OpenWaits()
 
-    async def play(self, config: EnvConfig) -> ActedEpisode:
-        """Play until the episode ends or the player stops."""
-        env = make_async_env(config, "play")
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a screen."""
+        return bool(self._last)
+
+    async def play(self, config: EnvConfig, acted: ActedEpisode) -> None:
+        """Play into `acted` until the episode ends or the player stops."""
+        env = make_async_env(config, "play", self.waits)
 
         async def act(screen: Observation) -> Action | None:
             if self._options.random:
@@ -115,9 +126,7 @@ class PlayedByHand:
             return action
 
         try:
-            return await play_actions(
-                env, self._task, self._options.seed, act, ActedEpisode(), self._watch
-            )
+            await play_actions(env, self._task, self._options.seed, act, acted, self._watch)
         finally:
             await env.close()
 
@@ -223,9 +232,7 @@ def save_film(path: Path, folder: Path, film: Film) -> None:
     """Keep a film as one picture (.png) or moving (.gif). Raises UserError."""
     try:
         if path.suffix.lower() == ".gif":
-            first, *others = animation(folder, film)
-            lasts = [FRAME_MS] * len(others) + [LAST_MS]
-            first.save(path, save_all=True, append_images=others, duration=lasts, loop=0)
+            save_animation(path, folder, film)
             return
         heading = f'{film.task_id}, seed {film.seed}: "{film.instruction}"'
         film_strip(

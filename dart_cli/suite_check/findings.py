@@ -55,6 +55,7 @@ class TaskReport:
 
     task_id: str
     episodes: int
+    left_out: int = 0  # episodes not played: the first one broke, or a signal stopped the check
     false_passes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # environment or evaluator broke
     true_at_reset: list[str] = field(default_factory=list)
@@ -81,8 +82,10 @@ class TaskReport:
         return {"wrong": self.wrong, **told}
 
 
-def judge(task: Task, episodes: Sequence[Probed], bounds: Bounds) -> TaskReport:
-    """What the episodes of one task show."""
+def judge(
+    task: Task, episodes: Sequence[Probed], bounds: Bounds, planned: int | None = None
+) -> TaskReport:
+    """What the episodes of one task show, of `planned` that were to be played (None: of all of them)."""
     resets = [each.reset_s for each in episodes if each.reset_s is not None]
     steps = [seconds for each in episodes for seconds in each.step_s]
     reset_p95, step_p95 = percentile(resets, 0.95), percentile(steps, 0.95)
@@ -95,15 +98,14 @@ def judge(task: Task, episodes: Sequence[Probed], bounds: Bounds) -> TaskReport:
     return TaskReport(
         task_id=task.id,
         episodes=len(episodes),
+        left_out=0 if planned is None else planned - len(episodes),
         false_passes=[
             f"seed {each.seed}: by {EXCUSES[each.probe]}: {each.reason}"
             for each in episodes
             if each.probe in EXCUSES and each.probe != solver and each.outcome == "pass"
         ],
         errors=[
-            f"seed {each.seed}, {each.probe}: {each.reason}"
-            for each in episodes
-            if each.outcome == "invalid" and not each.true_at_reset
+            f"seed {each.seed}, {each.probe}: {each.reason}" for each in episodes if each.is_broken
         ],
         true_at_reset=sorted(
             {f"seed {each.seed}: {each.reason}" for each in episodes if each.true_at_reset}

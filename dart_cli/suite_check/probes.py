@@ -4,7 +4,7 @@ PROBES       their names, in the order they play
 EXCUSES      those whose pass is false: they do nothing for it
 play_probe   plays one episode
 play_task    all of one task's, in one environment: probe by probe, and within it seed by seed,
-             so that other resets come between two resets to the same seed
+             so that other resets come between two resets to the same seed; none after a first one that breaks
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Probed(ActedEpisode):
     probe: Probe
     seed: int
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the environment or the evaluator broke."""
+        return self.outcome == "invalid" and not self.true_at_reset
+
 
 def probes_of(names: str) -> tuple[Probe, ...]:
     """Probes by their names with commas, or all. Raises UserError."""
@@ -56,6 +61,7 @@ async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> Prob
         probed.reason = "the task cannot be done"
         return probed
     rng = player_rng(task, seed)
+    env.episode = f"seed {seed}, probe {probe}"
 
     async def act(screen: Observation) -> Action:
         match probe:
@@ -77,12 +83,18 @@ async def play_task(
     task: Task,
     seeds: Sequence[int],
     probes: Sequence[Probe],
-    advance: Callable[[int], None] = lambda _: None,
+    keep: Callable[[Probed], None] = lambda _: None,
 ) -> list[Probed]:
-    """All episodes of one task; `advance(1)` is called after each."""
-    episodes = []
+    """Play all episodes of one task; `keep` gets each as it ends.
+
+    Where the first one breaks the others are not played: most often they break as well, after as long a wait.
+    """
+    episodes: list[Probed] = []
     for probe in probes:
         for seed in seeds:
-            episodes.append(await play_probe(env, task, seed, probe))
-            advance(1)
+            episode = await play_probe(env, task, seed, probe)
+            episodes.append(episode)
+            keep(episode)
+            if episodes[0].is_broken:
+                return episodes
     return episodes

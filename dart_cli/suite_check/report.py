@@ -1,7 +1,8 @@
 """`dart env check`: probes every task of a suite, prints a table or JSON.
 
-run_check      plays, prints, returns the exit code: 0 where nothing needs fixing, else 1; 130
-               where it was stopped early, after printing the finished tasks
+run_check      plays, prints, returns the exit code: 0 where nothing needs fixing, else 1; where a
+               signal stopped it 128 and its number, after printing what was played until then
+Check          the episodes so far: reports of their tasks, and the first failure of each kind at once
 summary        the JSON object
 """
 
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,18 +26,18 @@ from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import has_logged_tracebacks
 from dart_cli.player.episodes import env_of_suite, in_slots
+from dart_cli.runtime.background import in_daemon_thread, run_until_stopped
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import page_table, progress
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import CheckOptions
 from dart_cli.suite_check.findings import MISTAKES, Bounds, TaskReport, judge
-from dart_cli.suite_check.probes import play_task, probes_of
+from dart_cli.suite_check.probes import Probed, play_task, probes_of
 from envs.base import Task
 from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
 _SLOT = re.compile(r"^check/[0-9]+: ")
 """Which environment it was that raised."""
-
-STOPPED = 130  # exit code, as a shell has it for Ctrl-C
 
 REMARKS = {
     "guessable": "guessable (random clicks pass in more than {guessable:.0%} of their episodes, 95 % sure)",
@@ -59,23 +61,40 @@ def run_check(options: CheckOptions) -> int:
     if options.classify:
         _classify(options, tasks)
         return 0
-    probes, env = probes_of(options.probes), env_of(options)
+    check, env = Check(options, tasks), env_of(options)
     check_options(options.suite, env.options)
     if not options.isolate:
-        _try_options(env)
+        trial = _try_options(env, check.waits)
+        if stopped := run_until_stopped(trial, check.waits, lambda: None):
+            return stopped
     check_parts(options.suite, env.options, [task.id for task in tasks])
     errors = broken_files(options.suite)
     if not tasks and not errors:
         raise TaskError(f"suite {options.suite} has no task")
-    with progress("probing", len(tasks) * options.seeds * len(probes), "episodes") as advance:
-        reports = asyncio.run(check_tasks(options, tasks, advance))
-    result = summary(options, reports, errors) | {"stopped": len(reports) < len(tasks)}
+    with contextlib.ExitStack() as shown:
+        bar = progress("probing", len(tasks) * check.episodes_each, "episodes")
+        check.advance = shown.enter_context(bar)
+
+        def print_stopped() -> None:
+            shown.close()
+            _report(options, check, errors)
+
+        if stopped := run_until_stopped(check.play(), check.waits, print_stopped):
+            return stopped
+    return 0 if _report(options, check, errors)["ok"] else 1
+
+
+def _report(options: CheckOptions, check: Check, errors: Sequence[str]) -> dict[str, Any]:
+    """Print and keep what was played so far; returns it as the JSON object."""
+    reports = check.reports()
+    result = summary(options, reports, errors)
+    result["stopped"] = not check.is_over
+    if not check.is_over:
+        result |= {"ok": False, "waits": check.waits.lines()}
     if not options.as_json:
-        _print(options, reports, errors)
+        _print(options, check, reports, errors)
     _keep(options, result)
-    if result["stopped"]:
-        return STOPPED
-    return 0 if result["ok"] else 1
+    return result
 
 
 def env_of(options: CheckOptions) -> EnvConfig:
@@ -100,10 +119,17 @@ def _keep(options: CheckOptions, found: Mapping[str, Any]) -> None:
             raise UserError(f"--out {options.out}: cannot be written: {error.strerror}") from None
 
 
-def _try_options(env: EnvConfig) -> None:
+async def _try_options(env: EnvConfig, waits: OpenWaits) -> None:
     """Make an environment and close it: a refused value is reported once, not for each task."""
+    deadline_s = env.reset_deadline_s
     try:
-        make_env(env.suite, **env.options).close()
+        with waits.waiting(f"suite {env.suite} to make an environment", deadline_s):
+            async with asyncio.timeout(deadline_s):
+                await in_daemon_thread(lambda: make_env(env.suite, **env.options).close())
+    except TimeoutError:
+        raise UserError(
+            f"suite {env.suite} made no environment in {deadline_s:g} s; start what it needs in reset"
+        ) from None
     except DartError:
         raise
     except Exception as error:
@@ -116,25 +142,73 @@ def broken_files(suite: str) -> list[str]:
     return [str(error) for error in getattr(load_suite(suite), "errors", ())]
 
 
-async def check_tasks(
-    options: CheckOptions, tasks: Sequence[Task], advance: Callable[[int], None] = lambda _: None
-) -> list[TaskReport]:
-    """One report for each task, in their order; `advance(1)` is called after each episode.
+class Check:
+    """A check of some tasks as it goes on. Its reports may be read at any time from the same event loop."""
 
-    If cancelled, it returns the reports of the finished tasks.
-    """
-    waiting, probes, bounds = deque(tasks), probes_of(options.probes), bounds_of(options)
-    reports: dict[str, TaskReport] = {}
+    def __init__(self, options: CheckOptions, tasks: Sequence[Task]) -> None:
+        self.waits = OpenWaits()
+        self.advance: Callable[[int], None] = lambda _: None  # called with so many episodes
+        self.tasks = tasks
+        self.over: set[str] = set()  # ids of those that were played to the end
+        self._options = options
+        self._probes = probes_of(options.probes)
+        self._waiting = deque(tasks)
+        self._episodes: dict[str, list[Probed]] = {}
+        self._said: set[str] = set()  # kinds of mistakes, and what broke
 
-    async def check_some(env: AsyncEnv) -> None:
-        while waiting:
-            task = waiting.popleft()
-            played = await play_task(env, task, range(options.seeds), probes, advance)
-            reports[task.id] = judge(task, played, bounds)
+    @property
+    def episodes_each(self) -> int:
+        """Episodes of each task."""
+        return self._options.seeds * len(self._probes)
 
-    with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: finished tasks are still reported
-        await in_slots(env_of(options), "check", min(options.slots, len(tasks)), check_some)
-    return [reports[task.id] for task in tasks if task.id in reports]
+    @property
+    def is_over(self) -> bool:
+        """Whether every task was played to its end."""
+        return len(self.over) == len(self.tasks)
+
+    async def play(self) -> None:
+        """Play all tasks, in so many environments as the options say."""
+        slots = min(self._options.slots, len(self.tasks))
+        await in_slots(env_of(self._options), "check", slots, self._play_some, self.waits)
+
+    def reports(self) -> list[TaskReport]:
+        """Return a report for each task of which an episode is over, in their order."""
+        return [self._report(task) for task in self.tasks if self._episodes.get(task.id)]
+
+    def _report(self, task: Task) -> TaskReport:
+        episodes = self._episodes[task.id]
+        return judge(task, episodes, bounds_of(self._options), self.episodes_each)
+
+    async def _play_some(self, env: AsyncEnv) -> None:
+        while self._waiting:
+            task = self._waiting.popleft()
+            self._episodes[task.id] = []
+            keep = functools.partial(self._keep, task)
+            played = await play_task(env, task, range(self._options.seeds), self._probes, keep)
+            self.over.add(task.id)
+            self.advance(self.episodes_each - len(played))
+            self._say_first(self._report(task))
+
+    def _keep(self, task: Task, episode: Probed) -> None:
+        """Note an episode; the first break of a task is said at once, each reason only once."""
+        episodes = self._episodes[task.id]
+        episodes.append(episode)
+        if episode.is_broken and sum(each.is_broken for each in episodes) == 1:
+            where = f"{task.id} breaks: seed {episode.seed}, {episode.probe}"
+            self._say(_SLOT.sub("", episode.reason), f"{where}: {episode.reason}")
+        self.advance(1)
+
+    def _say_first(self, report: TaskReport) -> None:
+        """Say the first mistake of each kind as its task is over."""
+        for name, kind in MISTAKES.items():
+            if name != "errors" and (lines := getattr(report, name)):
+                self._say(name, f"{report.task_id} {kind}: {lines[0]}")
+
+    def _say(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
 def summary(
@@ -162,7 +236,9 @@ def summary(
 # --- printing --------------------------------------------------------------------------------
 
 
-def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]) -> None:
+def _print(
+    options: CheckOptions, check: Check, reports: Sequence[TaskReport], errors: Sequence[str]
+) -> None:
     console = Console(markup=False, highlight=False)
     numbers = ("false", "broken", "flaky", "oracle", "random", "reset", "step")
     title = f"probes of {options.suite}; times in ms, 95th percentile"
@@ -183,7 +259,8 @@ def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequenc
             _ms(report.step_p95_s),
             style="red" if report.wrong else "",
         )
-    console.print(table)
+    if reports:
+        console.print(table)
     for line in errors:
         console.print(f"cannot be read: {line}", soft_wrap=True)
     for line in _broken(reports):
@@ -205,13 +282,26 @@ def _print(options: CheckOptions, reports: Sequence[TaskReport], errors: Sequenc
         if found := [report.task_id for report in reports if getattr(report, kind)]:
             line = told.format(guessable=options.guessable)
             console.print(f"{line}: {', '.join(found)}", soft_wrap=True)
+    for line in _not_played(check, reports):
+        console.print(line, soft_wrap=True)
     wrong = sum(report.wrong for report in reports)
+    so_far = "" if check.is_over else " so far"
     console.print(
         f"{_number(len(reports), 'task')}, "
         f"{_number(sum(report.episodes for report in reports), 'episode')}: "
-        + (f"{wrong} to fix" if wrong or errors else "nothing to fix")
+        + (f"{wrong} to fix" if wrong or errors else f"nothing to fix{so_far}")
         + (f", {len(errors)} files cannot be read" if errors else "")
     )
+
+
+def _not_played(check: Check, reports: Sequence[TaskReport]) -> Iterator[str]:
+    """Yield why there are fewer episodes than were planned."""
+    short = [report for report in reports if report.left_out]
+    if not check.is_over:
+        yield f"stopped: {len(check.over)} of {_number(len(check.tasks), 'task')} played to the end"
+    elif short:
+        left_out = _number(sum(report.left_out for report in short), "episode")
+        yield f"not played: {left_out} of {_number(len(short), 'task')}, whose first one broke"
 
 
 def _broken(reports: Sequence[TaskReport]) -> list[str]:

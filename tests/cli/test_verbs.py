@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dart_cli import __version__
-from dart_cli.cli.main import main
+from dart_cli.cli.main import _command, main
 from dart_cli.cli.reference import cli_reference
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
@@ -68,6 +69,55 @@ def test_an_out_that_can_be_no_file_is_refused_before_anything_is_played(
         told = capsys.readouterr().err
         assert f"--out {out}: {why}" in told.replace("\n", "")
         assert "name a file in a folder that exists" in told
+
+
+OUTS = {
+    "env check": "mini --out FILE",
+    "env play": "mini popup --out FILE.png",
+    "data collect": "C.toml --out FOLDER",
+    "data draw": "RUN --out FOLDER",
+    "data export": "RUN FOLDER",
+    "data show": "g000001-00 --film FILE.png",
+    "eval grounding": "SET --model builtin:tiny --out FOLDER",
+    "explore": "mini --out FOLDER",
+    "explore rows": "GRAPH FOLDER",
+    "explore tasks": "GRAPH FOLDER",
+    "export": "C.toml FOLDER",
+    "init": "FOLDER",
+    "keys": "FOLDER",
+    "model add-pointer": "builtin:tiny FOLDER",
+    "model verifier-rows": "SET FOLDER",
+    "tune": "C.toml --data SET --out FOLDER",
+    "view": "RUN --export FILE.html",
+}
+"""Verb that writes where the user says -> its words."""
+
+
+@pytest.mark.parametrize("place", ["/proc", "/sys/kernel"])
+@pytest.mark.parametrize("verb", OUTS)
+def test_a_place_where_nothing_can_be_written_is_refused_first_with_the_cure(
+    verb: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "C.toml").write_text(f'[run]\ndir = "{tmp_path}/run"\n')
+    words = OUTS[verb].replace("C.toml", f"{tmp_path}/C.toml").split()
+    places = [re.sub("^(FILE|FOLDER)", f"{place}/x", word) for word in words]
+    assert run(*verb.split(), *places) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{place} is the kernel's; choose another" in line
+
+
+def test_every_option_that_names_what_is_written_is_in_that_table() -> None:
+    named = {"out", "film", "export"}
+    wrote = set()
+
+    def look(command: Any, words: tuple[str, ...]) -> None:
+        for name, each in getattr(command, "commands", {}).items():
+            look(each, (*words, name))
+        if any(parameter.name in named for parameter in command.params):
+            wrote.add(" ".join(words))
+
+    look(_command(), ())
+    assert wrote - {"explore run", "eval run"} <= set(OUTS)
 
 
 def loaded_by(*arguments: str) -> tuple[list[str], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
 from envs.actions import action_from_dict
 from envs.registry import find_task, make_env
+from tests.env.unruly_suite import SUITE as UNRULY
+from tests.stopping import signal_in
 
 SUITES = Path(__file__).parents[1] / "suites"
 
@@ -140,6 +143,46 @@ def test_a_success_that_cannot_be_kept_is_an_error_of_one_line(
     monkeypatch.setattr(Shards, "add", full)
     with pytest.raises(ExchangeError, match="cannot be written: No space left"):
         run_collect(config, CollectOptions(1, out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_stopped_by_a_signal_it_keeps_and_prints_what_was_collected(
+    is_folder: bool,
+    config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = ["unruly/well", "unruly/reset-hang"]
+    env = config.env.model_copy(update={"suite": UNRULY, "tasks": tasks, "slots": 1})
+    rollout = config.rollout.model_copy(update={"max_batch": 1})
+    unruly = config.model_copy(update={"env": env, "rollout": rollout})
+    out = tmp_path / "out" if is_folder else None
+    signal_in(monkeypatch, "collect/0 to reset unruly/reset-hang", signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        run_collect(unruly, CollectOptions(per_task=2, out=out, as_json=True))
+    assert stopped.value.code == 143
+    printed, said = capsys.readouterr()
+    found = json.loads(printed)
+    assert (found["collected"], found["missing"], found["stopped"]) == (2, 2, True)
+    assert "stopped by SIGTERM; it had waited 0 s for collect/0 to reset" in said
+    if out is None:
+        with open_reader(config.run.dir) as reader:
+            assert len(reader.pool()) == 2
+    else:
+        assert len(list(read_folder(out))) == 2
+
+
+def test_stopped_before_its_first_success_it_makes_no_folder(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = config.env.model_copy(update={"suite": UNRULY, "tasks": ["unruly/reset-hang"]})
+    signal_in(monkeypatch, "to reset unruly/reset-hang", signal.SIGHUP)
+    options = CollectOptions(per_task=1, out=tmp_path / "out")
+    with pytest.raises(SystemExit) as stopped:
+        run_collect(config.model_copy(update={"env": env}), options)
+    assert stopped.value.code == 129
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_verb_collects_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -378,6 +378,26 @@ def test_options_are_tried_where_environments_are_played(
     assert (tmp_path / "made").exists() == made
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 30", ""),
+        ("return 1 / 0", "longest_reset_s() failed: ZeroDivisionError"),
+        ("return 'long'", "longest_reset_s must return seconds, got str 'long'"),
+    ],
+)
+def test_a_suite_that_cannot_say_what_it_gives_a_reset_is_refused_before_a_run(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(f"{OWN_SUITE}\n    def longest_reset_s(self):\n        {body}\n")
+    options = {"near": "448x336"}
+    config = Config.model_validate({"env": {"suite": f"{own}:Own", "options": options}})
+    mistakes = [str(each) for each in find_mistakes(config, "env") if "env" in each.subject]
+    assert len(mistakes) == bool(said)
+    assert said in "".join(mistakes)
+
+
 SHIPPED = sorted((ROOT / "configs").glob("*.toml"))
 
 

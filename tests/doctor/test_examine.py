@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from dart_cli.data.store.open import open_store
 from dart_cli.runtime.run_dir import save_config
 from tests.doctor.parts import config_in, doctor
+from tests.env.unruly_suite import SUITE as UNRULY
+from tests.stopping import signal_in
 
 
 def test_a_good_configuration_ends_with_zero_and_an_episode(
@@ -25,6 +28,24 @@ def test_a_good_configuration_ends_with_zero_and_an_episode(
     assert "mini/" in found["episode"]["text"]
     assert "s in the environment" in found["episode"]["text"]
     assert not (tmp_path / "run").exists()
+
+
+def test_an_episode_that_hangs_and_is_stopped_leaves_the_findings_so_far(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n[env]\nsuite = "{UNRULY}"\n'
+        'tasks = ["unruly/reset-hang"]\n'
+    )
+    signal_in(monkeypatch, "doctor/0 to reset unruly/reset-hang", signal.SIGTERM)
+    assert doctor(path, "--play", "--json") == 143
+    printed, said = capsys.readouterr()
+    found = json.loads(printed)["findings"]
+    assert found[0]["subject"] == "config"
+    assert found[-1]["subject"] == "episode"
+    assert found[-1]["text"].startswith("stopped after ")
+    assert "it had waited 0 s for doctor/0 to reset unruly/reset-hang" in said
 
 
 def test_every_mistake_of_a_configuration_is_printed_with_its_cure(

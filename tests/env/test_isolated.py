@@ -46,7 +46,7 @@ async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -
     for kind, said in (
         ("step-raise", "step: ZeroDivisionError: a bug of the environment"),
         ("step-exit", "step: SystemExit: 3"),
-        ("evaluate-none", "evaluate gave None"),
+        ("evaluate-none", "evaluate must return a Verdict (envs.base), got None"),
         ("step-die", "its process was ended by SIGKILL"),
         ("step-spin", "no answer to step in 1.5 s"),
         ("evaluate-hang", "no answer to evaluate in 1.5 s"),

@@ -40,10 +40,10 @@ def test_wrong_answers_are_the_environments_errors() -> None:
     env = make_env("mini")
     env.reset(seed=3, options={"task": TASK})
     env.elements = lambda: ["a button"]
-    with pytest.raises(EnvError, match="want a list of Element"):
+    with pytest.raises(EnvError, match="must return a list of Element"):
         calls.look(env)
     env.state = lambda: "home"
-    with pytest.raises(EnvError, match="want a ScreenState"):
+    with pytest.raises(EnvError, match="must return a ScreenState"):
         calls.look(env)
 
 

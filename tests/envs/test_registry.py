@@ -10,7 +10,16 @@ import pytest
 
 from bus.errors import MissingPartError, TaskError
 from envs.base import GuiEnv
-from envs.registry import Suite, check_parts, find_task, load_suite, make_env, suite_names, tasks_of
+from envs.registry import (
+    Suite,
+    check_parts,
+    find_task,
+    load_suite,
+    longest_reset_s,
+    make_env,
+    suite_names,
+    tasks_of,
+)
 from tests.waiting import PATIENCE_S
 
 OWN_SUITE = """
@@ -36,6 +45,45 @@ class Needs(MySuite):
 
 class NoSuite:
     name = "none"
+
+class Half:
+    reset = step = MySuite.make_env
+
+class HalfEnv(MySuite):
+    def make_env(self):
+        return Half()
+
+class Long(MySuite):
+    def longest_reset_s(self):
+        return 40
+
+class LongDepth(MySuite):
+    def longest_reset_s(self, depth):
+        return 10 * depth
+
+class LongText(MySuite):
+    def longest_reset_s(self, **_):
+        return "40 s"
+
+class LongNumber(MySuite):
+    longest_reset_s = 40
+
+class Breaks(MySuite):
+    @property
+    def tasks(self):
+        return open("/nowhere/tasks.json")
+
+class Made(MySuite):
+    make_env = None
+
+class Number(MySuite):
+    make_env = 5
+
+class Steps(MySuite):
+    tasks = {"own/one": Task("own/one", "own", "do it", max_steps="3")}
+
+class Split(MySuite):
+    tasks = {"own/one": Task("own/one", "own", "do it", 3, split="test")}
 
 class Listed(MySuite):
     tasks = list(MySuite.tasks.values())
@@ -179,16 +227,24 @@ def test_two_files_of_the_same_name_do_not_clash(tmp_path: Path) -> None:
     [
         ("no_such_package.at_all:X", "cannot import no_such_package.at_all"),
         ("nowhere/own.py:X", "no file nowhere/own.py"),
-        (":MySuite", "'' is no module; name my_package.my_module:MySuite"),
+        (":MySuite", "':MySuite' is no module; name my_package.my_module:MySuite"),
         ("..own:MySuite", "'..own' is no module"),
         ("{file}:MySiute", "did you mean 'MySuite'"),
-        ("{file}:NoSuite", "is no Suite; it needs name, tasks and make_env"),
+        ("{file}:NoSuite", "NoSuite is no Suite, it has no tasks and no make_env; it needs name, "),
+        ("{file}:Breaks", r"Breaks breaks: FileNotFoundError: .*nowhere/tasks.json.*\(line"),
+        ("{file}:Number", "make_env must be a method, got int 5"),
+        ("{file}:Made", "Made is no Suite, it has no make_env;"),
+        (
+            "{file}:Steps",
+            r"tasks\['own/one'\].max_steps must be a whole number from 1 on, got str '3'",
+        ),
+        ("{file}:Split", r"tasks\['own/one'\].split must be train or heldout, got str 'test'"),
         (
             "{file}:Listed",
             r"tasks must be a mapping of ids to tasks, \{task.id: task\}, got a list",
         ),
         ("{file}:Misnamed", r"tasks\['own/two'\] must be the Task of that id, got .*'own/one'"),
-        ("{file}:Texts", r"tasks\['own/one'\] must be the Task of that id, got 'do it'"),
+        ("{file}:Texts", r"tasks\['own/one'\] must be the Task of that id, got str 'do it'"),
     ],
 )
 def test_a_broken_path_names_the_place_and_the_cure(
@@ -239,3 +295,68 @@ def test_a_suite_may_need_parts_for_some_of_its_tasks_alone(own_file: Path) -> N
         with pytest.raises(MissingPartError, match="at depth 2"):
             check_parts(suite, {"depth": 2}, tasks)
     check_parts(f"{own_file}:ready", {}, ["own/one"])  # needs nothing
+
+
+def test_an_environment_without_all_methods_is_refused_with_those_that_it_lacks(
+    own_file: Path,
+) -> None:
+    with pytest.raises(TaskError, match=r"make_env\(\) must .* Half has no evaluate and no close$"):
+        make_env(f"{own_file}:HalfEnv")
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("MySuite", 0.0), ("Long", 40.0), ("LongDepth", 30.0)]
+)
+def test_the_longest_reset_is_asked_for_with_the_options_that_it_takes(
+    own_file: Path, name: str, seconds: float
+) -> None:
+    assert longest_reset_s(f"{own_file}:{name}", {"depth": 3, "wide": True}) == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("LongDepth", {}, r"longest_reset_s\(\) failed: TypeError: .*'depth'"),
+        ("LongDepth", {"depth": []}, r"longest_reset_s must return seconds, got list \[\]"),
+        ("LongText", {}, "longest_reset_s must return seconds, got str '40 s'"),
+        (
+            "LongNumber",
+            {},
+            "longest_reset_s must be a method that takes the options of make_env, got int 40",
+        ),
+    ],
+)
+def test_a_longest_reset_that_cannot_be_asked_for_is_one_line(
+    own_file: Path, name: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(TaskError, match=said):
+        longest_reset_s(f"{own_file}:{name}", options)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class One:\n  def make_env(self): ...\n", "name its class, too: {file}:One"),
+        (
+            "class A:\n  def make_env(self): ...\nclass B(A): ...\nclass C: ...\n",
+            "name its class, too: {file}:A or {file}:B",
+        ),
+        (
+            "from envs.registry import Suite\nclass Env: ...\n",
+            "{file} has no suite: no class of it has a method make_env; its classes are Env",
+        ),
+    ],
+)
+@pytest.mark.parametrize("end", ["", ":"])
+def test_a_suite_file_without_its_class_is_answered_with_the_classes_in_it(
+    tmp_path: Path, text: str, said: str, end: str
+) -> None:
+    (file := tmp_path / "bad.py").write_text(text)
+    with pytest.raises(TaskError) as error:
+        load_suite(f"{file}{end}")
+    assert str(error.value) == f"suite {file}{end}: {said.format(file=file)}"
+
+
+def test_a_module_without_its_class_is_answered_so_too() -> None:
+    with pytest.raises(TaskError, match=r"name its class, too: envs\.gym\.env:GymSuite$"):
+        load_suite("envs.gym.env")

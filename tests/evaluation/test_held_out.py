@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from dart_cli.evaluation.run import plan_eval, run_eval
 from dart_cli.evaluation.text import score_table, summary
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
+from tests.stopping import signal_in
 
 
 def test_what_is_evaluated_follows_the_configuration(config_path: Path) -> None:
@@ -127,6 +129,23 @@ def test_where_every_episode_is_invalid_no_result_is_kept_and_the_reasons_are(
     kept = json.loads((config.run.dir / "eval/base/invalid.json").read_text())
     assert len(kept) == 13
     assert "ZeroDivisionError" in kept[0]["reason"]
+
+
+def test_stopped_while_a_reset_hangs_it_tells_what_is_kept_and_goes_on_from_there(
+    config_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [f"env.suite={UNRULY}", 'env.tasks=["unruly/well", "unruly/reset-hang"]']
+    changes += ["eval.compositions=[]", "env.slots=1", "rollout.max_batch=1", "eval.episodes=2"]
+    signal_in(monkeypatch, "eval/0 to reset unruly/reset-hang, seed 1000001", signal.SIGTERM)
+    config = load_config(config_path, changes)
+    with pytest.raises(SystemExit) as stopped:
+        run_eval(config, EvalOptions(mode="random"))
+    assert stopped.value.code == 143
+    printed, said = capsys.readouterr()
+    assert printed == ""
+    kept = config.run.dir / "eval" / "random"
+    assert f"1 of 2 episodes are kept in {kept}" in said
+    assert "the same command goes on" in said
 
 
 def test_attempts_go_on_where_an_earlier_start_was_interrupted(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -83,6 +86,26 @@ def test_a_second_start_goes_on_where_the_first_ended(run_dir: Path) -> None:
     assert (told["asked"], told["before"], len(asked)) == (2, 2, 2)
     assert told["agreement"]["n"] == 4
     assert judged(run_dir, lambda _: 500)["asked"] == 0
+
+
+def test_stopped_by_a_signal_it_tells_what_was_judged_and_goes_on_from_there(run_dir: Path) -> None:
+    asked: list[int] = []
+    held = threading.Event()
+
+    def says(_: object) -> str:
+        asked.append(1)
+        if len(asked) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            held.wait()
+        return PASS
+
+    try:
+        told = judged(run_dir, says)
+    finally:
+        held.set()
+    assert (told["asked"], told["stopped"]) == (2, 143)
+    assert told["agreement"]["n"] == 2
+    assert judged(run_dir, lambda _: PASS)["before"] == 2
 
 
 def test_what_had_no_answer_is_asked_about_again(run_dir: Path) -> None:

@@ -15,7 +15,9 @@ from dart_cli.cli.main import main
 from dart_cli.config.schema import EnvConfig
 from dart_cli.explore.graph import read_graph
 from dart_cli.explore.run import with_tree
+from tests.env.unruly_suite import SUITE as UNRULY
 from tests.explore.maze_suite import SUITE
+from tests.stopping import signal_in
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +116,24 @@ def test_the_instances_are_those_from_the_first_seed_on(
 def test_a_tree_that_must_be_asked_for_is_asked_for() -> None:
     assert with_tree(EnvConfig(suite="desktop")).observe == ["screenshot", "accessibility"]
     assert with_tree(EnvConfig(suite="mini")).observe == ["screenshot"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_stopped_while_a_call_hangs_it_prints_what_was_found(
+    number: signal.Signals,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signal_in(monkeypatch, "explore/0 to step unruly/step-hang, seed 0", number)
+    out = tmp_path / "out"
+    assert dart(UNRULY, "--task", "unruly/step-hang", "--out", str(out)) == 128 + number
+    printed, said = capsys.readouterr()
+    found = json.loads(printed.splitlines()[-1])
+    assert (found["screens"], found["stopped"]) == (1, "interrupted")
+    assert "the same command goes on" in said
+    with read_graph(out) as graph:
+        assert (len(graph.starts()), graph.steps) == (1, 0)
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dart_cli.policy.model import load_policy, weight_tensors
 from scripts.make_grounding_set import make_set
 from scripts.small_models import build
 from tests.grounding.sets import BOX, SETS, SIZE, read, write
+from tests.stopping import signal_in
 from tests.weights.sets import publish
 
 
@@ -41,10 +43,13 @@ class Pointer:
         self.asked: list[str] = []
         self.fails_at = ""  # id of an item
         self.ends_at = ""  # likewise: the whole evaluation ends there
+        self.hangs_at = ""
 
     async def answer(self, item: Item) -> Answer:
         if item.id == self.ends_at:
             raise RuntimeError("killed")
+        if item.id == self.hangs_at:
+            await asyncio.Event().wait()
         if item.id == self.fails_at:
             raise EngineError("the prompt is too long")
         self.asked.append(item.id)
@@ -157,6 +162,25 @@ def test_a_second_start_asks_only_for_what_is_missing(
         run_grounding(options(tmp_path / "set", out, candidates=3))
     run_grounding(options(tmp_path / "set", out, candidates=3, fresh=True))
     assert len(pointer.asked) == 4
+
+
+def test_stopped_by_a_signal_it_tells_how_many_answers_are_kept(
+    tmp_path: Path,
+    pointer: Pointer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    SETS["screenspot"](tmp_path / "set")
+    pointer.hangs_at = "screenspot_web.json[0]"
+    signal_in(monkeypatch, f"the model to answer item {pointer.hangs_at}", signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        run_grounding(
+            options(tmp_path / "set", tmp_path / "out", overrides=["rollout.max_batch=1"])
+        )
+    assert stopped.value.code == 143
+    said = capsys.readouterr().err
+    assert f"it had waited 0 s for the model to answer item {pointer.hangs_at}" in said
+    assert f"1 of 2 answers are kept in {tmp_path}/out; the same command goes on" in said
 
 
 def test_an_item_without_an_answer_is_a_miss_now_and_asked_again_later(

@@ -58,7 +58,7 @@ def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
     assert run("draw", played.config.run.dir, "--out", tmp_path / "file") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "cannot be written: File exists" in err
+    assert "file: is a file; name a folder" in err
 
 
 def test_a_live_run_is_drawn_while_groups_begin_and_end(

@@ -149,6 +149,16 @@ def test_show_draws_every_screen_of_a_trajectory(
         with Image.open(film) as drawn:
             colours = {colour for _, colour in drawn.convert("RGB").getcolors(2**24) or []}
         assert {(255, 0, 0), (0, 128, 0), (0, 0, 255)} <= colours
+        moving = tmp_path / "film.gif"
+        assert run("show", lease.trajectory_id, "--run", config.run.dir, "--film", moving) == 0
+        with Image.open(moving) as replay:
+            centres = []
+            for number in range(replay.n_frames):  # type: ignore[attr-defined]
+                replay.seek(number)
+                assert replay.info["duration"] >= 1000, "slow enough to follow"
+                picture = replay.convert("RGB")
+                centres.append(picture.getpixel((picture.width // 4, picture.height // 2)))
+        assert centres == [(255, 0, 0), (0, 128, 0), (0, 0, 255), (0, 0, 255)]
         store.remove_screenshots(10**6, 10**6)
         store.commit()
         assert run("show", lease.trajectory_id, "--run", config.run.dir, "--film", film) == 2

@@ -60,6 +60,29 @@ async def test_it_is_done_when_its_leaders_are(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "up.log").read_text().startswith("one | dart ")
 
 
+@pytest.mark.parametrize(("follow_s", "is_ended"), [(None, False), (0.0, True)])
+async def test_a_leader_is_ended_after_another_only_where_it_shall_follow(
+    follow_s: float | None, is_ended: bool, tmp_path: Path, config_path: Path
+) -> None:
+    commands = {"one": ["--version"], "two": ["data", str(config_path)]}
+    made = Supervisor(
+        commands,
+        leaders=list(commands),
+        restarts=0,
+        log_file=tmp_path / "up.log",
+        notice=lambda _: None,
+        follow_s=follow_s,
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    await asyncio.wait_for(made._children["one"].ended.wait(), PATIENCE_S)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert made._ending.is_set() is is_ended
+    stop.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+
+
 async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: Path) -> None:
     made, _ = supervisor(tmp_path, {"one": []}, ["one"])
     stream, child, log = asyncio.StreamReader(), Child("one", []), io.StringIO()

@@ -16,7 +16,7 @@ from bus.heartbeat import awaited
 from bus.messages import Role
 from dart_cli.data.workers import WORKING
 from dart_cli.runtime import waits
-from dart_cli.runtime.waits import told_waits
+from dart_cli.runtime.waits import OpenWaits, told_waits
 from tests.simulated import QUICK
 from tests.waiting import PATIENCE_S, until, wait_until
 
@@ -174,3 +174,40 @@ async def test_a_short_wait_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None
     async with told_waits(what, said.append):
         await until(lambda: len(looks) > 500)
     assert said == []
+
+
+def test_open_waits_are_told_with_their_time_the_longest_first() -> None:
+    now = [100.0]
+    open_waits = OpenWaits(lambda: now[0])
+    with open_waits.waiting("a reset", 60.0, since=90.0):
+        now[0] = 104.0
+        with open_waits.waiting("an answer"):
+            now[0] = 107.0
+            assert open_waits.lines() == ["17 s for a reset (at most 60 s)", "3 s for an answer"]
+            assert open_waits.lines(after_s=5.0) == ["17 s for a reset (at most 60 s)"]
+    assert open_waits.lines() == []
+
+
+async def test_a_wait_that_lasts_is_a_line_of_progress_and_again_ever_more_rarely(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LOOK_S", 0.0)
+    now = [0.0]
+    said: list[str] = []
+
+    def clock() -> float:
+        said.extend(capsys.readouterr().err.splitlines())
+        return now[0]
+
+    open_waits = OpenWaits(clock)
+    async with open_waits.shown():
+        await asyncio.sleep(0)  # it begins to look
+        with open_waits.waiting("a reset"), open_waits.waiting("another"):
+            for second in range(1, 41):
+                now[0] = float(second)
+                for _ in range(4):  # it looks at each second
+                    await asyncio.sleep(0)
+    assert [line.split(" s for ")[0] for line in said] == [
+        f"progress: has waited {seconds}" for seconds in (5, 15, 35)
+    ]
+    assert said[0].endswith("5 s for another, and for 1 other")

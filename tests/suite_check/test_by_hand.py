@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from envs.actions import Action
 from envs.base import Observation
 from tests.env.unruly_suite import SCREEN, Unruly
 from tests.env.unruly_suite import SUITE as UNRULY
+from tests.stopping import signal_in
 
 
 def run(
@@ -95,10 +99,30 @@ def test_an_episode_is_judged_where_the_person_stops_typing(
         ),
         ("reset-raise", "--random", 1, "error: play: reset: ZeroDivisionError"),
         ("reset-exit", "--random", 1, "error: play: reset: SystemExit: 3"),
-        ("reset-none", "--random", 1, "error: play: reset: TypeError: "),
-        ("step-none", "--random", 1, "invalid: play: step: TypeError: "),
-        ("evaluate-none", "--random", 1, "invalid: play: evaluate gave None; want a Verdict"),
-        ("solve-none", "--solution", 1, "invalid: play: oracle_action gave None; want an action"),
+        (
+            "reset-none",
+            "--random",
+            1,
+            "error: play: reset must return (observation, info), got None",
+        ),
+        (
+            "step-none",
+            "--random",
+            1,
+            "invalid: play: step must return (observation, reward, terminated, truncated, info), got None",
+        ),
+        (
+            "evaluate-none",
+            "--random",
+            1,
+            "invalid: play: evaluate must return a Verdict (envs.base), got None",
+        ),
+        (
+            "solve-none",
+            "--solution",
+            1,
+            "invalid: play: oracle_action must return an action of envs.actions, got None",
+        ),
         ("true", "--random", 1, "invalid: unruly/true is true at reset"),
         ("infeasible", "--random", 0, "the policy did not say so"),
         ("well", "--solution", 0, "pass: "),
@@ -173,6 +197,44 @@ def test_a_first_screen_that_cannot_be_decoded_is_one_line(
     assert code == 1
     assert error.startswith("error: the screenshot cannot be decoded: ")
     assert error.count("\n") == 1
+
+
+def test_stopped_while_a_step_hangs_it_says_so_and_keeps_the_film(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal_in(monkeypatch, "play to step unruly/step-hang", signal.SIGTERM)
+    out = tmp_path / "film.png"
+    code, printed, said = run(
+        [UNRULY, "step-hang", "--random", "--out", str(out)], capsys, monkeypatch
+    )
+    assert code == 143
+    assert "stopped by SIGTERM; it had waited 0 s for play to step unruly/step-hang" in said
+    assert "invalid: stopped" in printed
+    with Image.open(out) as film:
+        film.load()
+
+
+def test_stopped_before_there_is_a_screen_it_ends_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal_in(monkeypatch, "play to reset unruly/reset-hang", signal.SIGINT)
+    assert run([UNRULY, "reset-hang", "--random"], capsys, monkeypatch)[:2] == (130, "")
+
+
+def test_ctrl_c_at_the_prompt_ends_the_episode_which_is_judged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Prompt(io.StringIO):
+        def readline(self, *_: Any) -> str:
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+            return ""
+
+    monkeypatch.setattr("sys.stdin", Prompt())
+    with pytest.raises(SystemExit) as ended:
+        main(["env", "play", "mini", "popup"])
+    assert ended.value.code in (0, None)
+    assert capsys.readouterr().out.splitlines()[-1] == "fail: the goal is not reached"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ async def test_rewards_out_of_range_and_broken_by_the_action_are_told_apart() ->
     finally:
         await env.close()
     assert (wrong.outcome, broken.outcome) == ("invalid", "fail")
-    assert "reward 7.0" in wrong.reason
+    assert "a reward in [0, 1], got float 7.0" in wrong.reason
     assert judge(ScoredSuite.tasks["scored/7.0"], [wrong], Bounds()).errors
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import errno
+import io
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,10 +18,9 @@ from bus.errors import UserError
 from dart_cli.cli.main import main
 from dart_cli.config.schema import EnvConfig
 from dart_cli.suite_check import CheckOptions
-from dart_cli.suite_check.report import check_tasks, run_check
+from dart_cli.suite_check.report import Check, run_check
 from tests.env.unruly_suite import SUITE as UNRULY
-from tests.env.unruly_suite import UnrulySuite
-from tests.waiting import until
+from tests.stopping import signal_in
 
 SUITE = f"{Path(__file__).with_name('lax_suite.py')}:LaxSuite"
 
@@ -83,19 +85,100 @@ def test_what_breaks_or_hangs_is_reported_and_the_others_are_checked(
     code, result = check(UNRULY, capsys, **wanted)
     assert code == 1
     assert result["wrong"] == patterns[:-1]
-    assert result["errors"] == 6
+    assert result["errors"] == 3
     assert "no answer to reset in 0.3 s" in result["per_task"]["unruly/reset-hang"]["errors"][0]
     assert result["per_task"]["unruly/well"]["oracle"] == [1, 1]
 
 
-async def test_stopped_by_ctrl_c_it_reports_the_finished_tasks() -> None:
-    tasks = [UnrulySuite.tasks[f"unruly/{kind}"] for kind in ("well", "reset-hang")]
-    wanted = CheckOptions(UNRULY, seeds=1, probes="done")
-    advanced: list[int] = []
-    checking = asyncio.create_task(check_tasks(wanted, tasks, advanced.append))
-    await until(lambda: advanced)
-    checking.cancel()
-    assert [report.task_id for report in await checking] == ["unruly/well"]
+@pytest.mark.parametrize(
+    ("number", "isolate"),
+    [
+        (signal.SIGINT, False),
+        (signal.SIGTERM, False),
+        (signal.SIGHUP, False),
+        (signal.SIGTERM, True),
+    ],
+)
+def test_stopped_by_a_signal_it_reports_what_it_has_and_names_the_call_that_hangs(
+    number: signal.Signals,
+    isolate: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signal_in(monkeypatch, "reset unruly/reset-hang", number)
+    tasks = [f"unruly/{kind}" for kind in ("well", "reset-hang", "true")]
+    wanted = CheckOptions(UNRULY, tasks, seeds=1, probes="done,fail", isolate=isolate, as_json=True)
+    code = run_check(wanted)
+    printed, said = capsys.readouterr()
+    result = json.loads(printed)
+    assert code == 128 + number
+    assert (result["stopped"], result["ok"], list(result["per_task"])) == (True, False, tasks[:1])
+    [wait] = result["waits"]
+    assert wait.endswith(
+        "s for check/0 to reset unruly/reset-hang, seed 0, probe done (at most 60 s)"
+    )
+    assert f"stopped by {number.name}; it had waited {wait}" in said
+
+
+def test_a_task_that_is_under_way_at_the_stop_is_reported_as_far_as_it_was_played(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(check: Check, *given: Any) -> None:
+        keep_before(check, *given)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    keep_before = Check._keep
+    monkeypatch.setattr(Check, "_keep", kept)
+    assert run_check(CheckOptions("mini", ["mini/click"], seeds=4, probes="done,fail")) == 143
+    printed = capsys.readouterr().out
+    assert "stopped: 0 of 1 task played to the end" in printed
+    assert printed.splitlines()[-1] == "1 task, 1 episode: nothing to fix so far"
+
+
+NEVER_READY = """
+import sys
+from pathlib import Path
+from envs.base import Task
+from tests.env.unruly_suite import Unruly
+
+class NeverEnv(Unruly):
+    def reset(self, *, seed=None, options=None):
+        said = Path(__file__).with_name("said.txt")
+        if options["task"].id == "never/b" and not said.exists():
+            said.write_text(sys.stderr.getvalue())
+        if options["task"].id != "never/b":
+            raise RuntimeError("the page is not idle")
+        return super().reset(seed=seed, options=options)
+
+class NeverSuite:
+    name = "never"
+    tasks = {f"never/{each}": Task(f"never/{each}", "never", "click", 3) for each in "abc"}
+
+    def make_env(self):
+        return NeverEnv()
+"""
+
+
+def test_a_task_whose_first_episode_breaks_is_played_no_further_and_that_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "never.py").write_text(NEVER_READY)
+    with contextlib.redirect_stderr(io.StringIO()):
+        assert run_check(CheckOptions(f"{file}:NeverSuite", out=tmp_path / "found.json")) == 1
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {task: each["episodes"] for task, each in found["per_task"].items()} == {
+        "never/a": 1,
+        "never/b": 15,
+        "never/c": 1,
+    }
+    assert [each["left_out"] for each in found["per_task"].values()] == [14, 0, 14]
+    breaks = "RuntimeError: the page is not idle"
+    assert f"never/a breaks: seed 0, nothing: check/0: reset: {breaks}" in (
+        (tmp_path / "said.txt").read_text()
+    ), "before the next task began"
+    printed = capsys.readouterr().out
+    assert f"breaks: reset: {breaks} (2 episodes of 2 tasks, first never/a, seed 0" in printed
+    assert "not played: 28 episodes of 2 tasks, whose first one broke" in printed
 
 
 def test_slow_tasks_are_reported_and_are_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +237,8 @@ from tests.env.unruly_suite import Unruly
 
 class RaisingEnv(Unruly):
     def reset(self, *, seed=None, options=None):
+        if seed == 0:
+            return super().reset(seed=seed, options=options)
         if seed == 2:
             raise ValueError("no such window")
         return [][1]
@@ -185,7 +270,7 @@ def test_an_environment_that_always_raises_is_one_line_with_a_count_and_one_trac
     told = capfd.readouterr()
     broken = [line for line in told.out.splitlines() if line.startswith("breaks: ")]
     assert len(broken) == 2
-    assert "IndexError: list index out of range (8 episodes of 2 tasks, first" in broken[0]
+    assert "IndexError: list index out of range (4 episodes of 2 tasks, first" in broken[0]
     assert "ValueError: no such window (4 episodes of 2 tasks, first" in broken[1]
     assert "tracebacks: above, on standard error" in told.out
     assert caplog.text.count("Traceback (most recent call last)") == 2  # places that raise

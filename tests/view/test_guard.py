@@ -188,11 +188,11 @@ def test_the_verb_exports(
     assert "g000001-00" in Bones.of(file.read_text()).text
     for words, cure in (
         (["--trajectory", "g000001-00"], "add --export FILE.html"),
-        (["--export", tmp_path], "name a file in it"),
-        (["--export", "."], "name a file in it"),
-        (["--export", "/"], "name a file in it"),
+        (["--export", tmp_path], "name a file in a folder that exists"),
+        (["--export", "."], "name a file in a folder that exists"),
+        (["--export", "/"], "name a file in a folder that exists"),
         (["--export", file, "--trajectory", "g1"], "group g000001 has"),
-        (["--export", tmp_path / "no" / "a.html"], "cannot be written"),
+        (["--export", tmp_path / "no" / "a.html"], f"there is no folder {tmp_path}/no"),
     ):
         assert run(*words) == 2
         err = capsys.readouterr().err

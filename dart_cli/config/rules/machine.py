@@ -2,6 +2,7 @@
 
 unreadable      why the system does not let us look at a path
 cannot_be_made  why a directory cannot be made
+no_file, no_folder  why a path cannot be a file or a folder that is written, with the cure
 refuse_out      the error where a folder cannot be new
 """
 
@@ -47,12 +48,40 @@ def cannot_be_made(path: Path) -> str:
     return ""
 
 
+def no_file(path: Path) -> str:
+    """Return why a path cannot be a file that is written, and the cure; empty if it can, as far as is known."""
+    if why := unreadable(path):
+        return f"cannot be read: {why}; choose another"
+    if path.is_dir() or not path.parent.is_dir():
+        why = "a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        return f"{why}; name a file in a folder that exists"
+    if why := cannot_be_made(path):
+        return f"cannot be written: {why}; choose another"
+    if path.exists() and not os.access(path, os.W_OK):
+        return "is not yours to write; choose another"
+    return ""
+
+
+def no_folder(path: Path) -> str:
+    """Return why a path cannot be a folder that is written, and the cure; empty if it can, as far as is known."""
+    if why := unreadable(path):
+        return f"cannot be read: {why}; choose another"
+    if path.exists():
+        return "" if path.is_dir() else "is a file; name a folder"
+    why = cannot_be_made(path)
+    return f"cannot be made: {why}; choose another" if why else ""
+
+
 def refuse_out(out: Path) -> None:
-    """Raise UserError where `out` exists or has no parent."""
+    """Raise UserError where `out` exists, has no parent or cannot be made."""
+    if why := unreadable(out):
+        raise UserError(f"{out}: cannot be read: {why}; choose another")
     if out.exists():
         raise UserError(f"{out} exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: there is no folder {out.absolute().parent}")
+    if why := no_folder(out):
+        raise UserError(f"{out}: {why}")
 
 
 def _of_path(key: str, about: Callable[[Path], object]) -> Condition:

@@ -249,6 +249,17 @@ def _longest_reset(config: Config) -> str:
     return f"{longest_s:g}" if longest_s >= env.reset_deadline_s else ""
 
 
+def _longest_reset_problem(config: Config) -> str:
+    """Return why the suite cannot say what it gives a reset; empty where its options are refused anyway."""
+    if not _is_usable(config):
+        return ""
+    try:
+        longest_reset_s(config.env.suite, config.env.options)
+    except TaskError as error:
+        return "" if _refused_option(config) else str(error)
+    return ""
+
+
 def _missing_part(config: Config) -> str:
     env = config.env
     if _suite_problem(config):
@@ -279,6 +290,7 @@ PLAYED = Table(
             "must be > {found}, the seconds that suite {env.suite} gives a reset (a boot, a browser) by its "
             "options, got {value}; raise it, or a reset is given up while its environment starts",
         ),
+        Rule("env.suite", _longest_reset_problem, "cannot be used: {found}"),
         Rule("env.suite", _missing_part, "= {value} cannot be played here: {found}"),
     ),
     ("env", "eval"),
