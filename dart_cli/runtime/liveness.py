@@ -2,6 +2,7 @@
 
 error_of                 what ended a process
 process_liveness         what a silent process is doing
+end_of                   the word for a silent process: whether it ended in order, crashed, or lives
 RunProcess, workers_of   the processes that have, or had, a name in a run directory
 when_orphaned            calls something once this process's parent is gone
 """
@@ -44,6 +45,24 @@ def process_liveness(pid: int, heard_at: float) -> str:
         return "gone"
     except psutil.AccessDenied:
         return ""
+
+
+KILLED = "killed by signal"
+"""Begins what `dart up` leaves of a child that a signal ended, which could leave nothing itself."""
+
+
+def end_of(state: str, liveness: str, error: str) -> str:
+    """Return in a word or a few what became of a process whose heartbeats have stopped.
+
+    `ended`: in order, by the state of its last heartbeat. `failed`, or `killed by signal 9`: by what was left
+    of its end. `stopped`, `blocked` or `silent`: it lives. `lost`: nothing says how it ended; it was killed, or
+    its host went down.
+    """
+    if error:
+        return error if error.startswith(KILLED) else "failed"
+    if state == "stopping":
+        return "ended"
+    return {"running": "silent", "gone": "lost", "": "lost"}.get(liveness, liveness)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a process takes and leaves in a run directory: its worker name, and the run's configuration.
 
 claim               takes a worker name that no living process of this host has
-leave_error         leaves why this process ended, for `dart status`
+leave_error         leaves why this process ended, for `dart status`; leave_signal, what killed another one
 cannot_write        the error where a file of the run directory cannot be written
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
@@ -29,6 +29,7 @@ from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import Config
+from dart_cli.runtime.liveness import KILLED
 
 logger = logging.getLogger(__name__)
 
@@ -101,24 +102,33 @@ def _locked(file: IO[bytes]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    _write_lock(file.fileno(), "")
+    _write_lock(file.fileno(), os.getpid(), "")
     return True
 
 
-def _write_lock(handle: int, error: str) -> None:
-    """This process's pid and why it ended, always as long: written in place, it needs no free space."""
-    lines = f"{os.getpid()}\n{' '.join(error.split())}".encode()[: LOCK_BYTES - 1]
+def _write_lock(handle: int, pid: int, error: str) -> None:
+    """Write a process's pid and why it ended, always as long: written in place, it needs no free space."""
+    lines = f"{pid}\n{' '.join(error.split())}".encode()[: LOCK_BYTES - 1]
     os.pwrite(handle, lines.ljust(LOCK_BYTES - 1) + b"\n", 0)
 
 
 def leave_error(run_dir: Path, worker: str, error: str) -> None:
     """Leave why this process, which has the name `worker`, ends. Its next start removes it."""
-    with contextlib.suppress(OSError):  # the directory is gone, or can only be read
-        handle = os.open(run_dir / "workers" / f"{worker}.lock", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            _write_lock(handle, error)
-        finally:
-            os.close(handle)
+    with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
+        _write_lock(file.fileno(), os.getpid(), error)
+
+
+def leave_signal(run_dir: Path, worker: str, number: int) -> None:
+    """Leave by which signal the process that had the name `worker` was killed, unless it left an error itself."""
+    with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
+        pid, _, error = file.read(LOCK_BYTES).decode("utf-8", "replace").partition("\n")
+        if pid.isdecimal() and not error.strip():
+            _write_lock(file.fileno(), int(pid), f"{KILLED} {number}")
+
+
+def _lock_of(run_dir: Path, worker: str) -> IO[bytes]:
+    """Open the lock file of a process. Raises OSError where the directory is gone, or can only be read."""
+    return (run_dir / "workers" / f"{worker}.lock").open("r+b", 0)
 
 
 # --- the place of a run ---------------------------------------------------------------------
