@@ -78,8 +78,12 @@ def ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]:
     words = {}
     for row in silent:
         process = left.get(row.worker)
-        liveness = process.liveness if process and row.host == here else ""
-        words[row.worker] = end_of(row.state, liveness, process.error if process else "")
+        if process is None:
+            words[row.worker] = end_of(row.state, "", "")
+        else:
+            state = "stopping" if process.ended else row.state
+            liveness = process.liveness if row.host == here else ""
+            words[row.worker] = end_of(state, liveness, process.error)
     return words
 
 

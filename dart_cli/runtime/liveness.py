@@ -47,6 +47,8 @@ def process_liveness(pid: int, heard_at: float) -> str:
         return ""
 
 
+ENDED = "ended"
+"""What a process leaves that ended in order."""
 KILLED = "killed by signal"
 """Begins what `dart up` leaves of a child that a signal ended, which could leave nothing itself."""
 
@@ -61,7 +63,7 @@ def end_of(state: str, liveness: str, error: str) -> str:
     if error:
         return error if error.startswith(KILLED) else "failed"
     if state == "stopping":
-        return "ended"
+        return ENDED
     return {"running": "silent", "gone": "lost", "": "lost"}.get(liveness, liveness)
 
 
@@ -73,6 +75,7 @@ class RunProcess:
     pid: int
     liveness: str  # see `process_liveness`; empty only for one that may not be read
     error: str = ""  # why it ended, if an error ended it
+    ended: bool = False  # in order
 
 
 def workers_of(run_dir: Path) -> list[RunProcess]:
@@ -92,7 +95,9 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
         pid, _, error = text.strip().partition("\n")
         if pid.isdecimal():
             liveness = process_liveness(int(pid), taken_at)
-            found.append(RunProcess(path.stem, int(pid), liveness, error.strip()))
+            left = error.strip()
+            ended = left == ENDED
+            found.append(RunProcess(path.stem, int(pid), liveness, "" if ended else left, ended))
     return found
 
 

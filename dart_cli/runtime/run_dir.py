@@ -29,7 +29,7 @@ from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import Config
-from dart_cli.runtime.liveness import KILLED
+from dart_cli.runtime.liveness import ENDED, KILLED
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
         with _open_lock(folder / f"{name}.lock") as file:
             if _locked(file):
                 yield name
+                _leave(file, ENDED)
                 return
             owner = file.readline().decode("ascii", "replace").strip() or "unknown"
     raise RunDirectoryError(
@@ -121,9 +122,16 @@ def leave_error(run_dir: Path, worker: str, error: str) -> None:
 def leave_signal(run_dir: Path, worker: str, number: int) -> None:
     """Leave by which signal the process that had the name `worker` was killed, unless it left an error itself."""
     with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
-        pid, _, error = file.read(LOCK_BYTES).decode("utf-8", "replace").partition("\n")
-        if pid.isdecimal() and not error.strip():
-            _write_lock(file.fileno(), int(pid), f"{KILLED} {number}")
+        _leave(file, f"{KILLED} {number}")
+
+
+def _leave(file: IO[bytes], how: str) -> None:
+    """Leave how the process of a lock file ended, unless it left an error."""
+    pid, _, error = (
+        os.pread(file.fileno(), LOCK_BYTES, 0).decode("utf-8", "replace").partition("\n")
+    )
+    if pid.isdecimal() and not error.strip():
+        _write_lock(file.fileno(), int(pid), how)
 
 
 def _lock_of(run_dir: Path, worker: str) -> IO[bytes]:

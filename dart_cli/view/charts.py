@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, floor, inf, isfinite, log10
 
 from markupsafe import Markup, escape
@@ -36,6 +37,7 @@ _MOST_READINGS = 48  # places across a chart at which its values can be read
 _TALL = 200  # pixels of a chart
 _UNNAMED = "thin"  # lines without a colour of their own, and without a reading
 _ABOVE, _BELOW = 22, 38  # pixels for the title of y, and for the numbers and the title of x
+_SCALE = 54  # pixels for the numbers of y
 _WIDE = 1000  # units across the picture of the lines, which is stretched
 
 
@@ -70,11 +72,12 @@ def line_chart(
     parts = [*_grid(area, x), picture, *(_dots(area, lines)), *_readings(area, named, x)]
     return Markup(
         '<div class="chart" role="img" aria-label="{} by {}">'
-        '<svg class="scale" width="44" height="{}">{}</svg>'
+        '<svg class="scale" width="{}" height="{}">{}</svg>'
         '<svg class="area" width="100%" height="{}">{}</svg></div>'
     ).format(
         y,
         x,
+        _SCALE,
         height,
         Markup("").join(_scale(area, y if is_titled else "")),
         height,
@@ -97,11 +100,11 @@ def sparkline(points: Sequence[Interval], label: str) -> Markup:
     if not line.points:
         return Markup("")
     xs, height = [place for place, _ in line.points], 24
-    area = _PlotArea((min(xs), max(xs)), (0.0, 1.0), height, above=2, below=2)
+    area = _PlotArea((min(xs), max(xs)), (0.0, 1.0), height, above=2, below=2, width=120)
+    drawn = [_line(area, line), *_dots(area, [line])]
     return Markup(
-        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
-        'aria-label="{}">{}</svg>'
-    ).format(_WIDE, height, label, _line(area, line))
+        '<svg class="spark" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+    ).format(area.width, height, label, Markup("").join(drawn))
 
 
 def token_bars(
@@ -132,11 +135,17 @@ def token_bars(
     ).format(max(len(values), _LEAST_TOKENS), height, label, Markup("").join(parts))
 
 
-def number(value: float) -> str:
-    """Return a value in three digits, or a whole number where it has more."""
-    if abs(value) >= 1000:
+def number(value: float, digits: int = 3) -> str:
+    """Return a value in so many digits, or a whole number where it has more; short enough for an axis."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:,.4g}M"
+    if size >= 999.5:
         return f"{value:,.0f}"
-    return f"{value:.3g}"
+    if 0 < size < 1e-3:
+        mantissa, power = f"{value:.{digits - 1}e}".split("e")
+        return f"{float(mantissa):g}e{int(power)}"
+    return f"{value:.{digits}g}"
 
 
 # --- values ---------------------------------------------------------------------------------
@@ -151,10 +160,9 @@ def _within(series: Series, part: Interval) -> Series:
         for (place, value), bounds in zip(series.points, bands, strict=True)
         if isfinite(place) and isfinite(value)
     ]
-    kept = [each for each in finite if low <= each[0] <= high]
-    for end in part:
-        if finite and finite[0][0] < end < finite[-1][0]:
-            kept.append((end, *(_at(finite, end, column) for column in (1, 2, 3))))
+    kept: list[tuple[float, ...]] = [each for each in finite if low <= each[0] <= high]
+    cuts = [end for end in part if finite and finite[0][0] < end < finite[-1][0]]
+    kept += [(end, *(_at(finite, end, column) for column in (1, 2, 3))) for end in cuts]
     kept.sort(key=lambda row: row[0])  # points over one place keep their order
     return replace(
         series,
@@ -185,6 +193,7 @@ class _PlotArea:
     height: int
     above: int = _ABOVE
     below: int = _BELOW
+    width: int = _WIDE  # of the picture of the lines, in its own units
 
     @property
     def is_tall(self) -> bool:
@@ -203,7 +212,7 @@ class _PlotArea:
 
     def x(self, value: float) -> str:
         """Return a place across the stretched picture of the lines."""
-        return f"{_share(value, self.x_range) * _WIDE:.1f}"
+        return f"{_share(value, self.x_range) * self.width:.1f}"
 
     def percent(self, value: float) -> str:
         """Return a place across the chart."""
@@ -260,8 +269,8 @@ def _scale(area: _PlotArea, title: str) -> Iterator[Markup]:
     """Yield the title of y, and its round values."""
     yield Markup('<text class="tick title" x="0" y="12">{}</text>').format(title)
     for value in area.levels:
-        yield Markup('<text class="tick y" x="38" y="{}">{}</text>').format(
-            area.y(value), f"{value:.4g}"
+        yield Markup('<text class="tick y" x="{}" y="{}">{}</text>').format(
+            *(_SCALE - 6, area.y(value), number(value, 4))
         )
 
 
@@ -304,7 +313,7 @@ def _readings(area: _PlotArea, lines: Sequence[Series], x: str) -> Iterator[Mark
         _MOST_READINGS if area.is_tall else _MOST_READINGS // 2,
     )
     low, high = area.x_range
-    between = [(one + other) / 2 for one, other in zip(places, places[1:], strict=False)]
+    between = [(one + other) / 2 for one, other in pairwise(places)]
     for place, start, end in zip(places, [low, *between], [*between, high], strict=True):
         width = _share(end, area.x_range) - _share(start, area.x_range) if high > low else 1.0
         at, rows, dots = area.percent(place), [], []

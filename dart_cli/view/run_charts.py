@@ -28,7 +28,8 @@ _MOST_POINTS = 240  # of a metric; more cannot be distinguished on a screen
 _BEGINNINGS = {  # of names -> unit; the first that fits
     "parity_tokens": "",
     **dict.fromkeys(("entropy", "parity_", "mismatch_", "reference_kl"), "nats"),
-    **{"staleness_": "versions", "samples": "steps"},
+    "staleness_": "versions",
+    "samples": "steps",
 }
 _ENDS = {"_s": "s", "_mb": "MiB", "_gb": "GiB"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from math import inf, isfinite, nan
 from xml.etree import ElementTree as ET
 
@@ -108,7 +109,7 @@ def test_every_place_across_a_chart_belongs_to_one_reading_and_there_are_not_too
     ]
     assert 40 <= len(columns) <= 60
     assert columns[0][0] == 0
-    for (left, width), (after, _) in zip(columns, columns[1:], strict=False):
+    for (left, width), (after, _) in pairwise(columns):
         assert after == pytest.approx(left + width, abs=0.02)
     assert sum(columns[-1]) == pytest.approx(100, abs=0.02)
 

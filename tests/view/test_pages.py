@@ -80,7 +80,7 @@ def test_the_run_page_counts_stages_and_reasons(server: Server, played: Played) 
         assert f"{state} {states.count(state)}" in text
     for reason in ("all_success 4", "invalid 1", "lease_expired 1", "stale "):
         assert reason in text
-    assert "success by policy version" in server.page("/")
+    assert "success, share of episodes by policy version" in server.page("/")
     assert "loss" in text
 
 
