@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from dart_cli.runtime.liveness import process_liveness, workers_of
+import pytest
+
+from dart_cli.runtime.liveness import end_of, process_liveness, workers_of
 
 
 def test_a_number_that_another_process_has_by_now_is_gone() -> None:
@@ -27,3 +29,24 @@ def test_a_zombie_is_gone_though_its_parent_did_not_collect_it() -> None:
 
 def test_an_unused_run_directory_has_no_workers(tmp_path: Path) -> None:
     assert workers_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "liveness", "error", "word"),
+    [
+        ("stopping", "gone", "", "ended"),
+        ("stopping", "", "", "ended"),  # of another host
+        ("stopping", "gone", "no room", "failed"),
+        ("ready", "gone", "no room", "failed"),
+        ("ready", "gone", "killed by signal 9", "killed by signal 9"),
+        ("ready", "gone", "", "lost"),
+        ("ready", "", "", "lost"),
+        ("ready", "stopped", "", "stopped"),
+        ("ready", "blocked", "", "blocked"),
+        ("ready", "running", "", "silent"),
+    ],
+)
+def test_a_silent_process_that_ended_in_order_is_told_apart_from_one_that_crashed(
+    state: str, liveness: str, error: str, word: str
+) -> None:
+    assert end_of(state, liveness, error) == word
