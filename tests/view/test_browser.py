@@ -14,9 +14,10 @@ from dart_cli.view.server import write_file
 from envs.base import content_hash
 from envs.miniwob.process import find_chromium
 from tests.data.parts import make_ledger, small_config
-from tests.view.parts import Server, play_shown, png, serving
+from tests.view.parts import Bones, Server, play_shown, png, serving
 from tests.view.test_compare import play_run
 from tests.view.test_evaluations import keep
+from tests.view.test_graph_pages import explored
 from tests.view.test_hostile import BENIGN, HOSTILE, play_words
 
 
@@ -173,9 +174,22 @@ _HINTED = """
 def test_at_400_pixels_every_text_is_legible_and_nothing_is_cut_without_a_hint(
     path: str, browser: Browser, runs: Server
 ) -> None:
+    check_narrow(browser, runs, path)
+
+
+def test_so_are_the_pages_of_an_exploration(browser: Browser, tmp_path: Path) -> None:
+    explored(tmp_path, "Settings of the display, and more")
+    with serving(tmp_path) as server:
+        links = Bones.of(server.page("/")).links
+        screen = next(link for link in links if link.startswith("/screens/"))
+        for path in ("/", "/steps", "/merges", screen):
+            check_narrow(browser, server, path)
+
+
+def check_narrow(browser: Browser, server: Server, path: str) -> None:
     browser.resize(NARROW)
     try:
-        browser.open(f"http://127.0.0.1:{runs.port}{path}")
+        browser.open(f"http://127.0.0.1:{server.port}{path}")
         assert browser.evaluate("innerWidth") == NARROW
         assert browser.evaluate("document.documentElement.scrollWidth") == NARROW
         assert browser.evaluate(_LEAST_FONT) >= LEAST_PX
