@@ -230,7 +230,7 @@ async def _bring_to_end(
             notice=display.notice,
             start=there.start,
             progress={"train": checkpoints},
-            killed=partial(leave_signal, config.run.dir),
+            on_kill=partial(leave_signal, config.run.dir),
         )
         killable.append(supervisor)
         await supervisor.run(stop)

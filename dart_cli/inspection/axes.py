@@ -30,11 +30,14 @@ class Places:
     """
 
     def __init__(self, axis: Axis, batches: Sequence[BatchRow]) -> None:
-        trained = [each for each in batches if each.trained_version is not None]
-        self._versions = [0, *(each.trained_version or 0 for each in trained)]
-        values = [_value(axis, each) for each in trained]
-        self._of_version = [0.0, *values]
-        self._of_batch = dict(zip((each.id for each in trained), values, strict=True))
+        by_version = {0: 0.0}
+        self._of_batch: dict[int, float] = {}
+        for batch in batches:
+            if batch.trained_version is not None:
+                place = _place(axis, batch, batch.trained_version)
+                by_version[batch.trained_version] = self._of_batch[batch.id] = place
+        self._versions = sorted(by_version)
+        self._of_version = [by_version[version] for version in self._versions]
 
     def of_version(self, version: float) -> float:
         """Return the place of a policy version, or between two of them of a mean over several."""
@@ -45,10 +48,10 @@ class Places:
         return self._of_batch.get(batch_id)
 
 
-def _value(axis: Axis, batch: BatchRow) -> float:
+def _place(axis: Axis, batch: BatchRow, version: int) -> float:
     match axis:
         case "trajectories":
             return float(batch.trajectories)
         case "minutes":
             return batch.run_s / 60
-    return float(batch.trained_version or 0)
+    return float(version)

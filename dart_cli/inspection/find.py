@@ -5,7 +5,7 @@ find_subject   a trajectory by its id, of the run or of its pool; or an error wi
 written_at     when a database was last written to
 nearest        what to write instead of an id that nothing has
 has_ended      whether the `dart data` that served the run is gone
-ends           what became of the run's processes that are not heard any more
+process_ends   what became of the run's processes that are not heard any more
 check_tasks    whether the run has such tasks
 check_reason   whether trajectories are dropped for such a reason
 """
@@ -71,17 +71,17 @@ def has_ended(reader: Reader) -> bool:
     return any(each.liveness == "gone" for each in served)
 
 
-def ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]:
+def process_ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]:
     """Return what became of each process whose heartbeats have stopped, by its name: see `end_of`."""
-    left = {each.name: each for each in workers_of(reader.path.parent)}
+    processes = {each.name: each for each in workers_of(reader.path.parent)}
     here = socket.gethostname()
     words = {}
     for row in silent:
-        process = left.get(row.worker)
+        process = processes.get(row.worker)
         if process is None:
             words[row.worker] = end_of(row.state, "", "")
         else:
-            state = "stopping" if process.ended else row.state
+            state = "stopping" if process.is_ended else row.state
             liveness = process.liveness if row.host == here else ""
             words[row.worker] = end_of(state, liveness, process.error)
     return words

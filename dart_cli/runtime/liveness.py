@@ -75,7 +75,7 @@ class RunProcess:
     pid: int
     liveness: str  # see `process_liveness`; empty only for one that may not be read
     error: str = ""  # why it ended, if an error ended it
-    ended: bool = False  # in order
+    is_ended: bool = False  # in order
 
 
 def workers_of(run_dir: Path) -> list[RunProcess]:
@@ -95,9 +95,10 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
         pid, _, error = text.strip().partition("\n")
         if pid.isdecimal():
             liveness = process_liveness(int(pid), taken_at)
-            left = error.strip()
-            ended = left == ENDED
-            found.append(RunProcess(path.stem, int(pid), liveness, "" if ended else left, ended))
+            is_ended, why = error.strip() == ENDED, error.strip()
+            found.append(
+                RunProcess(path.stem, int(pid), liveness, "" if is_ended else why, is_ended)
+            )
     return found
 
 

@@ -76,7 +76,8 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
         with _open_lock(folder / f"{name}.lock") as file:
             if _locked(file):
                 yield name
-                _leave(file, ENDED)
+                with contextlib.suppress(OSError):
+                    _leave(file, ENDED)
                 return
             owner = file.readline().decode("ascii", "replace").strip() or "unknown"
     raise RunDirectoryError(

@@ -238,13 +238,13 @@ class Supervisor:
         notice: Callable[[str], None],
         start: StartProcess = start_here,
         progress: Mapping[str, Progress] | None = None,
-        killed: Callable[[str, int], None] = lambda _name, _number: None,
+        on_kill: Callable[[str, int], None] = lambda _name, _number: None,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
         The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often in a row each child
         is started again; `notice` is called with each line that a person should see. `start` says where they
-        run. `progress` has the Progress of children by name. `killed` is called with a child's name and the
+        run. `progress` has the Progress of children by name. `on_kill` is called with a child's name and the
         number of the signal that killed it.
         """
         known = progress or {}
@@ -256,7 +256,7 @@ class Supervisor:
         self._log_file = log_file
         self._notice = notice
         self._start = start
-        self._killed = killed
+        self._on_kill = on_kill
         self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -304,7 +304,7 @@ class Supervisor:
                     return
                 assert child.process is not None
                 if code < 0:
-                    self._killed(child.name, -code)
+                    self._on_kill(child.name, -code)
                 what = f"{child.name} {child.process.how_it_ended(code)}"
                 why = f": {child.last_line}" if child.last_line else ""
                 if child.has_recovered(loop.time()):

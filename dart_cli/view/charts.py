@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor, inf, isfinite, log10
+from operator import itemgetter
 
 from markupsafe import Markup, escape
 
@@ -35,7 +36,7 @@ _LEAST_TOKENS = 24  # a chart is at least so many bars wide, so that a few bars 
 _NOTHING = 1e-12  # smaller differences, relative to 1 and to the values, are rounding
 _MOST_READINGS = 48  # places across a chart at which its values can be read
 _TALL = 200  # pixels of a chart
-_UNNAMED = "thin"  # lines without a colour of their own, and without a reading
+_THIN = "thin"  # class of lines without a colour of their own
 _ABOVE, _BELOW = 22, 38  # pixels for the title of y, and for the numbers and the title of x
 _SCALE = 54  # pixels for the numbers of y
 _WIDE = 1000  # units across the picture of the lines, which is stretched
@@ -68,8 +69,7 @@ def line_chart(
     picture = Markup(
         '<svg viewBox="0 0 {} {}" width="100%" height="{}" preserveAspectRatio="none">{}</svg>'
     ).format(_WIDE, height, height, Markup("").join(drawn))
-    named = [each for each in lines if each.kind != _UNNAMED]
-    parts = [*_grid(area, x), picture, *(_dots(area, lines)), *_readings(area, named, x)]
+    parts = [*_grid(area, x), picture, *_dots(area, lines), *_readings(area, lines, x)]
     return Markup(
         '<div class="chart" role="img" aria-label="{} by {}">'
         '<svg class="scale" width="{}" height="{}">{}</svg>'
@@ -307,6 +307,8 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
 
 def _readings(area: _PlotArea, lines: Sequence[Series], x: str) -> Iterator[Markup]:
     """Yield an invisible column around each of some places; under the pointer it shows what the lines have there."""
+    thin = [each for each in lines if each.kind == _THIN]
+    lines = [each for each in lines if each.kind != _THIN]
     keys = [_key(each) if len(lines) > 1 else Markup("") for each in lines]
     places = _spread(
         sorted({place for each in lines for place, _ in each.points}),
@@ -318,10 +320,11 @@ def _readings(area: _PlotArea, lines: Sequence[Series], x: str) -> Iterator[Mark
         width = _share(end, area.x_range) - _share(start, area.x_range) if high > low else 1.0
         at, rows, dots = area.percent(place), [], []
         for key, each in zip(keys, lines, strict=True):
-            if each.points[0][0] <= place <= each.points[-1][0]:
+            if _surrounds(each, place):
                 value = _at(each.points, place, 1)
                 dots.append(_dot(area, each, place, value))
                 rows.append(f"<li>{key}<b>{number(value)}</b>{_bounds(each, place)}</li>")
+        rows += _extremes(thin, place)
         # Written without Markup.format, which escapes: a page has thousands of these, of numbers and escaped names.
         yield Markup(  # noqa: S704
             f'<g class="at"><rect x="{area.percent(start) if high > low else 0}" '
@@ -329,6 +332,22 @@ def _readings(area: _PlotArea, lines: Sequence[Series], x: str) -> Iterator[Mark
             f'<line class="rule" x1="{at}" x2="{at}" y1="{area.above}" y2="{area.bottom}"/>{"".join(dots)}'
             f"{_card_start(area, place)}<li>{escape(x)}: {number(place)}</li>{''.join(rows)}</ul></foreignObject></g>"
         )
+
+
+def _surrounds(series: Series, place: float) -> bool:
+    return series.points[0][0] <= place <= series.points[-1][0]
+
+
+def _extremes(lines: Sequence[Series], place: float) -> list[str]:
+    """Return rows for the highest and the lowest of many lines; none without a line there."""
+    values = [(_at(each.points, place, 1), each) for each in lines if _surrounds(each, place)]
+    if not values:
+        return []
+    ends = {"highest": max(values, key=itemgetter(0)), "lowest": min(values, key=itemgetter(0))}
+    return [
+        f"<li>{word} of the others: {escape(each.short or each.name)} <b>{number(value)}</b></li>"
+        for word, (value, each) in ends.items()
+    ]
 
 
 def _spread(places: Sequence[float], most: int) -> Sequence[float]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from bus.errors import DartError
 from dart_cli.data.store.open import open_reader
 from dart_cli.inspection import curves
@@ -24,7 +26,7 @@ from dart_cli.view.run_charts import (
     scope_of,
     success_chart,
 )
-from dart_cli.view.run_pages import run_row, started
+from dart_cli.view.run_pages import run_of, run_row
 from dart_cli.view.site import Query, Values
 
 MOST_COMPARED = TASK_COLOURS
@@ -38,7 +40,7 @@ class ComparedRun:
     name: str
     kind: str  # class of its lines in view.css
     row: Values  # as in the list of runs
-    drawn: RunCurves
+    plot: RunCurves
     config: Mapping[str, Any]
     note: str
 
@@ -46,69 +48,70 @@ class ComparedRun:
     def lately(self) -> dict[str, float | None]:
         """Task -> success over its newest trajectories."""
         return {
-            name: curves.recent([each for each in self.drawn.success if each.task_id == name])
-            for name in {each.task_id for each in self.drawn.success}
+            name: curves.recent([each for each in self.plot.success if each.task_id == name])
+            for name in {each.task_id for each in self.plot.success}
         }
 
     def line(self, task: str | None) -> curves.Series:
         """Return success of a task, or the mean over tasks, with its interval."""
-        points = self.drawn.success
+        points = self.plot.success
         if task is None:
             mean = curves.over_tasks(points)
         else:
             mean = curves.by_task(each for each in points if each.task_id == task).get(task, [])
         return curves.Series(
             f"{self.name}, n {sum(each.episodes for each in mean):,}",
-            [(self.drawn.places.of_version(each.version), each.success) for each in mean],
+            [(self.plot.places.of_version(each.version), each.success) for each in mean],
             self.kind,
             [(each.low, each.high) for each in mean],
             self.name,
         )
 
 
-def compare(runs: Sequence[Path], query: Query) -> Values:
+def compare(folder: Sequence[Path], query: Query) -> Values:
     """Return the runs of a folder that the query names, side by side. Raises QueryError."""
     scope = scope_of(query)
-    names = query.several("run", [run.name for run in runs], MOST_COMPARED)
-    chosen: list[ComparedRun] = []
+    names = query.several("run", [path.name for path in folder], MOST_COMPARED)
+    runs: list[ComparedRun] = []
     faults = {}
-    for run in (run for run in runs if run.name in names):
+    for path in (path for path in folder if path.name in names):
         try:
-            chosen.append(_read(run, scope, f"t{len(chosen)}"))
+            runs.append(_read(path, scope, f"t{len(runs)}"))
         except DartError as error:
-            faults[run.name] = str(error)
-    tasks = sorted({each.task_id for run in chosen for each in run.drawn.success})
-    task = query.one_of("task", tasks) if chosen else None
+            faults[path.name] = str(error)
+    tasks = sorted({each.task_id for run in runs for each in run.plot.success})
+    task = query.one_of("task", tasks) if runs else None
+    lately = [run.lately for run in runs]
     return {
-        "all_runs": [run.name for run in runs],
+        "all_runs": [path.name for path in folder],
         "names": names,
-        "chosen": chosen,
+        "runs": runs,
         "faults": faults,
         "scope": scope,
         "whole": query.address(**{"from": "", "to": ""}),
         "choices": {"task": tasks},
         "asked": {"task": task},
-        "success_chart": _success(scope, chosen, task),
-        "metrics": metric_cards(scope, [(run.name, run.kind, run.drawn) for run in chosen]),
-        "settings": settings_that_differ([run.config for run in chosen]),
-        "tasks": [(name, [run.lately.get(name) for run in chosen]) for name in tasks],
+        "success_chart": _success_chart(scope, runs, task),
+        "metrics": metric_cards(scope, [(run.name, run.kind, run.plot) for run in runs]),
+        "settings": settings_that_differ([run.config for run in runs]),
+        "tasks": [(name, [success.get(name) for success in lately]) for name in tasks],
     }
 
 
-def _read(run: Path, scope: Scope, kind: str) -> ComparedRun:
+def _read(path: Path, scope: Scope, kind: str) -> ComparedRun:
     """Return what is compared of a run. Raises DartError where it cannot be read."""
-    with open_reader(run) as reader:
-        begun = started(reader)
+    with open_reader(path) as reader:
+        row = run_of(reader)
         return ComparedRun(
-            name=run.name,
+            name=path.name,
             kind=kind,
             row=run_row(reader),
-            drawn=read_curves(reader, scope.axis),
-            config=json.loads(begun.config) if begun else {},
-            note=read_note(run),
+            plot=read_curves(reader, scope.axis),
+            config=json.loads(row.config) if row else {},
+            note=read_note(path),
         )
 
 
-def _success(scope: Scope, runs: Sequence[ComparedRun], task: str | None) -> Any:
+def _success_chart(scope: Scope, runs: Sequence[ComparedRun], task: str | None) -> Markup:
     lines = [run.line(task) for run in runs]
     return success_chart(scope, lines, lines, 300)

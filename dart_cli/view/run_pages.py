@@ -3,7 +3,7 @@
 run, tasks, groups, trajectories   a page each, of the run or of a list
 task, group, trajectory            a page each, of one named thing
 run_row                            a run in the list of several
-started                            the run as it was started, if it was
+run_of                             the row of the run, if it was started
 evaluated_page                     what the pages of its evaluations have in common
 
 A page asks a Reader a bounded number of queries, each of which is answered from an index or by one pass
@@ -32,7 +32,7 @@ from dart_cli.inspection.axes import Places
 from dart_cli.inspection.comparison import read_note
 from dart_cli.inspection.counts import OUTCOMES, RunCounts, count, counts_of
 from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.find import ends, find_subject, nearest
+from dart_cli.inspection.find import find_subject, nearest, process_ends
 from dart_cli.inspection.report import BEFORE
 from dart_cli.inspection.trajectories import (
     CANCELLED,
@@ -65,7 +65,7 @@ _ACTION_WORD = "Action:"
 
 
 def _page(reader: Reader, site: Site, query: Query, *, reload: bool = True) -> Values:
-    now, run = time.time(), started(reader)
+    now, run = time.time(), run_of(reader)
     silent_s = min((now - process.heard_at for process in reader.processes()), default=None)
     run_id = "not started yet" if run is None else run.id
     place = reader.path.parent
@@ -80,7 +80,7 @@ def evaluated_page(run_dir: Path, site: Site, query: Query) -> Values:
         return _page(reader, site, query, reload=False)
 
 
-def started(reader: Reader) -> RunRow | None:
+def run_of(reader: Reader) -> RunRow | None:
     """Return the run; None where there is nothing but a pool."""
     try:
         return reader.run()
@@ -94,19 +94,19 @@ def started(reader: Reader) -> RunRow | None:
 def run(reader: Reader, site: Site, query: Query) -> Values:
     """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
     scope, counts, now = scope_of(query), count(reader), time.time()
-    drawn = read_curves(reader, scope.axis)
+    run_curves = read_curves(reader, scope.axis)
     played = reader.trajectories(limit=LOOKED_AT, but_reason=CANCELLED)
     newest = [row for row in played if row.outcome is not None]
-    begun = started(reader)
-    config = json.loads(begun.config) if begun else {}
+    started = run_of(reader)
+    config = json.loads(started.config) if started else {}
     return _page(reader, site, query) | {
         "counts": counts,
         "version": reader.newest_version(),
         "disk_bytes": reader.bytes_on_disk(),
         "scope": scope,
-        "success_chart": _success_chart(reader, scope, drawn),
-        "tasks": _task_rows(counts, drawn.success),
-        "metrics": metric_cards(scope, [("", "line", drawn)]),
+        "success_chart": _success_chart(reader, scope, run_curves),
+        "tasks": _task_rows(counts, run_curves.success),
+        "metrics": metric_cards(scope, [("", "line", run_curves)]),
         "note": read_note(reader.path.parent),
         "newest": listed(reader, newest[: -NEWEST - 1 : -1]),
         "processes": _processes(reader, now),
@@ -116,9 +116,9 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
 
 
 def _processes(reader: Reader, now: float) -> list[Values]:
-    """Each process with its newest heartbeat, and what became of it where that is old."""
+    """Return each process with its newest heartbeat, and what became of it where that is old."""
     rows = reader.processes()
-    words = ends(reader, [row for row in rows if now - row.heard_at >= LIVE_S])
+    words = process_ends(reader, [row for row in rows if now - row.heard_at >= LIVE_S])
     return [
         {"row": row, "silent_s": now - row.heard_at, "end": words.get(row.worker, "")}
         for row in rows
@@ -127,7 +127,7 @@ def _processes(reader: Reader, now: float) -> list[Values]:
 
 def run_row(reader: Reader) -> Values:
     """A run in a few numbers, for the list of several."""
-    curve, begun, version = curves.read_curve(reader), started(reader), reader.newest_version()
+    curve, started, version = curves.read_curve(reader), run_of(reader), reader.newest_version()
     mean = [(each.version, each.success) for each in curves.over_tasks(curve)]
     lately = [
         curves.recent([e for e in curve if e.task_id == name])
@@ -140,14 +140,14 @@ def run_row(reader: Reader) -> Values:
         "version": None if version is None else version.policy_version,
         "batches": reader.total("batches"),
         "trajectories": reader.count_trajectories(),
-        "begun": begun and begun.created_at,
+        "begun": started and started.created_at,
         "note": read_note(reader.path.parent),
         "live": any(time.time() - each.heard_at < LIVE_S for each in reader.processes()),
     }
 
 
 def _success_chart(reader: Reader, scope: Scope, run: RunCurves) -> Markup:
-    """Success of all tasks, with a legend; the twelve that were played most have colours."""
+    """Return success of all tasks, with a legend; the twelve that were played most have colours."""
     before = read_evaluation(reader.path.parent, BEFORE)
     lines = [each.over(run.places.of_version) for each in curves.success_lines(run.success, before)]
     tasks = [line for line in lines if line.kind == "task"]

@@ -205,16 +205,16 @@ class Query:
         self._words = dict(self._pairs)
 
     def one_of(self, name: str, known: Sequence[_Word]) -> _Word | None:
-        """The parameter's value, which must be in `known`, or None. Raises QueryError."""
-        asked = self._words.get(name)
-        return None if asked is None else _checked(name, asked, known)
+        """Return the parameter's value, which must be in `known`, or None. Raises QueryError."""
+        value = self._words.get(name)
+        return None if value is None else _member(name, value, known)
 
     def several(self, name: str, known: Sequence[_Word], most: int) -> list[_Word]:
-        """The parameter's values without repetition, which must be in `known`. Raises QueryError."""
-        asked = dict.fromkeys(value for key, value in self._pairs if key == name)
-        if len(asked) > most:
-            raise QueryError(f"{len(asked)} values of {name}: want {most} at most")
-        return [_checked(name, each, known) for each in asked]
+        """Return the parameter's values, each once, which must be in `known`. Raises QueryError."""
+        values = dict.fromkeys(value for key, value in self._pairs if key == name)
+        if len(values) > most:
+            raise QueryError(f"{len(values)} values of {name}: want {most} at most")
+        return [_member(name, value, known) for value in values]
 
     def whole(self, name: str, *, least: int = 0) -> int | None:
         """A whole number, or None. Raises QueryError."""
@@ -226,26 +226,27 @@ class Query:
         return int(asked)
 
     def number(self, name: str) -> float | None:
-        """A finite number, or None. Raises QueryError."""
-        asked = self._words.get(name)
-        if asked is None:
+        """Return a finite number, or None. Raises QueryError."""
+        word = self._words.get(name)
+        if word is None:
             return None
         with suppress(ValueError):
-            if isfinite(value := float(asked)):
+            if isfinite(value := float(word)):
                 return value
-        raise QueryError(f"{name}={asked}: want a number")
+        raise QueryError(f"{name}={word}: want a number")
 
     def address(self, **changes: str) -> str:
-        """The address of the same page with some parameters changed; an empty one is left out."""
+        """Return the address of the same page with some parameters changed; an empty one is left out."""
         kept = [(key, value) for key, value in self._pairs if key not in changes]
         return "?" + urlencode([*kept, *((key, value) for key, value in changes.items() if value)])
 
 
-def _checked(name: str, asked: str, known: Sequence[_Word]) -> _Word:
-    if asked in known:
-        return cast("_Word", asked)
+def _member(name: str, value: str, known: Sequence[_Word]) -> _Word:
+    """Return the value, which must be in `known`. Raises QueryError."""
+    if value in known:
+        return cast("_Word", value)
     raise QueryError(
-        f"{name}={asked}: there is no such {name}{did_you_mean(asked, known)}; "
+        f"{name}={value}: there is no such {name}{did_you_mean(value, known)}; "
         f"want one of {', '.join(known)}"
     )
 

@@ -81,7 +81,7 @@ def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
 def test_a_name_keeps_how_its_process_ended(config: Config) -> None:
     def left() -> tuple[bool, str]:
         [process] = workers_of(config.run.dir)
-        return process.ended, process.error
+        return process.is_ended, process.error
 
     with claim(config, "train"):
         assert left() == (False, "")

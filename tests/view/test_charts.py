@@ -87,16 +87,25 @@ def test_under_the_pointer_are_the_values_of_all_lines_that_are_there() -> None:
         [
             Series("a, n 8", [(0, 0.0), (10, 1.0)], "t0", [(0.0, 0.5), (0.5, 1.0)], "a"),
             Series("<b>", [(4, 0.25), (20, 3000.0)], "t1"),
-            Series("others", [(0, 0.0), (20, 1.0)], "thin"),
+            Series("up, n 5", [(0, 0.0), (20, 1.0)], "thin", short="<up>"),
+            Series("down, n 6", [(3, 0.9), (10, 0.2)], "thin", short="down"),
         ],
         x="minutes",
         y="success",
     )
+    high, low = "highest of the others: ", "lowest of the others: "
+    up = "&lt;up&gt; "
     assert readings(drawn) == [
-        ["minutes: 0", "a 0 (0 to 0.5)"],
-        ["minutes: 4", "a 0.4 (0.2 to 0.7)", "&lt;b&gt; 0.25"],
-        ["minutes: 10", "a 1 (0.5 to 1)", "&lt;b&gt; 1,125"],
-        ["minutes: 20", "&lt;b&gt; 3,000"],
+        ["minutes: 0", "a 0 (0 to 0.5)", f"{high}{up}0", f"{low}{up}0"],
+        [
+            *("minutes: 4", "a 0.4 (0.2 to 0.7)", "&lt;b&gt; 0.25"),
+            *(f"{high}down 0.8", f"{low}{up}0.2"),
+        ],
+        [
+            *("minutes: 10", "a 1 (0.5 to 1)", "&lt;b&gt; 1,125"),
+            *(f"{high}{up}0.5", f"{low}down 0.2"),
+        ],
+        ["minutes: 20", "&lt;b&gt; 3,000", f"{high}{up}1", f"{low}{up}1"],
     ]
 
 
