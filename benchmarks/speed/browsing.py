@@ -103,8 +103,15 @@ class Browser:
         )
 
     def point(self, x: float, y: float) -> None:
-        """Move the pointer there, in CSS pixels of the part of the page that is seen."""
-        self._page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        """Bring the pointer there by a click, in CSS pixels of the part of the page that is seen.
+
+        A move alone would wait for a frame, and none begins by itself.
+        """
+        place = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        kinds = ("mousePressed", "mouseReleased")
+        self._page.send(
+            [Call("Input.dispatchMouseEvent", {"type": kind, **place}) for kind in kinds]
+        )
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page. Raises EnvError where it throws."""
