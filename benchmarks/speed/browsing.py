@@ -92,6 +92,27 @@ class Browser:
         left, top, width, height = found
         return left, top, width, height
 
+    def resize(self, width: int) -> None:
+        """Make the page so wide, in CSS pixels, as a phone's is; below a window's least width, too."""
+        self._page.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=HEIGHT,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+
+    def point(self, x: float, y: float) -> None:
+        """Bring the pointer there by a click, in CSS pixels of the part of the page that is seen.
+
+        A move alone would wait for a frame, and none begins by itself.
+        """
+        place = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        kinds = ("mousePressed", "mouseReleased")
+        self._page.send(
+            [Call("Input.dispatchMouseEvent", {"type": kind, **place}) for kind in kinds]
+        )
+
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page. Raises EnvError where it throws."""
         return self._page.evaluate(expression)

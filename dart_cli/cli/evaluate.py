@@ -111,15 +111,16 @@ def compare(
 ) -> None:
     """Compare evaluations over the tasks and seeds that they share, with a test of pairs.
 
-    McNemar's exact test where each task and seed was played once, else a test by random signs; the
-    interval of the difference is a bootstrap over tasks. Nothing is corrected for several comparisons.
+    The test is about these tasks: McNemar's exact test where each task and seed was played once, else a test by
+    random signs. The interval is about other tasks of this kind: a bootstrap over tasks, from ten tasks on. Nothing
+    is corrected for several comparisons.
 
     Example: dart eval compare runs/quickstart/eval/before.json runs/quickstart/eval/after.json
     """
     from rich.console import Console
 
     from dart_cli.evaluation.compare import compare as compared
-    from dart_cli.evaluation.compare import comparison_table, difference_lines, told
+    from dart_cli.evaluation.compare import comparison_table, difference_lines, difference_text
 
     console = Console(markup=False, highlight=False)
     for other in others:
@@ -129,7 +130,7 @@ def compare(
             continue
         for each in found.modes:
             console.print(comparison_table(found, each))
-            console.print(told(found, each), soft_wrap=True)
+            console.print(difference_text(found, each), soft_wrap=True)
         for line in difference_lines(found):
             console.print(f"differs: {line}", soft_wrap=True)
 

@@ -66,6 +66,7 @@ def view(
 ) -> None:
     """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
 
+    Of a folder of runs: their list, and those that you mark side by side, with the settings that differ.
     Of an exploration: its graph as a picture that one can walk. Evaluations have pages of their own,
     also where nothing was trained.
 
@@ -73,6 +74,8 @@ def view(
     reach a remote machine, prefer a tunnel: ssh -L 8470:localhost:8470 HOST.
 
     Example: dart view runs/quickstart
+
+    Example: dart view runs
 
     Example: dart view runs/quickstart --export film.html --trajectory g000001-00
     """

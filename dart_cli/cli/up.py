@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
 from dart_cli.runtime.role import end_with_parent
-from dart_cli.runtime.run_dir import claim, save_config
+from dart_cli.runtime.run_dir import claim, leave_signal, save_config
 from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import RESTARTS, Progress, StartProcess, Supervisor, start_here
 from dart_cli.train.checkpoints.identity import newest_updates
@@ -229,6 +230,7 @@ async def _bring_to_end(
             notice=display.notice,
             start=there.start,
             progress={"train": checkpoints},
+            on_kill=partial(leave_signal, config.run.dir),
         )
         killable.append(supervisor)
         await supervisor.run(stop)

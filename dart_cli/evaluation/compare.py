@@ -2,7 +2,7 @@
 
 compare        the second against the first: `dart eval compare`, and the page of an evaluation
 Comparison     what came of it, by mode; ModeComparison with its test, by task
-comparison_table, told, difference_lines   for people
+comparison_table, difference_text, difference_lines   for people
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import fsum
 from rich.table import Table
 
 from bus.errors import UserError
-from dart_cli.algo.statistics import DRAWS, mcnemar, over_tasks, sign_flip
+from dart_cli.algo.statistics import DRAWS, LEAST_DRAWN, mcnemar, over_tasks, sign_flip
 from dart_cli.evaluation.results import Evaluation, Mode, differences
 from dart_cli.evaluation.scores import METHOD, SEED, Instance, by_instance
 from dart_cli.runtime.kept_folder import StoredModel
@@ -47,8 +47,8 @@ class ModeComparison(StoredModel):
     first: float  # mean over tasks of the mean over their instances
     second: float
     difference: float  # second - first
-    interval: tuple[float, float] | None  # 95 %, of the difference
-    p: float  # two-sided
+    interval: tuple[float, float] | None  # 95 %, of the difference for other tasks of this kind
+    p: float  # two-sided, for these tasks
     test: str
     first_only: int | None  # instances that the first alone passed; None with several attempts
     second_only: int | None
@@ -91,21 +91,30 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     )
 
 
-def told(comparison: Comparison, mode: ModeComparison) -> str:
-    """The difference with its interval and its test, in one line."""
-    between = (
-        "" if mode.interval is None else f" ({mode.interval[0]:+.3f} to {mode.interval[1]:+.3f})"
-    )
+def difference_text(comparison: Comparison, mode: ModeComparison) -> str:
+    """Return the difference with its test and its interval, and what each of them is about, in one line."""
     alone = ""
     if mode.first_only is not None and mode.second_only is not None:
         alone = (
             f"; only {comparison.first} passed {mode.first_only} of the instances, only "
             f"{comparison.second} {mode.second_only}"
         )
+    number = len(mode.tasks)
+    these = f"these {number} tasks" if number > 1 else "this task"
     return (
-        f"{comparison.second} - {comparison.first} = {mode.difference:+.3f}{between}, p = {mode.p:.3g} by "
-        f"{mode.test}{alone}"
+        f"{comparison.second} - {comparison.first} = {mode.difference:+.3f}; for {these} p = {mode.p:.3g} by "
+        f"{mode.test} over {mode.instances} instances{alone}; {_interval_text(mode)}"
     )
+
+
+def _interval_text(mode: ModeComparison) -> str:
+    """Return the interval with what it is about, or why there is none."""
+    one_task = len(mode.tasks) == 1
+    others = "other instances of this task" if one_task else "other tasks of this kind"
+    if mode.interval is None:
+        drawn = "instances" if one_task else "tasks"
+        return f"for {others} no interval: it takes {LEAST_DRAWN} {drawn}"
+    return f"for {others} {mode.interval[0]:+.3f} to {mode.interval[1]:+.3f} (95 %)"
 
 
 def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:

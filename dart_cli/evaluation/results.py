@@ -211,6 +211,11 @@ class Evaluation(StoredModel):
     episodes: list[EpisodeRow] = Field(default_factory=list)
 
     @property
+    def weights_name(self) -> str:
+        """Which weights were played: `builtin:small`, or `v5 of builtin:small`."""
+        return self.model if self.policy_version < 0 else f"v{self.policy_version} of {self.model}"
+
+    @property
     def judged(self) -> int:
         """Episodes that passed or failed, of all modes, with compositions."""
         scores = (score for mode in self.modes.values() for score in (mode.overall, mode.composed))

@@ -11,7 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fsum
 
-from dart_cli.algo.statistics import RESAMPLES, counts_of, over_tasks, pass_at_k, pass_hat_k
+from dart_cli.algo.statistics import (
+    LEAST_DRAWN,
+    RESAMPLES,
+    counts_of,
+    over_tasks,
+    pass_at_k,
+    pass_hat_k,
+)
 from dart_cli.evaluation.results import (
     EpisodeRow,
     ModeScore,
@@ -25,7 +32,7 @@ SEED = 0
 
 METHOD = (
     f"95 %, percentile bootstrap over tasks, {RESAMPLES:,} resamples, seed {SEED}; with one task over "
-    "its instances"
+    f"its instances; none for fewer than {LEAST_DRAWN}"
 )
 
 Instance = tuple[str, int]

@@ -12,8 +12,8 @@ Series      one line of a chart; success_lines, those of a run's success
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from dart_cli.algo.statistics import Z_95, wilson
@@ -151,32 +151,37 @@ class Series:
     points: Sequence[tuple[float, float]]  # in the order of x
     kind: str = "line"
     band: Sequence[tuple[float, float]] = ()  # lower and upper bound of each point, if known
+    short: str = ""  # the name beside a value; empty: `name`
+
+    def over(self, place: Callable[[float], float]) -> Series:
+        """Return the same line over another x axis, on which `place` says where each point stands."""
+        return replace(self, points=[(place(x), y) for x, y in self.points])
 
 
-def task_line(name: str, points: Sequence[Point], kind: str = "task") -> Series:
-    """Success over versions, with the number of episodes in its name; a mean has a band."""
+def task_line(name: str, points: Sequence[Point], kind: str = "task", note: str = "") -> Series:
+    """Return success over versions, with a note and the number of episodes in its name; a mean has a band."""
     return Series(
-        f"{name}, n {sum(point.episodes for point in points):,}",
+        f"{name}{note}, n {sum(point.episodes for point in points):,}",
         [(point.version, point.success) for point in points],
         kind,
         [(point.low, point.high) for point in points] if kind == "mean" else (),
+        name,
     )
 
 
 def success_lines(points: Sequence[CurvePoint], before: Evaluation | None) -> list[Series]:
-    """Each task, the most played first; their mean; what random clicks passed `before` the run."""
+    """Return a line for each task, the most played first; for their mean; for what random clicks passed `before` the run."""
     tasks = by_task(points)
     often = sorted(tasks, key=lambda name: -sum(each.episodes for each in tasks[name]))
     lines = [task_line(name, tasks[name]) for name in often]
-    lines.append(task_line("mean over tasks, 95 % interval", over_tasks(points), "mean"))
+    lines.append(task_line("mean over tasks", over_tasks(points), "mean", ", 95 % interval"))
     mode = before.modes.get("random") if before else None
     guess = mode.overall if mode else None
     if points and guess and guess.success is not None:
         versions = [point.policy_version for point in points]
         level = [(min(versions), guess.success), (max(versions), guess.success)]
-        lines.append(
-            Series(f"random clicks {guess.success:.2f}, n {guess.episodes}", level, "guess")
-        )
+        name = f"random clicks {guess.success:.2f}, n {guess.episodes}"
+        lines.append(Series(name, level, "guess", short="random clicks"))
     return lines
 
 

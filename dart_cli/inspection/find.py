@@ -5,6 +5,7 @@ find_subject   a trajectory by its id, of the run or of its pool; or an error wi
 written_at     when a database was last written to
 nearest        what to write instead of an id that nothing has
 has_ended      whether the `dart data` that served the run is gone
+process_ends   what became of the run's processes that are not heard any more
 check_tasks    whether the run has such tasks
 check_reason   whether trajectories are dropped for such a reason
 """
@@ -12,6 +13,7 @@ check_reason   whether trajectories are dropped for such a reason
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +23,9 @@ from dart_cli.config.load import load_config, refuse_overrides
 from dart_cli.data.groups import group_id
 from dart_cli.data.store.open import DATABASE
 from dart_cli.data.store.reader import Reader
-from dart_cli.data.store.rows import DROP_REASONS
+from dart_cli.data.store.rows import DROP_REASONS, ProcessRow
 from dart_cli.inspection.trajectories import Subject
-from dart_cli.runtime.liveness import workers_of
+from dart_cli.runtime.liveness import end_of, workers_of
 from dart_cli.runtime.run_dir import refuse_missing
 from envs.own_code import did_you_mean
 
@@ -67,6 +69,22 @@ def has_ended(reader: Reader) -> bool:
     """Whether the `dart data` that served the run is gone; False where none is known."""
     served = [each for each in workers_of(reader.path.parent) if each.name == "data"]
     return any(each.liveness == "gone" for each in served)
+
+
+def process_ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]:
+    """Return what became of each process whose heartbeats have stopped, by its name: see `end_of`."""
+    processes = {each.name: each for each in workers_of(reader.path.parent)}
+    here = socket.gethostname()
+    words = {}
+    for row in silent:
+        process = processes.get(row.worker)
+        if process is None:
+            words[row.worker] = end_of(row.state, "", "")
+        else:
+            state = "stopping" if process.is_ended else row.state
+            liveness = process.liveness if row.host == here else ""
+            words[row.worker] = end_of(state, liveness, process.error)
+    return words
 
 
 def _newest_run() -> Path:

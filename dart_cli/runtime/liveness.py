@@ -3,6 +3,7 @@
 error_of                 what ended a process
 process_liveness         what a silent process is doing
 start_ticks              which process has a pid, whatever the host's clock says
+end_of                   the word for a silent process: whether it ended in order, crashed, or lives
 RunProcess, workers_of   the processes that have, or had, a name in a run directory
 when_orphaned            calls something once this process's parent is gone
 """
@@ -65,6 +66,26 @@ def _age_s(ticks: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
+ENDED = "ended"
+"""What a process leaves that ended in order."""
+KILLED = "killed by signal"
+"""Begins what `dart up` leaves of a child that a signal ended, which could leave nothing itself."""
+
+
+def end_of(state: str, liveness: str, error: str) -> str:
+    """Return in a word or a few what became of a process whose heartbeats have stopped.
+
+    `ended`: in order, by the state of its last heartbeat. `failed`, or `killed by signal 9`: by what was left
+    of its end. `stopped`, `blocked` or `silent`: it lives. `lost`: nothing says how it ended; it was killed, or
+    its host went down.
+    """
+    if error:
+        return error if error.startswith(KILLED) else "failed"
+    if state == "stopping":
+        return ENDED
+    return {"running": "silent", "gone": "lost", "": "lost"}.get(liveness, liveness)
+
+
 @dataclass(frozen=True)
 class RunProcess:
     """A process that has, or had, a name in a run."""
@@ -73,6 +94,7 @@ class RunProcess:
     pid: int
     liveness: str  # see `process_liveness`; empty only for one that may not be read
     error: str = ""  # why it ended, if an error ended it
+    is_ended: bool = False  # in order
 
 
 def workers_of(run_dir: Path) -> list[RunProcess]:
@@ -92,7 +114,10 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
         if pid.isdecimal():
             known = int(ticks) if ticks.isdecimal() else 0
             liveness = process_liveness(int(pid), silent_s, ticks=known)
-            found.append(RunProcess(path.stem, int(pid), liveness, error.strip()))
+            is_ended, why = error.strip() == ENDED, error.strip()
+            found.append(
+                RunProcess(path.stem, int(pid), liveness, "" if is_ended else why, is_ended)
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """What a process takes and leaves in a run directory: its worker name, and the run's configuration.
 
 claim               takes a worker name that no living process of this host has
-leave_error         leaves why this process ended, for `dart status`
+leave_error         leaves why this process ended, for `dart status`; leave_signal, what killed another one
 cannot_write        the error where a file of the run directory cannot be written
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
@@ -29,7 +29,7 @@ from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import Config
-from dart_cli.runtime.liveness import start_ticks
+from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
         with _open_lock(folder / f"{name}.lock") as file:
             if _locked(file):
                 yield name
+                with contextlib.suppress(OSError):
+                    _leave(file, ENDED)
                 return
             owner = (
                 file.readline().decode("ascii", "replace").partition(" ")[0].strip() or "unknown"
@@ -104,26 +106,44 @@ def _locked(file: IO[bytes]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    _write_lock(file.fileno(), "")
+    _write_lock(file.fileno(), _owner(), "")
     return True
 
 
-def _write_lock(handle: int, error: str) -> None:
-    """Write which process has the name and why it ended, always as long: in place, it needs no free space."""
-    lines = f"{os.getpid()} {start_ticks(os.getpid())}\n{' '.join(error.split())}".encode()[
-        : LOCK_BYTES - 1
-    ]
+def _owner() -> str:
+    """Return the line of a lock file that says which process has the name, whatever the host's clock says."""
+    return f"{os.getpid()} {start_ticks(os.getpid())}"
+
+
+def _write_lock(handle: int, owner: str, error: str) -> None:
+    """Write which process has the name and how it ended, always as long: in place, it needs no free space."""
+    lines = f"{owner}\n{' '.join(error.split())}".encode()[: LOCK_BYTES - 1]
     os.pwrite(handle, lines.ljust(LOCK_BYTES - 1) + b"\n", 0)
 
 
 def leave_error(run_dir: Path, worker: str, error: str) -> None:
     """Leave why this process, which has the name `worker`, ends. Its next start removes it."""
-    with contextlib.suppress(OSError):  # the directory is gone, or can only be read
-        handle = os.open(run_dir / "workers" / f"{worker}.lock", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            _write_lock(handle, error)
-        finally:
-            os.close(handle)
+    with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
+        _write_lock(file.fileno(), _owner(), error)
+
+
+def leave_signal(run_dir: Path, worker: str, number: int) -> None:
+    """Leave by which signal the process that had the name `worker` was killed, unless it left an error itself."""
+    with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
+        _leave(file, f"{KILLED} {number}")
+
+
+def _leave(file: IO[bytes], how: str) -> None:
+    """Leave how the process of a lock file ended, unless it left an error."""
+    text = os.pread(file.fileno(), LOCK_BYTES, 0).decode("utf-8", "replace")
+    owner, _, error = text.partition("\n")
+    if owner.partition(" ")[0].isdecimal() and not error.strip():
+        _write_lock(file.fileno(), owner, how)
+
+
+def _lock_of(run_dir: Path, worker: str) -> IO[bytes]:
+    """Open the lock file of a process. Raises OSError where the directory is gone, or can only be read."""
+    return (run_dir / "workers" / f"{worker}.lock").open("r+b", 0)
 
 
 # --- the place of a run ---------------------------------------------------------------------

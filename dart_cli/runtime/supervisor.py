@@ -240,13 +240,15 @@ class Supervisor:
         start: StartProcess = start_here,
         progress: Mapping[str, Progress] | None = None,
         follow_s: float | None = FOLLOW_S,
+        on_kill: Callable[[str, int], None] = lambda _name, _number: None,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
         The supervisor is done when all `leaders` ended with 0, or `follow_s` seconds after the first of them, which
         ends the others; None lets each take its time. `restarts` bounds how often in a row each child
         is started again; `notice` is called with each line that a person should see. `start` says where they
-        run. `progress` has the Progress of children by name.
+        run. `progress` has the Progress of children by name. `on_kill` is called with a child's name and the
+        number of the signal that killed it.
         """
         known = progress or {}
         self._children = {
@@ -258,6 +260,7 @@ class Supervisor:
         self._log_file = log_file
         self._notice = notice
         self._start = start
+        self._on_kill = on_kill
         self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -304,6 +307,8 @@ class Supervisor:
                 if code == 0 or self._ending.is_set():
                     return
                 assert child.process is not None
+                if code < 0:
+                    self._on_kill(child.name, -code)
                 what = f"{child.name} {child.process.how_it_ended(code)}"
                 why = f": {child.last_line}" if child.last_line else ""
                 if child.has_recovered(loop.time()):

@@ -3,6 +3,8 @@
     server             addresses, who may look, the life of the server; one self-contained file instead
     site               what all pages are made with: templates, addresses, queries
     run_pages          the run, its tasks, groups and trajectories
+    compare_pages      runs of a folder, side by side
+    run_charts         the charts of one run or of several, over a choice of x axes
     evaluation_pages   the run's evaluations, one beside another
     graph_pages        an exploration
     screens            a screenshot with what is drawn over it, as SVG

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from bus.errors import RunDirectoryError, UserError
-from dart_cli.evaluation.compare import compare, told
+from dart_cli.evaluation.compare import compare, difference_text
 from dart_cli.evaluation.films import Film, films_dir, read_films
 from dart_cli.evaluation.results import (
     Evaluation,
@@ -74,7 +74,7 @@ def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
             comparison = compare(_of(run_dir, names, against), found)
         except UserError as error:
             return values | {"no_comparison": str(error)}
-        compared = [(mode, told(comparison, mode)) for mode in comparison.modes]
+        compared = [(mode, difference_text(comparison, mode)) for mode in comparison.modes]
         return values | {"comparison": comparison, "compared": compared}
     return values
 
@@ -125,10 +125,10 @@ class Part:
             return Markup("")
         band = [each.any_interval for each in self.estimates if each.any_interval is not None]
         band = band if len(band) == len(self.estimates) else []
-        some = [(each.k, each.any) for each in self.estimates]
-        every = [(each.k, each.every) for each in self.estimates]
+        some = [(float(each.k), each.any) for each in self.estimates]
+        every = [(float(each.k), each.every) for each in self.estimates]
         series = [Series("pass@k", some, "mean", band), Series("pass^k", every, "guess")]
-        chart = line_chart(series, width=400, height=220, low=0.0, high=1.0, label=self.label)
+        chart = line_chart(series, x="attempts, k", y="share of instances", low=0.0, high=1.0)
         return chart + legend(series)
 
 

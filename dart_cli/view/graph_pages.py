@@ -193,7 +193,7 @@ def _growth(screens: dict[str, list[Screen]], last: int) -> Markup:
         found = sorted(each.first_step for each in own)
         stairs = [(step, count + up) for count, step in enumerate(found) for up in (0, 1)]
         lines.append(Series(name, [*stairs[1:], (last, len(own))], f"t{at % TASK_COLOURS}"))
-    chart = line_chart(lines, width=900, height=200, low=0.0, label="distinct screens by step")
+    chart = line_chart(lines, x="step", y="distinct screens", low=0.0)
     return chart and chart + (legend(lines) if len(lines) > 1 else Markup(""))
 
 

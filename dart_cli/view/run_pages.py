@@ -3,6 +3,7 @@
 run, tasks, groups, trajectories   a page each, of the run or of a list
 task, group, trajectory            a page each, of one named thing
 run_row                            a run in the list of several
+run_of                             the row of the run, if it was started
 evaluated_page                     what the pages of its evaluations have in common
 
 A page asks a Reader a bounded number of queries, each of which is answered from an index or by one pass
@@ -27,9 +28,11 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, GroupState, RunRow, TrajectoryRow
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.inspection import curves
+from dart_cli.inspection.axes import Places
+from dart_cli.inspection.comparison import read_note
 from dart_cli.inspection.counts import OUTCOMES, RunCounts, count, counts_of
 from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.find import find_subject, nearest
+from dart_cli.inspection.find import find_subject, nearest, process_ends
 from dart_cli.inspection.report import BEFORE
 from dart_cli.inspection.trajectories import (
     CANCELLED,
@@ -40,8 +43,16 @@ from dart_cli.inspection.trajectories import (
     read_trajectory,
     why_left_out,
 )
-from dart_cli.status.page import METRICS
 from dart_cli.view import charts
+from dart_cli.view.run_charts import (
+    SUCCESS,
+    RunCurves,
+    Scope,
+    metric_cards,
+    read_curves,
+    scope_of,
+    success_chart,
+)
 from dart_cli.view.screens import action_marks, heat_marks, image_size, screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
 from envs.own_code import did_you_mean
@@ -50,12 +61,11 @@ NEWEST = 12
 LOOKED_AT = 500
 """The newest trajectories, among which those with a verdict are searched; the others are in play."""
 GROUP_STATES: tuple[GroupState, ...] = get_args(GroupState)
-_MOST_POINTS = 240  # of a metric; more cannot be distinguished on a screen
 _ACTION_WORD = "Action:"
 
 
 def _page(reader: Reader, site: Site, query: Query, *, reload: bool = True) -> Values:
-    now, run = time.time(), _started(reader)
+    now, run = time.time(), run_of(reader)
     silent_s = min((now - process.heard_at for process in reader.processes()), default=None)
     run_id = "not started yet" if run is None else run.id
     place = reader.path.parent
@@ -70,8 +80,8 @@ def evaluated_page(run_dir: Path, site: Site, query: Query) -> Values:
         return _page(reader, site, query, reload=False)
 
 
-def _started(reader: Reader) -> RunRow | None:
-    """The run; None where there is nothing but a pool."""
+def run_of(reader: Reader) -> RunRow | None:
+    """Return the run; None where there is nothing but a pool."""
     try:
         return reader.run()
     except StoreError:
@@ -83,29 +93,41 @@ def _started(reader: Reader) -> RunRow | None:
 
 def run(reader: Reader, site: Site, query: Query) -> Values:
     """Curves, trajectories by state, reasons of drops, processes, the newest verdicts."""
-    counts, curve, now = count(reader), curves.read_curve(reader), time.time()
+    scope, counts, now = scope_of(query), count(reader), time.time()
+    run_curves = read_curves(reader, scope.axis)
     played = reader.trajectories(limit=LOOKED_AT, but_reason=CANCELLED)
     newest = [row for row in played if row.outcome is not None]
-    started = _started(reader)
+    started = run_of(reader)
     config = json.loads(started.config) if started else {}
     return _page(reader, site, query) | {
         "counts": counts,
         "version": reader.newest_version(),
         "disk_bytes": reader.bytes_on_disk(),
-        "success_chart": _success_chart(reader, curve),
-        "tasks": _task_rows(counts, curve),
-        "metrics": _metric_cards(reader),
+        "scope": scope,
+        "success_chart": _success_chart(reader, scope, run_curves),
+        "tasks": _task_rows(counts, run_curves.success),
+        "metrics": metric_cards(scope, [("", "line", run_curves)]),
+        "note": read_note(reader.path.parent),
         "newest": listed(reader, newest[: -NEWEST - 1 : -1]),
-        "processes": [(each, now - each.heard_at) for each in reader.processes()],
-        "live_s": LIVE_S,
+        "processes": _processes(reader, now),
         "config": config,
         "config_text": json.dumps(config, indent=2),
     }
 
 
+def _processes(reader: Reader, now: float) -> list[Values]:
+    """Return each process with its newest heartbeat, and what became of it where that is old."""
+    rows = reader.processes()
+    words = process_ends(reader, [row for row in rows if now - row.heard_at >= LIVE_S])
+    return [
+        {"row": row, "silent_s": now - row.heard_at, "end": words.get(row.worker, "")}
+        for row in rows
+    ]
+
+
 def run_row(reader: Reader) -> Values:
     """A run in a few numbers, for the list of several."""
-    curve, started, version = curves.read_curve(reader), _started(reader), reader.newest_version()
+    curve, started, version = curves.read_curve(reader), run_of(reader), reader.newest_version()
     mean = [(each.version, each.success) for each in curves.over_tasks(curve)]
     lately = [
         curves.recent([e for e in curve if e.task_id == name])
@@ -119,39 +141,21 @@ def run_row(reader: Reader) -> Values:
         "batches": reader.total("batches"),
         "trajectories": reader.count_trajectories(),
         "begun": started and started.created_at,
+        "note": read_note(reader.path.parent),
         "live": any(time.time() - each.heard_at < LIVE_S for each in reader.processes()),
     }
 
 
-def _metric_cards(reader: Reader) -> list[Values]:
-    """A curve for each metric, those of METRICS in front."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for point in reader.metric_curves(_MOST_POINTS):
-        series.setdefault(point.name, []).append((float(point.step), point.value))
-    first = [name for name in METRICS if name in series]
-    cards = []
-    for name in [*first, *sorted(series.keys() - set(first))]:
-        line = curves.Series(name, series[name])
-        chart = charts.line_chart([line], width=300, height=120, label=f"{name} by batch")
-        newest = series[name][-1][1]
-        cards.append({"name": name, "newest": newest, "first": name in first, "chart": chart})
-    return cards
-
-
-def _success_chart(reader: Reader, curve: Sequence[CurvePoint]) -> Markup:
-    """Success of all tasks, with a legend; the twelve that were played most have colours."""
-    lines = curves.success_lines(curve, read_evaluation(reader.path.parent, BEFORE))
+def _success_chart(reader: Reader, scope: Scope, run: RunCurves) -> Markup:
+    """Return success of all tasks, with a legend; the twelve that were played most have colours."""
+    before = read_evaluation(reader.path.parent, BEFORE)
+    lines = [each.over(run.places.of_version) for each in curves.success_lines(run.success, before)]
     tasks = [line for line in lines if line.kind == "task"]
     named = [replace(each, kind=f"t{at}") for at, each in enumerate(tasks[: charts.TASK_COLOURS])]
     others = [replace(each, kind="thin") for each in tasks[charts.TASK_COLOURS :]]
     whole = [line for line in lines if line.kind != "task"]
-    chart = _chart([*others, *named, *whole], 260, "success by policy version")
     rest = [curves.Series(f"{len(others)} other tasks", [], "thin")] if others else []
-    return chart and chart + charts.legend([*whole, *named, *rest])
-
-
-def _chart(lines: Sequence[curves.Series], height: int, label: str) -> Markup:
-    return charts.line_chart(lines, width=900, height=height, low=0.0, high=1.0, label=label)
+    return success_chart(scope, [*others, *named, *whole], [*whole, *named, *rest], 300)
 
 
 # --- tasks ----------------------------------------------------------------------------------
@@ -172,12 +176,18 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
         near = did_you_mean(name, instructions)
         raise UserError(f"no task {name} in this run{near}; the page of tasks lists them")
     counts = counts or counts_of([])
+    scope = scope_of(query)
+    places = Places(scope.axis, reader.batches())
     curve = [point for point in curves.read_curve(reader) if point.task_id == name]
-    lines = [curves.task_line(name, points, "mean") for points in curves.by_task(curve).values()]
+    lines = [
+        curves.task_line(name, points, "mean").over(places.of_version)
+        for points in curves.by_task(curve).values()
+    ]
     return _page(reader, site, query) | {
         "task_id": name,
         "instruction": instructions.get(name, ""),
-        "chart": _chart(lines, 220, f"success of {name} by policy version"),
+        "scope": scope,
+        "chart": scope.chart(lines, SUCCESS, 240, 0.0, 1.0),
         "counts": counts,
         "recent": curves.recent(curve),
         "groups": _with_members(reader, reader.newest_groups(task_id=name, limit=NEWEST)),

@@ -35,7 +35,7 @@ from dart_cli.explore.graph import DATABASE as GRAPH
 from dart_cli.explore.graph import GraphReader, read_graph
 from dart_cli.inspection.find import written_at
 from dart_cli.runtime.http_server import LOOPBACK, HttpGuard, address, listen, make_server
-from dart_cli.view import evaluation_pages, graph_pages, run_pages
+from dart_cli.view import compare_pages, evaluation_pages, graph_pages, run_pages
 from dart_cli.view.screens import reduced
 from dart_cli.view.site import POLICY, File, Query, QueryError, Site, Values, stylesheet
 from envs.base import image_type
@@ -184,8 +184,8 @@ def _graph_app(folder: Path) -> Starlette:
 
 
 def _runs_app(folder: Path) -> Starlette:
-    """A list of the runs in a folder, and the pages of each below /runs/NAME."""
-    site = Site(folder, sections=())
+    """A list of the runs in a folder, some of them compared, and the pages of each below /runs/NAME."""
+    site = Site(folder, sections=("compare",))
     apps: dict[Path, Starlette] = {}
 
     def show(_request: Request) -> Response:
@@ -193,6 +193,10 @@ def _runs_app(folder: Path) -> Starlette:
         rows = [{"name": run.name, **_row(run)} for run in runs[:MOST_RUNS]]
         values = {"rows": rows, "more": max(0, len(runs) - MOST_RUNS)}
         return HTMLResponse(site.render("runs.html", values))
+
+    def compare(request: Request) -> Response:
+        values = compare_pages.compare(runs_in(folder), Query(request.query_params.multi_items()))
+        return HTMLResponse(site.render("compare.html", values))
 
     async def one(scope: Scope, receive: Receive, send: Send) -> None:
         """Hand the request to the run of that name, which must exist in the folder."""
@@ -204,7 +208,7 @@ def _runs_app(folder: Path) -> Starlette:
             apps[run] = _run_app(run, Site(run, site.page("runs", name)))
         await apps[run](scope, receive, send)
 
-    return _app(site, Route("/", show), Mount("/runs/{run}", app=one))
+    return _app(site, Route("/", show), Route("/compare", compare), Mount("/runs/{run}", app=one))
 
 
 def _row(run: Path) -> Values:
@@ -223,7 +227,7 @@ def _pages(
 
     def route(path: str, template: str, values_of: Callable[..., Values]) -> Route:
         def show(request: Request) -> Response:
-            query, names = Query(request.query_params), request.path_params
+            query, names = Query(request.query_params.multi_items()), request.path_params
             with opened() as source:
                 named = [names["name"]] if "name" in names else []
                 values = values_of(source, site, query, *named)

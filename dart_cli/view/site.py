@@ -14,10 +14,11 @@ import hashlib
 import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
@@ -160,6 +161,7 @@ def page_values(
         "silent_s": silent_s,
         "refresh_s": REFRESH_S if is_live and reload and not (paused or site.exported) else 0,
         "paused": paused,
+        "pause": query.address(live="" if paused else "off"),
         "made_at": time.time(),
     }
 
@@ -199,18 +201,21 @@ class QueryError(UserError):
 class Query:
     """The parameters behind the `?` of an address."""
 
-    def __init__(self, words: Mapping[str, str] | None = None) -> None:
-        self._words = {key: value for key, value in (words or {}).items() if value}
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs = [(key, value) for key, value in pairs if value]
+        self._words = dict(self._pairs)
 
     def one_of(self, name: str, known: Sequence[_Word]) -> _Word | None:
-        """The parameter's value, which must be in `known`, or None. Raises QueryError."""
-        asked = self._words.get(name)
-        if asked is None or asked in known:
-            return cast("_Word | None", asked)
-        raise QueryError(
-            f"{name}={asked}: there is no such {name}{did_you_mean(asked, known)}; "
-            f"want one of {', '.join(known)}"
-        )
+        """Return the parameter's value, which must be in `known`, or None. Raises QueryError."""
+        value = self._words.get(name)
+        return None if value is None else _member(name, value, known)
+
+    def several(self, name: str, known: Sequence[_Word], most: int) -> list[_Word]:
+        """Return the parameter's values, each once, which must be in `known`. Raises QueryError."""
+        values = dict.fromkeys(value for key, value in self._pairs if key == name)
+        if len(values) > most:
+            raise QueryError(f"{len(values)} values of {name}: want {most} at most")
+        return [_member(name, value, known) for value in values]
 
     def whole(self, name: str, *, least: int = 0) -> int | None:
         """A whole number, or None. Raises QueryError."""
@@ -220,6 +225,31 @@ class Query:
         if not (asked.isascii() and asked.isdigit() and len(asked) < 16 and int(asked) >= least):
             raise QueryError(f"{name}={asked}: want a whole number from {least} on")
         return int(asked)
+
+    def number(self, name: str) -> float | None:
+        """Return a finite number, or None. Raises QueryError."""
+        word = self._words.get(name)
+        if word is None:
+            return None
+        with suppress(ValueError):
+            if isfinite(value := float(word)):
+                return value
+        raise QueryError(f"{name}={word}: want a number")
+
+    def address(self, **changes: str) -> str:
+        """Return the address of the same page with some parameters changed; an empty one is left out."""
+        kept = [(key, value) for key, value in self._pairs if key not in changes]
+        return "?" + urlencode([*kept, *((key, value) for key, value in changes.items() if value)])
+
+
+def _member(name: str, value: str, known: Sequence[_Word]) -> _Word:
+    """Return the value, which must be in `known`. Raises QueryError."""
+    if value in known:
+        return cast("_Word", value)
+    raise QueryError(
+        f"{name}={value}: there is no such {name}{did_you_mean(value, known)}; "
+        f"want one of {', '.join(known)}"
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from dart_cli.algo.statistics import counts_of, interval_of_mean, over_tasks, pass_at_k, pass_hat_k
+from dart_cli.algo.statistics import (
+    LEAST_DRAWN,
+    counts_of,
+    interval_of_mean,
+    over_tasks,
+    pass_at_k,
+    pass_hat_k,
+)
 
 
 @pytest.mark.parametrize("attempts", range(1, 8))
@@ -66,10 +73,31 @@ def test_the_interval_is_that_of_all_resamples_of_tasks() -> None:
 
 
 def test_tasks_weigh_alike_however_many_instances_they_have() -> None:
-    mean, interval = over_tasks([[1.0], [0.0] * 9], seed=0, resamples=500)
-    assert (mean, interval) == (0.5, (0.0, 1.0))
+    mean, interval = over_tasks([[1.0], [0.0] * 9] * 5, seed=0, resamples=500)
+    assert (mean, interval) == (0.5, interval_of_mean([1.0, 0.0] * 5, seed=0, resamples=500))
     rng = Random(3)
     alone = [float(rng.random() < 0.5) for _ in range(40)]
     mean, interval = over_tasks([alone], seed=0)
     assert mean == pytest.approx(np.mean(alone))
     assert interval == interval_of_mean(alone, seed=0)
+
+
+def test_an_interval_of_few_tasks_or_instances_is_not_given_as_it_holds_the_mean_too_rarely() -> (
+    None
+):
+    for few in ([[0.5]] * (LEAST_DRAWN - 1), [[0.5] * (LEAST_DRAWN - 1)]):
+        assert over_tasks(few, seed=0) == (0.5, None)
+    for enough in ([[0.5]] * LEAST_DRAWN, [[0.5] * LEAST_DRAWN]):
+        assert over_tasks(enough, seed=0) == (0.5, (0.5, 0.5))
+    rng = np.random.default_rng(0)
+
+    def holds(values: list[float]) -> bool:
+        low, high = interval_of_mean(values, seed=0, resamples=500) or (1.0, -1.0)
+        return low <= 0 <= high
+
+    rates = {
+        count: np.mean([holds(list(rng.normal(0, 1, count))) for _ in range(400)])
+        for count in (3, LEAST_DRAWN)
+    }
+    assert rates[3] < 0.8
+    assert rates[LEAST_DRAWN] > 0.85

@@ -10,7 +10,13 @@ import pytest
 from bus.errors import UserError
 from dart_cli.algo.statistics import mcnemar, sign_flip
 from dart_cli.cli.main import main
-from dart_cli.evaluation.compare import MCNEMAR, SIGN_FLIP, compare, comparison_table
+from dart_cli.evaluation.compare import (
+    MCNEMAR,
+    SIGN_FLIP,
+    compare,
+    comparison_table,
+    difference_text,
+)
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings, Evaluation, ProtocolCheck
 from dart_cli.evaluation.scores import mode_score
 from dart_cli.evaluation.text import as_markdown, row_of
@@ -71,9 +77,38 @@ def test_pairs_of_single_attempts_are_tested_exactly() -> None:
     ]
     assert (found.first, found.second) == (pytest.approx(0.35), pytest.approx(0.9))
     assert found.difference == pytest.approx(0.55)
-    assert found.interval == pytest.approx((0.5, 0.6))
+    assert found.interval is None
     back = compare(second, first).modes[0]
     assert (back.p, back.difference) == (found.p, -found.difference)
+
+
+def test_the_line_says_what_the_test_and_the_interval_are_about() -> None:
+    few = compare(
+        evaluation(
+            "a", [*outcomes("x", "f" * 20), *outcomes("y", "f" * 20), *outcomes("z", "p" * 20)]
+        ),
+        evaluation(
+            "b", [*outcomes("x", "p" * 20), *outcomes("y", "f" * 20), *outcomes("z", "p" * 20)]
+        ),
+    )
+    assert difference_text(few, few.modes[0]) == (
+        "b - a = +0.333; for these 3 tasks p = 1.91e-06 by McNemar's exact test over 60 instances; only a passed "
+        "0 of the instances, only b 20; for other tasks of this kind no interval: it takes 10 tasks"
+    )
+    names = [f"t{number}" for number in range(10)]
+    many = compare(
+        evaluation("a", [row for name in names for row in outcomes(name, "f")]),
+        evaluation("b", [row for name in names for row in outcomes(name, "p")]),
+    )
+    assert difference_text(many, many.modes[0]).endswith(
+        "; for other tasks of this kind +1.000 to +1.000 (95 %)"
+    )
+    one = compare(
+        evaluation("a", outcomes("x", "f" * 10)), evaluation("b", outcomes("x", "p" * 10))
+    )
+    text = difference_text(one, one.modes[0])
+    assert "for this task p = 0.00195 by" in text
+    assert text.endswith("for other instances of this task +1.000 to +1.000 (95 %)")
 
 
 def test_several_attempts_are_tested_by_random_signs_of_instances() -> None:

@@ -37,8 +37,7 @@ def test_pass_at_k_over_tasks_equals_enumeration_of_attempts() -> None:
             assert told.pass_hat[estimate.k] == pytest.approx(every[-1])
         assert estimate.any == pytest.approx(fmean(some))
         assert estimate.every == pytest.approx(fmean(every))
-        low, high = estimate.any_interval or (1.0, 0.0)
-        assert low <= estimate.any <= high
+        assert estimate.any_interval is None  # of three tasks it would be too narrow
         assert (estimate.tasks, estimate.instances) == (3, 6)
     assert [each.k for each in score.pass_at] == [1, 2, 4, 5]
 

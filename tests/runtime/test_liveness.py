@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.schema import Config
-from dart_cli.runtime.liveness import process_liveness, start_ticks, workers_of
+from dart_cli.runtime.liveness import end_of, process_liveness, start_ticks, workers_of
 from dart_cli.runtime.run_dir import claim
 
 
@@ -46,3 +46,22 @@ def test_a_step_of_the_clock_ends_no_process(
             monkeypatch.setattr(boot_time, lambda: now + step_s)
         [worker] = workers_of(tmp_path)
     assert (worker.name, worker.pid, worker.liveness) == ("env-0", os.getpid(), "running")
+@pytest.mark.parametrize(
+    ("state", "liveness", "error", "word"),
+    [
+        ("stopping", "gone", "", "ended"),
+        ("stopping", "", "", "ended"),  # of another host
+        ("stopping", "gone", "no room", "failed"),
+        ("ready", "gone", "no room", "failed"),
+        ("ready", "gone", "killed by signal 9", "killed by signal 9"),
+        ("ready", "gone", "", "lost"),
+        ("ready", "", "", "lost"),
+        ("ready", "stopped", "", "stopped"),
+        ("ready", "blocked", "", "blocked"),
+        ("ready", "running", "", "silent"),
+    ],
+)
+def test_a_silent_process_that_ended_in_order_is_told_apart_from_one_that_crashed(
+    state: str, liveness: str, error: str, word: str
+) -> None:
+    assert end_of(state, liveness, error) == word

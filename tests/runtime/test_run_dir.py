@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from bus.errors import ConfigError, RunDirectoryError
 from dart_cli.config.schema import Config
-from dart_cli.runtime.run_dir import IDENTITY, claim, read_run, refuse_another_run, save_config
+from dart_cli.runtime.liveness import workers_of
+from dart_cli.runtime.run_dir import (
+    IDENTITY,
+    claim,
+    leave_error,
+    leave_signal,
+    read_run,
+    refuse_another_run,
+    save_config,
+)
 
 
 @pytest.fixture
@@ -66,6 +76,29 @@ def test_the_name_of_a_killed_process_is_free_again(config: Config) -> None:
     child.communicate()
     with claim(config, "train") as name:
         assert name == "train"
+
+
+def test_a_name_keeps_how_its_process_ended(config: Config) -> None:
+    def left() -> tuple[bool, str]:
+        [process] = workers_of(config.run.dir)
+        return process.is_ended, process.error
+
+    with claim(config, "train"):
+        assert left() == (False, "")
+    assert left() == (True, "")
+    with claim(config, "train"):
+        leave_error(config.run.dir, "train", "no\nroom")
+    assert left() == (False, "no room")
+    leave_signal(config.run.dir, "train", 9)  # it had left an error before
+    assert left() == (False, "no room")
+    with suppress(ValueError), claim(config, "train"):
+        raise ValueError
+    assert left() == (False, "")
+    leave_signal(config.run.dir, "train", 9)
+    leave_signal(config.run.dir, "no-such-process", 9)
+    assert left() == (False, "killed by signal 9")
+    with claim(config, "train"):
+        assert left() == (False, "")
 
 
 def test_processes_of_several_hosts_have_names_with_their_host(tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import io
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
-from dart_cli.runtime.run_dir import claim
+from dart_cli.runtime.liveness import workers_of
+from dart_cli.runtime.run_dir import claim, leave_signal
 from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
 from tests.waiting import PATIENCE_S
 
@@ -32,6 +34,7 @@ def supervisor(
     leaders: Sequence[str],
     *,
     restarts: int = 0,
+    on_kill: Callable[[str, int], None] = lambda _name, _number: None,
 ) -> tuple[Supervisor, list[str]]:
     """A supervisor and its notices."""
     told: list[str] = []
@@ -41,6 +44,7 @@ def supervisor(
         restarts=restarts,
         log_file=tmp_path / "logs" / "up.log",
         notice=told.append,
+        on_kill=on_kill,
     )
     return made, told
 
@@ -187,13 +191,16 @@ async def test_a_child_that_keeps_dying_ends_the_others(tmp_path: Path, config_p
         "data": ["data", str(config_path)],
         "env-0": ["env", str(config_path), "--worker", "env-0"],
     }
-    made, _ = supervisor(tmp_path, commands, ["data"])
+    on_kill = partial(leave_signal, config.run.dir)
+    made, _ = supervisor(tmp_path, commands, ["data"], on_kill=on_kill)
     running = asyncio.create_task(made.run(asyncio.Event()))
     async with asyncio.timeout(PATIENCE_S):
         await _alive(config, "data")
         os.kill(await _alive(config, "env-0"), signal.SIGKILL)
         with pytest.raises(ChildError, match="env-0 was ended by SIGKILL"):
             await running
+    ends = {each.name: (each.is_ended, each.error) for each in workers_of(config.run.dir)}
+    assert ends == {"data": (True, ""), "env-0": (False, "killed by signal 9")}
     with claim(config, "data"):
         pass
 

@@ -36,6 +36,7 @@ def play_words(run_dir: Path, word: str) -> str:
     config = small_config(run_dir)
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
+        (run_dir / "notes.md").write_text(word, encoding="utf-8")
         for slot in range(4):
             lease = ask_lease(ledger, slot, worker=word)
             for step, text in enumerate((f"Thought: {word}\nAction: {word}", word)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def test_the_run_page_counts_stages_and_reasons(server: Server, played: Played) 
         assert f"{state} {states.count(state)}" in text
     for reason in ("all_success 4", "invalid 1", "lease_expired 1", "stale "):
         assert reason in text
-    assert "success by policy version" in server.page("/")
+    assert "success, share of episodes by policy version" in server.page("/")
     assert "loss" in text
 
 
@@ -356,6 +357,56 @@ def test_a_live_run_is_loaded_again_and_shows_what_is_new(tmp_path: Path) -> Non
         store.commit()
         assert server.get(f"/trajectories/{done}").status == 200
         assert done in server.page("/")
+
+
+def test_a_page_that_is_paused_keeps_its_axis(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store, serving(config.run.dir) as server:
+        play_shown(make_ledger(config, store), 0)
+        store.save_processes([process_row(heartbeat("env-0"), time.time())])
+        store.commit()
+        links = Bones.of(server.page("/?x=minutes&to=9")).links
+        assert "?x=minutes&to=9&live=off" in links
+        paused = server.page("/?x=minutes&to=9&live=off")
+        assert "?x=minutes&to=9" in Bones.of(paused).links
+        assert '<input type="hidden" name="live" value="off">' in paused
+
+
+def test_processes_that_ended_in_order_are_told_apart_from_those_that_did_not(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path / "run")
+    with open_store(config.run.dir) as store:
+        play_shown(make_ledger(config, store), 0)
+        (tmp_path / "run" / "workers").mkdir()
+        for name, left in {
+            "env-0": "",
+            "env-1": "ended",
+            "env-2": "killed by signal 9",
+            "rollout-0": "no room",
+        }.items():
+            (tmp_path / "run" / "workers" / f"{name}.lock").write_text(f"4194303\n{left}\n")
+        names = ("env-0", "env-1", "env-2", "rollout-0")
+        rows = [process_row(heartbeat(name), time.time() - 60) for name in names]
+        store.save_processes(
+            [
+                *rows,
+                process_row(heartbeat("train", state="stopping"), time.time() - 60),
+                process_row(heartbeat("env-3"), time.time()),
+            ]
+        )
+        store.commit()
+        with serving(config.run.dir) as server:
+            page = server.page("/").partition("<h2>Processes</h2>")[2]
+    states = dict(re.findall(r"<tr><td>([\w-]+)</td><td>here</td><td><span [^>]+>([^<]+)<", page))
+    assert states == {
+        "env-0": "lost",
+        "env-1": "ended",
+        "env-2": "killed by signal 9",
+        "env-3": "ready",
+        "rollout-0": "failed",
+        "train": "ended",
+    }
 
 
 @pytest.mark.parametrize("path", LISTS)

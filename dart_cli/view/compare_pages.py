@@ -1,0 +1,117 @@
+"""The page that compares runs of a folder: common charts, the settings that differ, tasks, notes.
+
+compare   the runs that a query names, or the form that chooses some
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from bus.errors import DartError
+from dart_cli.data.store.open import open_reader
+from dart_cli.inspection import curves
+from dart_cli.inspection.comparison import read_note, settings_that_differ
+from dart_cli.view.charts import TASK_COLOURS
+from dart_cli.view.run_charts import (
+    RunCurves,
+    Scope,
+    metric_cards,
+    read_curves,
+    scope_of,
+    success_chart,
+)
+from dart_cli.view.run_pages import run_of, run_row
+from dart_cli.view.site import Query, Values
+
+MOST_COMPARED = TASK_COLOURS
+"""So that each has a line of its own."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One of the runs of the page."""
+
+    name: str
+    kind: str  # class of its lines in view.css
+    row: Values  # as in the list of runs
+    plot: RunCurves
+    config: Mapping[str, Any]
+    note: str
+
+    @property
+    def lately(self) -> dict[str, float | None]:
+        """Task -> success over its newest trajectories."""
+        return {
+            name: curves.recent([each for each in self.plot.success if each.task_id == name])
+            for name in {each.task_id for each in self.plot.success}
+        }
+
+    def line(self, task: str | None) -> curves.Series:
+        """Return success of a task, or the mean over tasks, with its interval."""
+        points = self.plot.success
+        if task is None:
+            mean = curves.over_tasks(points)
+        else:
+            mean = curves.by_task(each for each in points if each.task_id == task).get(task, [])
+        return curves.Series(
+            f"{self.name}, n {sum(each.episodes for each in mean):,}",
+            [(self.plot.places.of_version(each.version), each.success) for each in mean],
+            self.kind,
+            [(each.low, each.high) for each in mean],
+            self.name,
+        )
+
+
+def compare(folder: Sequence[Path], query: Query) -> Values:
+    """Return the runs of a folder that the query names, side by side. Raises QueryError."""
+    scope = scope_of(query)
+    names = query.several("run", [path.name for path in folder], MOST_COMPARED)
+    runs: list[ComparedRun] = []
+    faults = {}
+    for path in (path for path in folder if path.name in names):
+        try:
+            runs.append(_read(path, scope, f"t{len(runs)}"))
+        except DartError as error:
+            faults[path.name] = str(error)
+    tasks = sorted({each.task_id for run in runs for each in run.plot.success})
+    task = query.one_of("task", tasks) if runs else None
+    lately = [run.lately for run in runs]
+    return {
+        "all_runs": [path.name for path in folder],
+        "names": names,
+        "runs": runs,
+        "faults": faults,
+        "scope": scope,
+        "whole": query.address(**{"from": "", "to": ""}),
+        "choices": {"task": tasks},
+        "asked": {"task": task},
+        "success_chart": _success_chart(scope, runs, task),
+        "metrics": metric_cards(scope, [(run.name, run.kind, run.plot) for run in runs]),
+        "settings": settings_that_differ([run.config for run in runs]),
+        "tasks": [(name, [success.get(name) for success in lately]) for name in tasks],
+    }
+
+
+def _read(path: Path, scope: Scope, kind: str) -> ComparedRun:
+    """Return what is compared of a run. Raises DartError where it cannot be read."""
+    with open_reader(path) as reader:
+        row = run_of(reader)
+        return ComparedRun(
+            name=path.name,
+            kind=kind,
+            row=run_row(reader),
+            plot=read_curves(reader, scope.axis),
+            config=json.loads(row.config) if row else {},
+            note=read_note(path),
+        )
+
+
+def _success_chart(scope: Scope, runs: Sequence[ComparedRun], task: str | None) -> Markup:
+    lines = [run.line(task) for run in runs]
+    return success_chart(scope, lines, lines, 300)
