@@ -82,7 +82,8 @@ def parity(config: Config) -> Iterator[Finding]:
                 rescore(model, part, config.train.pack_tokens) for part in parted(batch)
             )
     except DartError as fault:
-        yield error("parity", str(fault), "fix that, run dart doctor again")
+        problem, _, cure = str(fault).partition("; ")
+        yield error("parity", problem, cure or "correct what it names, then run dart doctor again")
         return
     except TimeoutError:
         yield error(

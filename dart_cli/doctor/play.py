@@ -40,7 +40,8 @@ def play(config: Config) -> Iterator[Finding]:
     try:
         played, weights, loaded_s = asyncio.run(_play_one(config))
     except DartError as fault:
-        yield error("episode", str(fault), "fix that, run dart doctor again")
+        problem, _, cure = str(fault).partition("; ")
+        yield error("episode", problem, cure or "correct what it names, then run dart doctor again")
         return
     except TimeoutError:
         yield error(

@@ -74,13 +74,8 @@ def run_rehearsal(path: Path, overrides: list[str]) -> int:
 
 
 def _planned(report: Report) -> Planned | None:
-    """The doctor's plan for the real sizes, its lines in the report."""
-    plan = report.plan
-    written = plan.written
-    if plan.published:  # its shape is that of the folder that is not here
-        source = plan.folder / "stand-in" / Path(written.model.path).name
-        update = {"model": written.model.model_copy(update={"path": str(source)})}
-        written = written.model_copy(update=update)
+    """Return the doctor's plan for the real sizes; its lines go into the report."""
+    written = report.plan.written
     try:
         made = planned(written)
     except (ConfigError, ModelError) as error:
