@@ -129,7 +129,9 @@ def absent(numbers: Sequence[int], environment: Mapping[str, str] = os.environ) 
     if names is None:
         return f"names GPU {listed}, and this host has GPU {known}; name those that there are"
     which = f"place{'' if len(beyond) == 1 else 's'} {listed}"
-    seen = f"of which CUDA sees {there} GPU{'' if there == 1 else 's'}" if there else f"and {NO_GPU}"
+    seen = (
+        f"of which CUDA sees {there} GPU{'' if there == 1 else 's'}" if there else f"and {NO_GPU}"
+    )
     cure = f"name places ({known}), list more GPUs there" if there else "list GPUs there"
     return (
         f"names {which} of {VISIBLE}={environment[VISIBLE] or repr('')}, {seen}; {cure}, or "

@@ -180,7 +180,9 @@ def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
         yield error(
             "engine",
             f"an engine needs {gb(plan.engine.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
-            _VLLM_HINT if is_vllm else 'set rollout.engine = "vllm", or take a GPU with more memory',
+            _VLLM_HINT
+            if is_vllm
+            else 'set rollout.engine = "vllm", or take a GPU with more memory',
         )
 
 

@@ -196,7 +196,9 @@ _ELSEWHERE = "on a host that does not run `dart data` this is no mistake"
 
 def _cannot_listen(host: str, port: int) -> tuple[str, str] | None:
     """Return why `dart data` could not listen there, and the cure; None if it can."""
-    address = "set bus.host to an address of the host that runs `dart data` (hostname -I lists them)"
+    address = (
+        "set bus.host to an address of the host that runs `dart data` (hostname -I lists them)"
+    )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((host, port), family=family).close()

@@ -57,6 +57,8 @@ CHAT_MESSAGE
 {% endif -%}
 """.replace("CHAT_MESSAGE", CHAT_MESSAGE)
 """As the families' own; DEFAULT is their system message, in quotes."""
+
+
 def write_stand_in(config: Config, folder: Path) -> str:
     """Write the files for the model that `config` names to `folder`; return the checkpoint that they are of.
 
