@@ -185,6 +185,7 @@ class Passes:
         self._policy = policy
         self._most_s = most_s
         self._known: dict[int, float] = {}  # by tokens of screens in a prompt
+        self._measured([policy.images.prepare(_blank((64, 64), 0))])  # the first pass makes threads
 
     def __call__(self, level: Level) -> float:
         """Return the seconds, or what they are at least."""

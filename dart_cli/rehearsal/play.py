@@ -31,6 +31,7 @@ from dart_cli.rehearsal.budget import (
     PLANNED,
     Budget,
     Costs,
+    Level,
     Passes,
     choose,
     levels,
@@ -42,6 +43,7 @@ from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import ChildError, Supervisor
 from dart_cli.suite_check.probes import PROBES, Probed, play_probe
 
+WEIGHTS = "the first weights"
 EPISODE = "an episode to its end"
 UPDATE = "an update"
 PUBLICATION = "its weights in every rollout worker"
@@ -194,28 +196,30 @@ class Player:
 
     def fit(self) -> None:
         """Choose how much of the run is played, by what a pass, an episode and a process take here."""
-        from dart_cli.policy.model import load_policy
-
-        config, most_s = self.config, PLANNED * self.budget.left_s
-        began = self.budget.spent_s
-        if self.plan.has_model:
-            policy = load_policy(config.model.path, pointing=config.policy.pointing)
-            pass_s: Callable[..., float] = Passes(policy, most_s / PASSES)
-        else:
-            pass_s = lambda _: 0.0  # noqa: E731
+        config, left_s = self.config, self.budget.left_s
+        pass_s = self._passes(PLANNED * left_s / PASSES)
         costs = Costs(self.planned_s, self._episode_s(), pass_s, len(os.sched_getaffinity(0)))
         steps = levels(config, self.plan.screen)
-        level = choose(steps, partial(costs.of, config), most_s)
+        level = choose(steps, partial(costs.of, config), PLANNED * left_s)
         self.plan.reduce(level.values, LACK)
         self.config = self.plan.config
+        (width, height), whole_s = level.screen, costs.of(config, level)
         reduced = [f"{key} = {shown(value)}" for key, value in level.values.items()]
         self.chosen = (
-            f"a pass over the longest prompt, of {level.images} screens of {level.screen[0]}x{level.screen[1]}, takes "
-            f"{pass_s(level):.1f} s here, a process {self.planned_s:.0f} s to start: so about "
-            f"{costs.of(config, level):.0f} s of the {self.budget.seconds - began:.0f} s that were left; reduced for "
-            f"it: {', '.join(reduced) or 'nothing'}"
+            f"a pass over the longest prompt, of {level.images} screens of {width}x{height}, takes "
+            f"{pass_s(level):.1f} s here, and a process {self.planned_s:.0f} s to start: so the run takes about "
+            f"{whole_s:.0f} s, and {left_s:.0f} s were left; reduced for it: {', '.join(reduced) or 'nothing'}"
         )
         self.say(self.chosen)
+
+    def _passes(self, most_s: float) -> Callable[[Level], float]:
+        """Return what measures a pass, up to `most_s` seconds; without a model there is none."""
+        from dart_cli.policy.model import load_policy
+
+        if not self.plan.has_model:
+            return lambda _: 0.0
+        policy = load_policy(self.config.model.path, pointing=self.config.policy.pointing)
+        return Passes(policy, most_s)
 
     def _episode_s(self) -> float:
         """Return the seconds of an episode without a model."""
@@ -255,7 +259,7 @@ class Player:
             if now.is_news_after(last) or self.budget.spent_s - said_at > SAY_S:
                 self.say(self._in_words(now))
                 said_at, last = self.budget.spent_s, now
-            self._note(now, killed=killed)
+            self.note(now, killed=killed)
             if now.updates and not killed and self._has_checkpoint():
                 self.say("the first update is done; the trainer is killed, to see it resume")
                 killed = self._kill_trainer()
@@ -263,16 +267,16 @@ class Player:
                 if SECOND in self.proved:
                     self._kill_trainer()  # it would finish its third update first
                     return
-                if not self._goes_on(began):
+                if not self.goes_on(began):
                     self.left_out[SECOND] = LACK
                     self.say(f"not played: {SECOND}, {LACK}")
                     return
 
-    def _note(self, now: Standing, *, killed: bool) -> None:
+    def note(self, now: Standing, *, killed: bool) -> None:
         """Note what the run has proved by now."""
         workers = self.config.up.rollouts
         proofs = {
-            "weights": now.versions > 0,
+            WEIGHTS: now.versions > 0,
             EPISODE: now.episodes > 0,
             UPDATE: now.updates > 0,
             PUBLICATION: now.serving[0] == workers,
@@ -283,14 +287,16 @@ class Player:
         if SECOND in self.proved:
             self._prove(RESUME)
 
-    def _goes_on(self, began: float) -> bool:
-        """Return whether a second update fits, beside what follows the run; `began` is when its processes started."""
-        proved, now = self.proved, self.budget.spent_s
-        start_s = proved["weights"] - began
-        update_s = (
-            proved[UPDATE] - proved["weights"] - (now - max(proved[RESUME], proved[PUBLICATION]))
-        )
-        return self.budget.left_s > max(0.0, update_s) + 3 * start_s + ENDING_S
+    def goes_on(self, began: float) -> bool:
+        """Return whether a second update fits, beside what follows the run; `began` is when its processes started.
+
+        It takes as long as the first one, from the first weights on. Export and evaluation start a process each, and the
+        export is compared.
+        """
+        proved = self.proved
+        start_s, update_s = proved[WEIGHTS] - began, proved[UPDATE] - proved[WEIGHTS]
+        worked_s = self.budget.spent_s - max(proved[RESUME], proved[PUBLICATION])
+        return self.budget.left_s > max(0.0, update_s - worked_s) + 3 * start_s + ENDING_S
 
     def _has_checkpoint(self) -> bool:
         return any((self.config.run.dir / "checkpoints").glob("c[0-9]*"))
