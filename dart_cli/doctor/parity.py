@@ -139,7 +139,9 @@ def judge(
             text += f"; {shown}"
         beyond = not each.mean <= limit
         few = each.tokens < LEAST_TOKENS
-        cure = "see below" if not few else f"too few tokens to judge by: {LEAST_TOKENS} are needed"
+        cure = "see below"
+        if few:
+            cure = f"raise rollout.max_tokens: fewer than {LEAST_TOKENS} tokens are too few to judge by"
         yield Finding("parity", "warning" if beyond else "ok", text, cure if beyond else "")
     if alarm := alarm_of(compared, limit):
         problem, _, cure = alarm.partition(". ")

@@ -187,7 +187,9 @@ class Player:
         try:
             asyncio.run(play())
         except TimeoutError:
-            self.left_out[VERDICTS] = f"{LACK}: {len(self.probed)} episodes were played"
+            self.left_out[VERDICTS] = f"{LACK}: {len(self.probed)} episodes were over"
+            if not self.probed:
+                self.left_out[VERDICTS] += "; `dart env check` shows what the environment waits for"
         else:
             self._prove(VERDICTS)
         broken = [each for each in self.probed if each.outcome == "invalid"]
