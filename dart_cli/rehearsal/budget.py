@@ -4,33 +4,24 @@
     Level     what is played less of, so that it fits
     levels    from nothing to all that can be left out: each level leaves out what the one before does, and more
     Costs     what a level takes here, reckoned from what was measured
-    Passes    the seconds of a pass over a level's longest prompt
     choose    the level that leaves out least, of those that fit
 
 Measured are the time until this process had made its plan, for the start of a process; a forward and a backward pass
-over a prompt as long as the history makes it, on the miniature; and an episode of the suite without a model. All are
+over a prompt as long as the history makes it, on the miniature (passes.py); and an episode of the suite without a model. All are
 seconds of the clock, beside whatever else this machine does.
 """
 
 from __future__ import annotations
 
 import inspect
-import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from PIL import Image
-
 from dart_cli.config.schema import Config
 from dart_cli.config.screens import screen_of
-from dart_cli.policy.forward import last_hidden
-from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import LoadedPolicy
-from dart_cli.rehearsal.miniature import CLICKED
 from envs.registry import load_suite
 
 MINUTES = 5.0
@@ -46,8 +37,6 @@ PASSES = 9
 the rehearsals of benchmarks/results/rehearsal.json spent."""
 EPISODES = 8
 """Episodes that one group takes in two updates, those among them that teach nothing, and the evaluation."""
-TEXT = 300
-"""Tokens of a prompt that are no screen's."""
 VLLM_STARTS = 4
 """Starts of another process that one of vLLM takes as long as."""
 
@@ -64,16 +53,16 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since it began."""
         return self._clock() - self._began
 
     @property
     def left_s(self) -> float:
-        """Seconds until it is over; 0 afterwards."""
+        """Return the seconds until it is over; 0 afterwards."""
         return max(0.0, self.seconds - self.spent_s)
 
     def __str__(self) -> str:
-        """The time left, as a person reads it."""
+        """Return the time left, as a person reads it."""
         minutes, seconds = divmod(int(self.left_s), 60)
         return f"{minutes}:{seconds:02d} left"
 
@@ -90,15 +79,15 @@ class Level:
 def levels(config: Config, screen: tuple[int, int]) -> list[Level]:
     """Return what may be left out of a rehearsal's configuration, whose screens have this size."""
     policy = config.policy
-    found = [Level(screen, max(policy.history_images, policy.history_images_most))]
+    steps = [Level(screen, max(policy.history_images, policy.history_images_most))]
 
     def leave_out(
         values: Mapping[str, Any],
         screen: tuple[int, int] | None = None,
         images: int | None = None,
     ) -> None:
-        last = found[-1]
-        found.append(Level(screen or last.screen, images or last.images, {**last.values, **values}))
+        last = steps[-1]
+        steps.append(Level(screen or last.screen, images or last.images, {**last.values, **values}))
 
     for size in _smaller(config, screen):
         options = {**config.env.options, "size": _as_written(config, size)}
@@ -114,11 +103,13 @@ def levels(config: Config, screen: tuple[int, int]) -> list[Level]:
         leave_out({"data.groups_per_batch": 1})
     if max(config.up.envs, config.up.rollouts, config.train.ranks) > 1:
         leave_out({"up.envs": min(1, config.up.envs), "up.rollouts": 1, "train.ranks": 1})
-    return found
+    return steps
 
 
 def _smaller(config: Config, screen: tuple[int, int]) -> list[tuple[int, int]]:
     """Return smaller sizes of a screen, which the miniature's clicks stay within; none where the suite takes no size."""
+    from dart_cli.rehearsal.miniature import CLICKED  # late: it loads torch
+
     if not screen_of(config) and "size" not in _options(config):
         return []
     sizes = [(round(screen[0] * share), round(screen[1] * share)) for share in SMALLER]
@@ -175,42 +166,3 @@ def choose(steps: Sequence[Level], seconds_of: Callable[[Level], float], most_s:
             break
         chosen = level
     return chosen
-
-
-class Passes:
-    """The seconds of a forward and a backward pass over the longest prompt of a level."""
-
-    def __init__(self, policy: LoadedPolicy, most_s: float) -> None:
-        """A pass that would take more than `most_s` is not measured."""
-        self._policy = policy
-        self._most_s = most_s
-        self._known: dict[int, float] = {}  # by tokens of screens in a prompt
-        self._measured([policy.images.prepare(_blank((64, 64), 0))])  # the first pass makes threads
-
-    def __call__(self, level: Level) -> float:
-        """Return the seconds, or what they are at least."""
-        images = [self._policy.images.prepare(_blank(level.screen, n)) for n in range(level.images)]
-        tokens = sum(each.tokens for each in images)
-        if tokens not in self._known:
-            longest = max((each for each in self._known if each < tokens), default=0)
-            least_s = self._known[longest] * tokens / longest if longest else 0.0
-            self._known[tokens] = least_s if least_s > self._most_s else self._measured(images)
-        return self._known[tokens]
-
-    def _measured(self, images: Sequence[PreparedImage]) -> float:
-        policy = self._policy
-        shown = sum(each.tokens for each in images)
-        prompt = [policy.pad_token_id] * TEXT + [policy.image_token_id] * shown
-        began = time.monotonic()
-        with torch.enable_grad():
-            states = last_hidden(policy.model, policy.inputs_of([prompt], [images]), last=1)
-            torch.autograd.backward(states.sum())
-        policy.model.zero_grad(set_to_none=True)
-        return time.monotonic() - began
-
-
-def _blank(size: tuple[int, int], number: int) -> bytes:
-    """Return an empty screen, another one for each number."""
-    encoded = io.BytesIO()
-    Image.new("L", size, number).save(encoded, "PNG")
-    return encoded.getvalue()

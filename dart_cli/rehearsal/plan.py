@@ -87,16 +87,16 @@ class Rehearsal:
 
     @property
     def has_model(self) -> bool:
-        """Whether a model of ours is played."""
+        """Return whether a model is played that dart loads."""
         written = self.written
         return written.rollout.engine in MODEL_ENGINES or written.train.learner == "torch"
 
     def reduce(self, values: Mapping[str, Any], why: str) -> None:
         """Change more keys, or the same ones further."""
         for key, value in values.items():
-            known = self.changed(key)
-            written = value_of(self.written, key) if known is None else known.written
-            self.changes = [each for each in self.changes if each is not known]
+            before = self.changed(key)
+            written = value_of(self.written, key) if before is None else before.written
+            self.changes = [each for each in self.changes if each is not before]
             self.changes.append(Change(key, written, value, why))
 
     def changed(self, key: str) -> Change | None:

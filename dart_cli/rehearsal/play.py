@@ -32,7 +32,6 @@ from dart_cli.rehearsal.budget import (
     Budget,
     Costs,
     Level,
-    Passes,
     choose,
     levels,
 )
@@ -81,14 +80,12 @@ class Standing:
     episodes: int
     updates: int
     versions: int
-    serving: tuple[
-        int, int
-    ]  # rollout workers with weights of the first update or a later one, and of the second
+    serving: tuple[int, int]  # rollout workers with weights of one update or more, and of two
     loads: int  # how often a trainer was loaded
 
     @classmethod
     def of(cls, config: Config) -> Standing | None:
-        """Return it; None as long as the processes start."""
+        """Return how far the run of `config` is; None as long as its processes start."""
         try:
             with open_reader(config.run.dir) as reader:
                 return cls(
@@ -115,6 +112,7 @@ def _serving(reader: Reader, updates: int) -> int:
 
 
 def _loads(log: Path) -> int:
+    """Return how often a trainer was loaded, by its log."""
     from dart_cli.train.loop import LOADED
 
     try:
@@ -216,11 +214,13 @@ class Player:
 
     def _passes(self, most_s: float) -> Callable[[Level], float]:
         """Return what measures a pass, up to `most_s` seconds; without a model there is none."""
-        from dart_cli.policy.model import load_policy
+        from dart_cli.policy.model import load_policy  # late: they load torch
+        from dart_cli.rehearsal.passes import Passes
 
         if not self.plan.has_model:
             return lambda _: 0.0
-        policy = load_policy(self.config.model.path, pointing=self.config.policy.pointing)
+        model, pointing = self.config.model, self.config.policy.pointing
+        policy = load_policy(model.path, model.dtype, pointing=pointing)
         return Passes(policy, most_s)
 
     def _episode_s(self) -> float:

@@ -46,7 +46,7 @@ def run_rehearsal(path: Path, overrides: list[str], minutes: float | None = None
     Returns 0 where every part went well that was played, and all of ALWAYS was; 130 after a signal; else 1. Raises
     UserError for a configuration that cannot be read, and as `make_plan` does.
     """
-    started_s = time.time() - psutil.Process().create_time()  # torch was imported since
+    started_s = time.time() - psutil.Process().create_time()
     budget = Budget(60 * (minutes or MINUTES), started_s)
     end_with_parent()
     keep_going()  # the report is written where the terminal is closed, too
@@ -116,12 +116,12 @@ def _look(report: Report, made: Planned | None) -> None:
     except DartError as error:
         report.failed.setdefault("run", str(error))
         return
-    found = {
+    problems = {
         "prompts": language_unnamed(plan.written, seen.prompt),
         "vllm.max_model_len": prompt_too_long(plan.written, made.plan if made else None, seen),
         "rewards": reward_constant(plan.written.env.suite, report.player.probed, seen.judged),
     }
-    report.failed |= {name: text for name, text in found.items() if text}
+    report.failed |= {name: text for name, text in problems.items() if text}
 
 
 def _planned(report: Report) -> Planned | None:

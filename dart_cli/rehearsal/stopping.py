@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import psutil
@@ -64,11 +65,11 @@ def end_descendants() -> None:
         _send(each, signal.SIGKILL)
     for each in playing:
         _send(each, signal.SIGTERM)
-    psutil.wait_procs(playing, timeout=CLOSING_S)
+    _await_end(playing)
     for each in (*playing, *others):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(each.pid, signal.SIGKILL)  # what a leader of a group leaves behind
-    psutil.wait_procs(others, timeout=CLOSING_S)
+    _await_end([*playing, *others])
 
 
 def _hold(
@@ -86,6 +87,19 @@ def _hold(
                 others.append(child)
                 _send(child, signal.SIGSTOP)
                 _hold(child, playing, others)
+
+
+def _await_end(processes: Sequence[psutil.Process]) -> None:
+    """Return once all have ended, or after CLOSING_S. Exit codes are left to the supervisor that waits for them."""
+    until = time.monotonic() + CLOSING_S
+    while any(map(_lives, processes)) and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _plays(process: psutil.Process) -> bool:
