@@ -199,7 +199,7 @@ def _prompts(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
         return
     if config.rollout.engine != "vllm":  # its cache is of one size on every GPU
         hint = 'set policy.history_images lower, or rollout.engine = "vllm"'
-    elif room.on_cpu:
+    elif room.on_cpu or config.rollout.device == "cpu":
         least = -(-int(engine.cache / engine.prompts) // MIB) * MIB
         hint = f"set vllm.options = {{ kv_cache_memory_bytes = {least} }}, or policy.history_images lower"
     else:

@@ -119,7 +119,7 @@ def make_plan(
     trainer = trainer_memory(shape, setup) if config.train.learner == "torch" else None
     engine, positions = None, _positions(config, tree)
     if config.rollout.engine in MODEL_ENGINES:
-        memory = None if on_cpu else gpu.memory
+        memory = None if on_cpu or config.rollout.device == "cpu" else gpu.memory
         engine = _engine(config, shape, memory, longest, positions or longest, form.screen)
     return Plan(
         shape=shape,
