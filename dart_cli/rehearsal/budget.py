@@ -6,7 +6,7 @@
     Costs     what a level takes here, reckoned from what was measured
     choose    the level that leaves out least, of those that fit
 
-Measured are the time until this process had made its plan, for the start of a process; a forward and a backward pass
+Measured are the time until this process had made its plan and loaded the model, for the start of a process; a forward and a backward pass
 over a prompt as long as the history makes it, on the miniature (passes.py); and an episode of the suite without a model. All are
 seconds of the clock, beside whatever else this machine does.
 """

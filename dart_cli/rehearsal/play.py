@@ -196,9 +196,10 @@ class Player:
 
     def fit(self) -> None:
         """Choose how much of the run is played, by what a pass, an episode and a process take here."""
-        config, left_s = self.config, self.budget.left_s
+        config, left_s, episode_s = self.config, self.budget.left_s, self._episode_s()
         pass_s = self._passes(PLANNED * left_s / PASSES)
-        costs = Costs(self.planned_s, self._episode_s(), pass_s, len(os.sched_getaffinity(0)))
+        start_s = self.planned_s + left_s - self.budget.left_s  # torch and the model are loaded
+        costs = Costs(start_s, episode_s, pass_s, len(os.sched_getaffinity(0)))
         steps = levels(config, self.plan.screen)
         level = choose(steps, partial(costs.of, config), PLANNED * left_s)
         self.plan.reduce(level.values, LACK)
@@ -207,7 +208,7 @@ class Player:
         reduced = [f"{key} = {shown(value)}" for key, value in level.values.items()]
         self.chosen = (
             f"a pass over the longest prompt, of {level.images} screens of {width}x{height}, takes "
-            f"{pass_s(level):.1f} s here, and a process {self.planned_s:.0f} s to start: so the run takes about "
+            f"{pass_s(level):.1f} s here, and a process {start_s:.0f} s to start: so the run takes about "
             f"{whole_s:.0f} s, and {left_s:.0f} s were left; reduced for it: {', '.join(reduced) or 'nothing'}"
         )
         self.say(self.chosen)
