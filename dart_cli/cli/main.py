@@ -32,6 +32,7 @@ from dart_cli.cli.options import (
     ConfigPath,
     Force,
     Rehearse,
+    RehearseMinutes,
     RunTarget,
     WorkerOption,
     config_of,
@@ -288,6 +289,7 @@ def up(
     force: Force = False,
     dry_run: DryRun = False,
     rehearse: Rehearse = False,
+    rehearse_minutes: RehearseMinutes = None,
 ) -> None:
     """Start data, train, rollout and env processes, show one live page, end them together.
 
@@ -298,12 +300,12 @@ def up(
 
     Example: dart up configs/ui-tars-7b.toml --rehearse
     """
-    if rehearse:
+    if rehearse or rehearse_minutes is not None:
         others = {"--fresh": fresh, "--ray": ray is not None, "--force": force}
         refuse_beside("--rehearse", others | {"--dry-run": dry_run})
         from dart_cli.rehearsal.rehearse import run_rehearsal
 
-        raise typer.Exit(run_rehearsal(config_path, overrides or []))
+        raise typer.Exit(run_rehearsal(config_path, overrides or [], rehearse_minutes))
     if ray is not None:
         from dart_cli.cluster.connection import refuse_ray
 

@@ -1,6 +1,6 @@
 """What several verbs of the command line share: their arguments, and how they read a configuration.
 
-ConfigPath, RunTarget, Force, Rehearse, WorkerOption   arguments and options by type
+ConfigPath, RunTarget, Force, Rehearse, RehearseMinutes, WorkerOption   arguments and options by type
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
@@ -46,6 +46,17 @@ Rehearse = Annotated[
     typer.Option(
         "--rehearse",
         help="Play all of it in miniature on this host first, in a directory of its own: docs/rehearsal.md.",
+    ),
+]
+RehearseMinutes = Annotated[
+    float | None,
+    typer.Option(
+        "--rehearse-minutes",
+        metavar="N",
+        min=1,
+        max=1440,
+        show_default=False,
+        help="The same within N minutes, by default 5: what does not fit is played smaller, or not at all.",
     ),
 ]
 WorkerOption = Annotated[

@@ -15,6 +15,7 @@ import typer
 
 from dart_cli.cli.options import (
     Rehearse,
+    RehearseMinutes,
     config_of,
     refuse_beside,
 )
@@ -203,6 +204,7 @@ def doctor(
         bool, typer.Option("--json", help="Print the findings as one line of JSON.")
     ] = False,
     rehearse: Rehearse = False,
+    rehearse_minutes: RehearseMinutes = None,
 ) -> None:
     """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
 
@@ -233,14 +235,14 @@ def doctor(
             f"no such file or folder: {target}; name a TOML file, a run directory or a model folder"
             f"{shipped if str(target) in BUILTIN else ''}"
         )
-    if rehearse:
+    if rehearse or rehearse_minutes is not None:
         if target is None or target.is_dir():
             raise ConfigError("--rehearse plays the run of a TOML file: name one")
         others = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
         refuse_beside("--rehearse", others | {"--json": as_json})
         from dart_cli.rehearsal.rehearse import run_rehearsal
 
-        raise typer.Exit(run_rehearsal(target, overrides or []))
+        raise typer.Exit(run_rehearsal(target, overrides or [], rehearse_minutes))
     if play and target is not None and is_model_folder(target):
         raise ConfigError(f"--play needs the tasks of a TOML file, {target} is a model folder")
     if steps and target is not None and is_model_folder(target):

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The GPUs that a process may use. Where it is set, the numbers of [up] are places in its list."""
 
+NO_GPU = "no GPU is visible"
+"""In the text of each mistake that follows from it; `dart doctor` says it once for all of them."""
+
 
 def listed_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by its names for them; None where it is not set.
@@ -126,10 +129,12 @@ def absent(numbers: Sequence[int], environment: Mapping[str, str] = os.environ) 
     if names is None:
         return f"names GPU {listed}, and this host has GPU {known}; name those that there are"
     which = f"place{'' if len(beyond) == 1 else 's'} {listed}"
-    count = f"{there or 'no'} GPU{'' if there == 1 else 's'}"
+    seen = (
+        f"of which CUDA sees {there} GPU{'' if there == 1 else 's'}" if there else f"and {NO_GPU}"
+    )
     cure = f"name places ({known}), list more GPUs there" if there else "list GPUs there"
     return (
-        f"names {which} of {VISIBLE}={environment[VISIBLE] or repr('')}, of which CUDA sees {count}; {cure}, or "
+        f"names {which} of {VISIBLE}={environment[VISIBLE] or repr('')}, {seen}; {cure}, or "
         "unset it, and the numbers are nvidia-smi's"
     )
 

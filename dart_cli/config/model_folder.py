@@ -3,11 +3,11 @@
 BUILTIN          names of the shipped models, and their folders
 model_folder     the folder that a `model.path` names; resolve, the same, which must exist
 folder_of        that of a configuration; None for a model that ships with dart
-check_folder     the files are there, and the class is known; its config.json
+check_folder     the files are there, and the class is one that dart loads (refuse_class); its config.json
 model_problem    why a `model.path` cannot be loaded, and the cure
 is_model_folder  whether a folder is a model's and not a run's
 weight_files     its safetensors files
-preprocessor     how screens are resized and cut; Screens, screens, screens_of: its sizes in pixels
+preprocessor     how screens are resized and cut; Screens, screens, screens_from, screens_of: its sizes in pixels
 chat_template    from chat_template.json, where the tokenizer's own files have none
 base_name        the name of the model that training began with
 read_json        one of its files
@@ -19,6 +19,7 @@ tokenizer that of the model, shows when it is loaded (dart_cli/policy/model.py).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,11 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTERS = "adapter_config.json"
 """What a folder of LoRA adapters has in place of a config.json."""
+
+CLASSES_CURE = (
+    f"take a checkpoint of class {', '.join(MODEL_TYPES[:-1])} or {MODEL_TYPES[-1]}, the only ones that dart loads "
+    "(docs/families.md lists their families)"
+)
 
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
@@ -127,12 +133,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
     """
     _refuse_adapters(folder)
     config = read_json(folder, "config.json")
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise ModelError(
-            f"{folder / 'config.json'}: model_type is {str(kind or 'missing')[:60]}, want one of "
-            f"{', '.join(MODEL_TYPES)}"
-        )
+    refuse_class(folder, config)
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise ModelError(
@@ -149,6 +150,16 @@ def check_folder(folder: Path) -> dict[str, Any]:
             "copy the file that the model's source has"
         )
     return config
+
+
+def refuse_class(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ModelError unless the config.json of a folder is of a class that dart loads."""
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type is {str(kind or 'missing')[:60]}, which dart does not load; "
+            f"{CLASSES_CURE}"
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -219,7 +230,11 @@ def screens(folder: Path) -> Screens:
 
     Raises ModelError where it has none, or no numbers.
     """
-    cut = preprocessor(folder)
+    return screens_from(preprocessor(folder), folder)
+
+
+def screens_from(cut: Mapping[str, Any], folder: Path) -> Screens:
+    """Return the sizes of a preprocessor's settings, which are those of `folder`. Raises ModelError as `screens` does."""
     size = cut.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
     if not isinstance(size, dict):
         raise ModelError(

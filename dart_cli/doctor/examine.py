@@ -15,10 +15,12 @@ from pathlib import Path
 from rich.console import Console
 
 from bus.errors import DartError, RunDirectoryError
+from dart_cli.config.devices import NO_GPU
 from dart_cli.config.load import config_of_model, load_config, refuse_overrides
 from dart_cli.config.model_folder import is_model_folder
-from dart_cli.config.rules import Finding
+from dart_cli.config.rules import Finding, value_of
 from dart_cli.config.schema import Config
+from dart_cli.config.values import to_toml
 from dart_cli.doctor import guests, machine, run
 from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
 from dart_cli.doctor.planned import plan
@@ -28,6 +30,11 @@ from dart_cli.runtime.run_dir import read_run
 Check = Callable[[], Iterable[Finding]]
 _UNFIT = ("plan", "up.train_gpus", "up.rollout_gpus", "train.ranks")
 """Subjects of errors that say that a run does not fit this host."""
+_GPU_KEYS = (
+    *("rollout.device", "train.device", "weights.channel"),
+    *("up.train_gpus", "up.rollout_gpus"),
+)
+"""Keys that may ask for GPUs."""
 
 
 def run_doctor(
@@ -93,8 +100,13 @@ def examine(
             "parity": (compared, _compare),
         }
         checks |= {name: partial(check, config) for name, (asked, check) in more.items() if asked}
+    lacks_gpus = False
     for subject, check in checks.items():
-        yield from guarded(subject, check)
+        for finding in guarded(subject, check):
+            if lacks_gpus and finding.subject in _GPU_KEYS and NO_GPU in finding.text:
+                continue  # it follows from the finding about the GPUs, which names its key
+            lacks_gpus |= finding.subject == "gpu" and finding.level == "error"
+            yield finding
 
 
 def _of_host(config: Config | None) -> dict[str, Check]:
@@ -104,7 +116,7 @@ def _of_host(config: Config | None) -> dict[str, Check]:
     return {
         "python": machine.python,
         "packages": machine.packages,
-        "gpu": partial(machine.gpus, needed=config is not None and _asks_gpu(config)),
+        "gpu": partial(machine.gpus, "" if config is None else _asking_gpus(config)),
         **({"vllm": vllm_parts} if vllm else {}),
         "programs": partial(machine.programs, suite),
         "guests": guests.guests,
@@ -150,8 +162,12 @@ def _config(target: Path, overrides: list[str], *, of_model: bool) -> Config:
     return read_run(target)
 
 
-def _asks_gpu(config: Config) -> bool:
-    return any(each.device.startswith("cuda") for each in (config.rollout, config.train))
+def _asking_gpus(config: Config) -> str:
+    """Return the keys that ask for GPUs, with their values."""
+    values = {key: value_of(config, key) for key in _GPU_KEYS}
+    without = ("auto", "cpu", "file", "gloo")
+    asked = {key: value for key, value in values.items() if value and value not in without}
+    return ", ".join(f"{key} = {to_toml(value)}" for key, value in asked.items())
 
 
 def _play(config: Config) -> Iterator[Finding]:

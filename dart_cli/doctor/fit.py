@@ -21,7 +21,7 @@ from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import error, warning
 from dart_cli.doctor.host_room import PROCESSES
-from dart_cli.doctor.plan import PAST_TURN, GpuKind, Plan
+from dart_cli.doctor.plan import MIB, PAST_TURN, GpuKind, Plan
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Room:
     on_cpu: bool = False  # all processes share main memory
     memory: int | None = None  # main memory that is free, shared memory included
     shared: int | None = None  # free in /dev/shm
+    shared_taken: int = 0  # of /dev/shm, by others
     disk: int | None = None  # for run.dir: free, and what its checkpoints and sets take already
 
 
@@ -64,6 +65,8 @@ def problems(plan: Plan, config: Config, room: Room, role: Role | None = None) -
     if role in (None, "rollout") and plan.engine is not None:
         yield from _sequence(plan, config)
     if room.on_cpu:
+        if role in (None, "rollout"):
+            yield from _prompts(plan, config, room)
         yield from _on_cpu(plan, config, room, role)
     else:
         if role in (None, "train"):
@@ -97,7 +100,7 @@ def _shared_memory(plan: Plan, room: Room, role: Role | None) -> Iterator[Findin
     wanted = plan.host.shared + plan.host.set_bytes
     fits = room.memory is None or plan.host.memory_of(role) + plan.host.shared <= room.memory
     if room.shared is not None and plan.host.shared and fits and wanted > room.shared:
-        size = -(-wanted // 10**9)
+        size = -(-(wanted + room.shared_taken) // 10**9)  # its whole size, not what is free
         yield warning(
             "host",
             f"weight sets stay in /dev/shm where {gb(wanted)} are free, {gb(room.shared)} are: they are "
@@ -171,27 +174,41 @@ def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
     if plan.engine is None:
         return
     if plan.engine.prompts < LEAST_PROMPTS:
-        yield error(
-            "engine",
-            f"an engine has room for {plan.engine.prompts:.1f} prompts of {plan.longest} tokens",
-            _engine_hint(config),
-        )
+        yield from _prompts(plan, config, room)
     elif plan.engine.total > room.gpu.memory:
+        is_vllm = config.rollout.engine == "vllm"
         yield error(
             "engine",
             f"an engine needs {gb(plan.engine.total)}, {gpu_name(room)} has {gb(room.gpu.memory)}",
-            _engine_hint(config),
+            _VLLM_HINT
+            if is_vllm
+            else 'set rollout.engine = "vllm", or take a GPU with more memory',
         )
 
 
-def _engine_hint(config: Config) -> str:
-    """Of one that has no room for a prompt, or takes more than its GPU has."""
-    if config.rollout.engine == "vllm":
-        return (
-            "change vllm.gpu_memory_utilization, or kv_cache_memory_bytes of vllm.options, raise "
-            "vllm.tensor_parallel, or set policy.history_images lower"
-        )
-    return 'set policy.history_images lower, or rollout.engine = "vllm"; or a GPU with more memory'
+_VLLM_HINT = (
+    "change vllm.gpu_memory_utilization, or kv_cache_memory_bytes of vllm.options, raise "
+    "vllm.tensor_parallel, or set policy.history_images lower"
+)
+
+
+def _prompts(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+    """Yield an error if an engine has no room for the keys and values of the longest prompt."""
+    engine = plan.engine
+    if engine is None or engine.prompts >= LEAST_PROMPTS:
+        return
+    if config.rollout.engine != "vllm":  # its cache is of one size on every GPU
+        hint = 'set policy.history_images lower, or rollout.engine = "vllm"'
+    elif room.on_cpu or config.rollout.device == "cpu":
+        least = -(-int(engine.cache / engine.prompts) // MIB) * MIB
+        hint = f"set vllm.options = {{ kv_cache_memory_bytes = {least} }}, or policy.history_images lower"
+    else:
+        hint = _VLLM_HINT
+    yield error(
+        "engine",
+        f"an engine has room for {engine.prompts:.1f} prompts of {plan.longest} tokens",
+        hint,
+    )
 
 
 def _apart_hint(plan: Plan, config: Config, room: Room) -> str:

@@ -77,6 +77,12 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], str, str]] = {
 """Program -> its possible names, the suite that needs it, how to install it."""
 
 
+_WITHOUT_GPU = (
+    "start it on a host that has them; to try it here, `dart up CONFIG --rehearse`, or set devices to "
+    '"cpu", lists to [] and a channel "nccl" to "gloo"'
+)
+
+
 def python() -> Iterator[Finding]:
     """Version, system, cores."""
     found = ".".join(map(str, sys.version_info[:3]))
@@ -85,7 +91,7 @@ def python() -> Iterator[Finding]:
         least = ".".join(map(str, LEAST_PYTHON))
         yield error("python", f"{found}, want {least} or newer", "scripts/setup with DART_PYTHON")
     elif platform.system() != "Linux":
-        yield warning("python", f"{found} on {host}", "runs are tested on Linux only")
+        yield warning("python", f"{found} on {host}", "take a Linux host: runs are tested on Linux")
     else:
         yield ok("python", f"{found}, {host}")
 
@@ -142,13 +148,13 @@ def judge_package(wanted: Requirement, version: str | None) -> Iterator[Finding]
         yield error("packages", f"{wanted.name} {version}, want {wanted.specifier}", install)
 
 
-def gpus(*, needed: bool) -> Iterator[Finding]:
-    """What nvidia-smi lists, and whether torch sees the same; `needed` by the run."""
+def gpus(asking: str = "") -> Iterator[Finding]:
+    """Yield what nvidia-smi lists, and whether torch sees the same. `asking` are the keys that ask for GPUs, in words."""
     listed, fault = list_gpus()
     seen = ask_torch()
     if fault:
         yield warning("gpu", fault, "see `nvidia-smi`; the driver may need a restart of the host")
-    yield from judge_gpus(listed, seen, os.environ.get("CUDA_VISIBLE_DEVICES"), needed=needed)
+    yield from judge_gpus(listed, seen, os.environ.get("CUDA_VISIBLE_DEVICES"), asking)
 
 
 def list_gpus() -> tuple[list[str], str]:
@@ -185,16 +191,15 @@ def judge_gpus(
     listed: Sequence[str],
     torch: dict[str, object] | str,
     visible: str | None,
-    *,
-    needed: bool,
+    asking: str = "",
 ) -> Iterator[Finding]:
-    """GPUs `listed` on the host, torch's report, CUDA_VISIBLE_DEVICES, and what the run needs."""
+    """Judge GPUs `listed` on the host, torch's report, CUDA_VISIBLE_DEVICES, and what the run asks for (see `gpus`)."""
     if isinstance(torch, str):
         yield error("torch", f"cannot be imported: {torch}", "install it again: scripts/setup")
         return
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU build"
     yield ok("torch", f"{torch['version']} ({build})")
-    judge = error if needed else warning
+    judge = error if asking else warning
     chosen = "" if visible is None else f", CUDA_VISIBLE_DEVICES={visible}"
     if torch["gpus"]:
         names = "; ".join(listed) or "names unknown"
@@ -207,10 +212,10 @@ def judge_gpus(
                 "first that is not here",
                 "name GPUs of `nvidia-smi -L`, each once",
             )
-    elif not listed and not needed:
+    elif not listed and not asking:
         yield ok("gpu", "none: the tiny model needs none, others need one")
     elif not listed:
-        yield error("gpu", "none, and the run asks for one", 'set the devices to "auto" or "cpu"')
+        yield error("gpu", f"none, and the run asks for some: {asking}", _WITHOUT_GPU)
     elif chosen:
         yield judge(
             "gpu", f"torch sees none of {len(listed)}{chosen}", "unset it, or name other GPUs"
@@ -221,7 +226,8 @@ def judge_gpus(
             f"nvidia-smi lists {len(listed)}, torch sees none",
             "the driver is older than this torch's CUDA: update it, or install an older build"
             if torch["cuda"]
-            else "install the CUDA build of torch: pip install torch",
+            else "install the CUDA build of torch: scripts/setup, or `pip install --force-reinstall torch=="
+            f"{str(torch['version']).partition('+')[0]}`",  # the CPU build is the same version to pip
         )
 
 

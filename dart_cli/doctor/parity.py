@@ -82,7 +82,8 @@ def parity(config: Config) -> Iterator[Finding]:
                 rescore(model, part, config.train.pack_tokens) for part in parted(batch)
             )
     except DartError as fault:
-        yield error("parity", str(fault), "fix that, run dart doctor again")
+        problem, _, cure = str(fault).partition("; ")
+        yield error("parity", problem, cure or "correct what it names, then run dart doctor again")
         return
     except TimeoutError:
         yield error(
@@ -138,7 +139,9 @@ def judge(
             text += f"; {shown}"
         beyond = not each.mean <= limit
         few = each.tokens < LEAST_TOKENS
-        cure = "see below" if not few else f"too few tokens to judge by: {LEAST_TOKENS} are needed"
+        cure = "see below"
+        if few:
+            cure = f"raise rollout.max_tokens: fewer than {LEAST_TOKENS} tokens are too few to judge by"
         yield Finding("parity", "warning" if beyond else "ok", text, cure if beyond else "")
     if alarm := alarm_of(compared, limit):
         problem, _, cure = alarm.partition(". ")

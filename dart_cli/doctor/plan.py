@@ -28,7 +28,7 @@ from dart_cli.doctor.trainer_memory import (
     TrainerSetup,
     trainer_memory,
 )
-from dart_cli.engines.vllm.room import divide
+from dart_cli.engines.vllm.room import divide, divide_on_cpu
 from dart_cli.policy.coordinates import screen_tokens
 
 MIB = 2**20
@@ -97,12 +97,13 @@ def make_plan(
     steps: float = STEPS,
     most_steps: int = STEPS,
     screen: tuple[int, int] | None = None,
+    on_cpu: bool = False,
 ) -> Plan:
     """The plan of a configuration whose model has this config.json and preprocessor.
 
     `steps` are those of an average episode, `most_steps` of the longest; `screen` are the pixels of a
-    screen where the suite's options name none. Raises ModelError where a size of the model is none,
-    ConfigError where that of a screen is.
+    screen where the suite's options name none. `on_cpu`: no process has a GPU, and `gpu` plays no part. Raises
+    ModelError where a size of the model is none, ConfigError where that of a screen is.
     """
     shape = shape_of(tree)
     screen = screen_of(config) or screen or SCREEN
@@ -118,7 +119,8 @@ def make_plan(
     trainer = trainer_memory(shape, setup) if config.train.learner == "torch" else None
     engine, positions = None, _positions(config, tree)
     if config.rollout.engine in MODEL_ENGINES:
-        engine = _engine(config, shape, gpu, longest, positions or longest, form.screen)
+        memory = None if on_cpu or config.rollout.device == "cpu" else gpu.memory
+        engine = _engine(config, shape, memory, longest, positions or longest, form.screen)
     return Plan(
         shape=shape,
         setup=setup,
@@ -185,9 +187,12 @@ def trainer_setup(
 
 
 def _engine(
-    config: Config, shape: Shape, gpu: GpuKind, longest: int, length: int, screen: int
+    config: Config, shape: Shape, memory: int | None, longest: int, length: int, screen: int
 ) -> EnginePlan:
-    """Return the plan of an engine that takes sequences of `length` tokens and prompts of up to `longest`."""
+    """Return the plan of an engine that takes sequences of `length` tokens and prompts of up to `longest`.
+
+    `memory` is that of a GPU, bytes; None for an engine on the CPU.
+    """
     wide = WIDTH[config.model.dtype]
     token = shape.cached * wide
     if config.rollout.engine != "vllm":
@@ -197,7 +202,10 @@ def _engine(
         prompts = cache / (longest * token)
         return EnginePlan(wide * shape.parameters, cache + kept, passing, prompts)
     shown = screens_in_play(config) * screen
-    room = divide(config.vllm, shape, wide=wide, memory=gpu.memory, length=length, shown=shown)
+    if memory is None:
+        room = divide_on_cpu(config.vllm, shape, wide=wide, length=length, shown=shown)
+    else:
+        room = divide(config.vllm, shape, wide=wide, memory=memory, length=length, shown=shown)
     return EnginePlan(
         weights=room.weights,
         cache=room.cache,

@@ -1,7 +1,7 @@
 """The plan of one configuration against this host, for the doctor and for `--dry-run`.
 
 plan            its findings
-absent_gpus     GPUs that [up] names and this host has not
+absent_gpus     GPUs that [up] names and this host has not, where only nvidia-smi tells
 refuse_misfit   its lines; raises what cannot fit
 planned         the plan, the room for it, and where its steps come from
 plan_lines      its text, a line for each subject
@@ -13,12 +13,22 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bus.errors import ConfigError, DartError, ModelError
-from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.devices import gpus_here, listed_gpus
-from dart_cli.config.model_folder import BUILTIN, model_folder, read_json, screens
+from dart_cli.config.model_folder import (
+    BUILTIN,
+    Screens,
+    model_folder,
+    model_problem,
+    read_json,
+    refuse_class,
+    resolve,
+    screens,
+    screens_from,
+)
+from dart_cli.config.published import published_of, small_files_cure
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
@@ -43,31 +53,33 @@ class Planned(NamedTuple):
     plan: Plan
     room: Room
     steps_from: str  # where the steps of its episodes come from
+    published: str  # the checkpoint whose shape is planned; empty where the model's folder is here
 
     def lines(self, config: Config, role: Role | None) -> dict[str, str]:
         """Texts by subject."""
-        return dict(plan_lines(self.plan, config, self.room, role, self.steps_from))
+        texts = dict(plan_lines(self.plan, config, self.room, role, self.steps_from))
+        if self.published:
+            shape = f"the published shape of {self.published}, as {config.model.path} is not here"
+            texts["plan for"] = f"{shape}; {texts['plan for']}"
+        return texts
 
 
 def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
-    """What the run will take, against what is here; nothing for a shipped model, or none.
+    """Yield what the run will take, against what is here; nothing for a shipped model, or none.
 
-    `steps` are those of an episode; None for what the tasks allow. config.json and the preprocessor
-    are enough: weights may come later.
+    `steps` are those of an episode; None for what the tasks allow. The model's small files are enough, or the
+    published shape of its class where its folder is not here. A model that `configuration` refuses with the same
+    words has no line.
     """
     # Elsewhere this is a mistake of the configuration (rules/machine.py).
-    if not gpus_here() and listed_gpus() is None:
+    if gpus_here() is None and listed_gpus() is None:
         yield from absent_gpus(config.up, len(gpu_kinds()))
     try:
         made = planned(config, steps)
     except ModelError as fault:
-        folder = model_folder(config.model.path)
-        yield warning(
-            "plan",
-            f"there is none: {fault}",
-            "the model's config.json and preprocessor_config.json are enough: `hf download REPO "
-            f"config.json preprocessor_config.json --local-dir {folder}`",
-        )
+        problem, _, cure = str(fault).partition("; ")
+        if problem not in model_problem(config.model.path):
+            yield warning("plan", f"there is none: {problem}", cure)
         return
     except ConfigError as fault:
         problem, _, cure = str(fault).partition("; ")
@@ -122,28 +134,50 @@ def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[st
 
 
 def planned(config: Config, steps: int | None = None) -> Planned | None:
-    """The plan of a run on this host; None where the run loads no model of its own.
+    """Return the plan of a run on this host; None where the run loads no model of its own.
 
-    Raises ModelError where the model's small files cannot be read, ConfigError for a screen that is
-    none.
+    Raises ModelError where the model's small files cannot be read and its shape is not published, ConfigError for a
+    screen that is none.
     """
     loaded = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
     if not loaded or config.model.path in BUILTIN:
         return None
-    folder = model_folder(config.model.path)
-    tree = read_json(folder, "config.json")
-    if (kind := tree.get("model_type")) not in MODEL_TYPES:
-        raise ModelError(
-            f"{folder / 'config.json'}: model_type is {str(kind or 'missing')[:60]}, want one of "
-            f"{', '.join(MODEL_TYPES)}"
-        )
+    tree, cut, published = _small_files(config)
     room = _room(config)
     average, most, steps_from = _steps(config, steps)
     screen = screen_of(config) or screen_of_suite(config)
-    found = make_plan(
-        config, tree, screens(folder), room.gpu, steps=average, most_steps=most, screen=screen
+    made = make_plan(
+        config,
+        tree,
+        cut,
+        room.gpu,
+        steps=average,
+        most_steps=most,
+        screen=screen,
+        on_cpu=room.on_cpu,
     )
-    return Planned(found, room, steps_from)
+    return Planned(made, room, steps_from, published)
+
+
+def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
+    """Return the model's config.json, its preprocessor's sizes, and the checkpoint whose these are if its folder is not here.
+
+    Raises ModelError.
+    """
+    path = config.model.path
+    if path.startswith("builtin:") or model_folder(path).is_dir():
+        folder = resolve(path)
+        tree = read_json(folder, "config.json")
+        refuse_class(folder, tree)
+        return tree, screens(folder), ""
+    published = published_of(config)
+    if not published.is_size_of(path):
+        raise ModelError(
+            f"model.path = {path} is no folder, and of its class the shape of {published.checkpoint} is published, "
+            f"which is of another size; {small_files_cure(path)}"
+        )
+    tree = {**published.tree, "model_type": published.model_type}
+    return tree, screens_from(published.preprocessor, model_folder(path)), published.checkpoint
 
 
 def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
@@ -167,13 +201,15 @@ def _room(config: Config) -> Room:
     asked = bool(config.up.train_gpus or config.up.rollout_gpus)
     on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
     here = bool(listed) or on_cpu  # else it is a plan of another machine
+    shm = shutil.disk_usage(SHARED) if here and SHARED.is_dir() else None
     return Room(
         gpu=min(listed, key=lambda each: each.memory) if listed else H100,
         gpus=len(listed if names is None else names),
         found=bool(listed),
         on_cpu=on_cpu,
         memory=host[0] if host and here else None,
-        shared=shutil.disk_usage(SHARED).free if here and SHARED.is_dir() else None,
+        shared=None if shm is None else shm.free,
+        shared_taken=0 if shm is None else shm.used,
         disk=_disk(config.run.dir) if here else None,
     )
 

@@ -43,7 +43,8 @@ def play(config: Config) -> Iterator[Finding]:
     try:
         stopped = run_until_stopped(_play_one(config, over, waits), waits, lambda: None)
     except DartError as fault:
-        yield error("episode", str(fault), "fix that, run dart doctor again")
+        problem, _, cure = str(fault).partition("; ")
+        yield error("episode", problem, cure or "correct what it names, then run dart doctor again")
         return
     except TimeoutError:
         yield error(

@@ -11,6 +11,7 @@ values          whether every number of the model's weights is finite
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.families import FAMILIES, NONE, origins, recognise, told, with_family
 from dart_cli.config.model_folder import (
     BUILTIN,
+    CLASSES_CURE,
     folder_of,
     model_folder,
     model_problem,
@@ -105,7 +107,9 @@ def _run_in(path: Path) -> Iterator[Finding]:
         with open_reader(path) as reader:
             trained = reader.total("batches")
     except DartError as fault:
-        yield error("run directory", str(fault), "fix it, or set it aside: dart up --fresh")
+        problem, _, cure = str(fault).partition("; ")
+        aside = f"set it aside: mv {path} {path}.old"
+        yield error("run directory", problem, f"{cure}, or {aside}" if cure else aside)
         return
     yield ok("run directory", f"{path}: {state}, {trained} batches")
 
@@ -146,7 +150,7 @@ def judge_room(free: int, max_gb: float, place: Path) -> Finding:
         return warning(
             "disk",
             f"{found}, the database may take data.max_gb = {max_gb:g}",
-            f"set data.max_gb below {free / 1e9:.0f}, or free some",
+            f"set data.max_gb = {free // 10**9}, or free some",
         )
     return ok("disk", found)
 
@@ -179,27 +183,34 @@ def ports(config: Config) -> Iterator[Finding]:
         yield ok("ports", f"{wanted[0]} to {wanted[-1]} are this run's, process {pid}")
         return
     for port in wanted:
-        if fault := _cannot_listen(config.bus.host, port):
-            yield error(
-                "ports",
-                f"bus.host {config.bus.host}, port {port}: {fault}",
-                "end what listens there (ss -ltnp), or change bus.port; on a host that does not run "
-                "`dart data` this is no mistake",
-            )
+        if problem := _cannot_listen(config.bus.host, port):
+            fault, cure = problem
+            where = f"bus.host {config.bus.host}, port {port}"
+            yield error("ports", f"{where}: {fault}", f"{cure}; {_ELSEWHERE}")
             return
     yield ok("ports", f"{wanted[0]} to {wanted[-1]} of {config.bus.host} are free")
 
 
-def _cannot_listen(host: str, port: int) -> str:
-    """Why; empty if it can."""
+_ELSEWHERE = "on a host that does not run `dart data` this is no mistake"
+
+
+def _cannot_listen(host: str, port: int) -> tuple[str, str] | None:
+    """Return why `dart data` could not listen there, and the cure; None if it can."""
+    address = (
+        "set bus.host to an address of the host that runs `dart data` (hostname -I lists them)"
+    )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((host, port), family=family).close()
     except OSError as fault:
-        return fault.strerror or str(fault)
+        cures = {
+            errno.EADDRINUSE: "end what listens there (ss -ltnp), or change bus.port",
+            errno.EACCES: "set bus.port to 1024 or more",
+        }
+        return fault.strerror or str(fault), cures.get(fault.errno or 0, address)
     except UnicodeError:  # a..b, say
-        return "it is not a host name"
-    return ""
+        return "it is not a host name", address
+    return None
 
 
 def model_folder_alone(config: Config) -> Iterator[Finding]:
@@ -300,7 +311,7 @@ def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
         text = (
             f"no engine here loads model_type {' or '.join(its.model_types)}: codec and prompt only"
         )
-        yield warning("family", text, "docs/families.md has the families that load")
+        yield warning("family", text, f"to train a model: {CLASSES_CURE}")
     for each in origins(config):
         yield ok(f"policy.{each.key}", told(each))
 
@@ -318,7 +329,8 @@ def values(config: Config) -> Iterator[Finding]:
                 if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
                     bad[name] = count
     except DartError as fault:
-        yield error("values", str(fault), "")
+        problem, _, cure = str(fault).partition("; ")
+        yield error("values", problem, cure)
         return
     if bad:
         name, count = next(iter(bad.items()))

@@ -7,6 +7,9 @@
     miniature   the user's model, cut to about a thousandth of its numbers
     writing     what that model writes: actions, in the user's action language and tokens
     stand_in    the small files of a model whose folder is not here
+    budget      the time that it has, and how much of a run is played in it
+    passes      what a pass of the model takes
+    stopping    its end by a signal, or as its time is over
     play        the run, its evaluation and its export, as the processes that a person would start
     findings    what only a rehearsal sees: prompts, actions, rewards
     report      the table and the line of JSON

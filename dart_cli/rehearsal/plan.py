@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,20 @@ class Rehearsal:
     def config(self) -> Config:
         """The configuration that is played."""
         return load_config(self.path, self.overrides)
+
+    @property
+    def has_model(self) -> bool:
+        """Return whether a model is played that dart loads."""
+        written = self.written
+        return written.rollout.engine in MODEL_ENGINES or written.train.learner == "torch"
+
+    def reduce(self, values: Mapping[str, Any], why: str) -> None:
+        """Change more keys, or the same ones further."""
+        for key, value in values.items():
+            before = self.changed(key)
+            written = value_of(self.written, key) if before is None else before.written
+            self.changes = [each for each in self.changes if each is not before]
+            self.changes.append(Change(key, written, value, why))
 
     def changed(self, key: str) -> Change | None:
         """The change of a key; None where it is as written."""
@@ -190,8 +204,7 @@ def _free_port() -> int:
 def _with_model(plan: Rehearsal) -> None:
     """Add the miniature; a model that ships is small enough as it is."""
     config = plan.written
-    models = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
-    if config.model.path in BUILTIN or not models:
+    if config.model.path in BUILTIN or not plan.has_model:
         return
     from dart_cli.config.architecture import shape_of
     from dart_cli.rehearsal.miniature import write_miniature

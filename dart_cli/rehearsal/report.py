@@ -1,13 +1,13 @@
 """What a rehearsal reports: a table of the run's parts, what was seen, one line of JSON.
 
 Report   all of it
-parts    name -> configured, stood_in or machine_only, with what stands in
+parts    name -> configured, stood_in, not_played or machine_only, with what stands in
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rich.console import Console
@@ -16,8 +16,18 @@ from rich.table import Table
 from dart_cli.config.values import shown
 from dart_cli.rehearsal.findings import Seen
 from dart_cli.rehearsal.plan import Rehearsal
+from dart_cli.rehearsal.play import (
+    COMPARED,
+    EPISODE,
+    EVALUATION,
+    PUBLICATION,
+    RESUME,
+    UPDATE,
+    Player,
+)
+from dart_cli.rehearsal.stopping import LACK, Stopped
 
-State = Literal["configured", "stood_in", "machine_only"]
+State = Literal["configured", "stood_in", "not_played", "machine_only"]
 
 MACHINE_ONLY = {
     "attention and other kernels": ("attention", "model"),
@@ -32,8 +42,21 @@ MACHINE_ONLY = {
 _COLUMNS: dict[State, str] = {
     "configured": "as configured",
     "stood_in": "stood in for",
+    "not_played": "not played",
     "machine_only": "only there",
 }
+
+
+PROOFS = {
+    **dict.fromkeys(("model", "tokenizer and chat template", "suite and environments"), EPISODE),
+    **dict.fromkeys(("verdicts", "action language, prompts, history", "engine"), EPISODE),
+    **dict.fromkeys(("groups and batches", "trainer, ranks"), UPDATE),
+    "kill and resume from a checkpoint": RESUME,
+    "weight channel": PUBLICATION,
+    "evaluation": EVALUATION,
+    "export": COMPARED,
+}
+"""Parts of the table, and what proves each."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +68,15 @@ class Part:
     told: str = ""
 
 
-def parts(plan: Rehearsal) -> Iterator[Part]:
-    """All parts of a run, in the order of its data's way."""
+def parts(plan: Rehearsal, left_out: Mapping[str, str]) -> Iterator[Part]:
+    """Yield all parts of a run, in the order of its data's way; those that are `left_out` with the reason."""
+    for each in _rehearsed(plan):
+        why = left_out.get(PROOFS.get(each.name, ""))
+        yield each if why is None else Part(each.name, "not_played", why)
+
+
+def _rehearsed(plan: Rehearsal) -> Iterator[Part]:
+    """Yield the same as they are when they are played."""
     written = plan.written
 
     def part(name: str, *keys: str, told: str = "") -> Part:
@@ -70,9 +100,12 @@ def parts(plan: Rehearsal) -> Iterator[Part]:
     else:
         yield Part("model", "configured", written.model.path)
         yield Part("tokenizer and chat template", "configured")
-    yield part("suite and environments", "env.slots", "up.envs", told=written.env.suite)
+    yield part(
+        "suite and environments", "env.options", "env.slots", "up.envs", told=written.env.suite
+    )
     yield Part("verdicts", "stood_in", "the suite's are given and counted; a coin's are trained on")
-    yield Part("action language, prompts, history", "configured", written.policy.codec)
+    images = ("policy.history_images", "policy.history_images_most")
+    yield part("action language, prompts, history", *images, told=written.policy.codec)
     yield part(
         "engine", "rollout.engine", "up.rollouts", "rollout.max_batch", told=written.rollout.engine
     )
@@ -95,29 +128,34 @@ class Report:
     """One rehearsal's."""
 
     plan: Rehearsal
-    seconds: float = 0.0
+    player: Player
+    failed: dict[str, str] = field(default_factory=dict)  # part -> what is wrong, and the cure
+    part: str = ""  # that is played
+    stopped: Stopped | None = None
     cpu_seconds: float = 0.0  # at least: of the processes whose end was seen
-    failed: dict[str, str] | None = None  # part -> what is wrong, and the cure
     seen: Seen | None = None
-    doctor: tuple[str, ...] = ()  # its lines for the real sizes
-    difference: float | None = None  # nats, of the export, the largest
-    compared: int = 0
+    doctor: Mapping[str, str] = field(default_factory=dict)  # its lines for the real sizes
 
     def show(self, console: Console) -> None:
-        """The table, what was seen, what failed."""
-        table = Table(title=f"rehearsal of {self.plan.path}", title_justify="left")
-        for name in ("part", "rehearsed", "by"):
-            table.add_column(name, overflow="fold")
-        for each in parts(self.plan):
+        """Print the tables, what was seen, what was not played, what failed; no line is wider than the console."""
+        table = _table(f"rehearsal of {self.plan.path}", "part", "rehearsed", "by")
+        for each in parts(self.plan, self.player.left_out):
             table.add_row(each.name, _COLUMNS[each.state], each.told)
         console.print(table)
+        if self.doctor:
+            table = _table("dart doctor, for the real sizes", "of", "it takes")
+            for name, text in self.doctor.items():
+                table.add_row(name, text)
+            console.print(table)
         for line in self._lines():
-            console.print(line, soft_wrap=True)
-        for name, text in (self.failed or {}).items():
-            console.print(f"failed: {name}: {text}", soft_wrap=True)
+            console.print(line)
+        for name, text in self.failed.items():
+            console.print(f"failed: {name}: {text}")
 
     def _lines(self) -> Iterator[str]:
-        seen, written = self.seen, self.plan.written
+        seen, written, player = self.seen, self.plan.written, self.player
+        if player.chosen:
+            yield player.chosen
         if seen is not None:
             limit = written.vllm.max_model_len
             yield (
@@ -128,26 +166,33 @@ class Report:
                 f"{seen.judged.get('pass', 0)} pass, {seen.judged.get('fail', 0)} fail; a version has "
                 f"{seen.version_bytes / 1e6:.1f} MB"
             )
-        if self.difference is not None:
+        if player.difference is not None:
             yield (
-                f"the export scores {self.compared} stored tokens as the published weights do: the largest "
-                f"difference is {self.difference:.1e} nats"
+                f"the export scores {player.compared} stored tokens as the published weights do: the largest "
+                f"difference is {player.difference:.1e} nats"
             )
-        for line in self.doctor:
-            yield f"dart doctor, for the real sizes: {line}"
+        if self.part and self.stopped is not None:
+            yield f"{self.stopped.why}, in the part: {self.part}"
+        for part, why in player.left_out.items():
+            yield f"not played: {part}, {why}"
         yield (
-            f"{self.seconds:.0f} s, at least {self.cpu_seconds:.0f} CPU seconds; all of it is in {self.plan.folder}, again by: "
-            "dart up CONFIG --rehearse"
+            f"{player.budget.spent_s:.0f} of {player.budget.seconds:.0f} s, at least {self.cpu_seconds:.0f} CPU "
+            f"seconds; all of it is in {self.plan.folder}, again by: dart up CONFIG --rehearse"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The last line."""
-        seen = self.seen
+        """Return the last line."""
+        seen, player = self.seen, self.player
         return {
-            "seconds": round(self.seconds, 1),
+            "seconds": round(player.budget.spent_s, 1),
+            "budget_s": player.budget.seconds,
             "cpu_seconds": round(self.cpu_seconds, 1),
-            "parts": {each.name: each.state for each in parts(self.plan)},
-            "failed": self.failed or {},
+            "parts": {each.name: each.state for each in parts(self.plan, player.left_out)},
+            "failed": self.failed,
+            "stopped": "" if self.stopped is None else self.stopped.why,
+            "proved": {part: round(at, 1) for part, at in player.proved.items()},
+            "not_played": player.left_out,
+            "reduced": [each.key for each in self.plan.changes if each.why == LACK],
             "changes": {
                 each.key: [str(each.written), str(each.rehearsed)]
                 for each in self.plan.changes
@@ -159,5 +204,12 @@ class Report:
             "malformed": None if seen is None else seen.malformed / max(1, seen.episodes),
             "invalid": None if seen is None else seen.invalid,
             "version_bytes": None if seen is None else seen.version_bytes,
-            "export_difference": self.difference,
+            "export_difference": player.difference,
         }
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

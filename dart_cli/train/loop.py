@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
+LOADED = "is loaded, its weights are"
+"""In the log, once the trainer of a process can train; a rehearsal sees by it that a killed one has resumed."""
 TELL_WAIT_S = 15.0
 """A wait for a batch is logged so often, with what it is for."""
 BEAT_S = 10.0
@@ -203,7 +205,7 @@ class Trainer:
         )
         await self._publications.announce(published, self._updates_applied)
         learner.before_change = self._publications.before_change
-        log.info("%s is loaded, its weights are v%d", self._config.model.path, self._version)
+        log.info("%s %s v%d", self._config.model.path, LOADED, self._version)
         return learner
 
     async def _greet(self) -> KnownVersion | None:

@@ -148,7 +148,7 @@ def test_places_are_looked_up_once(visible: str | None, worker: str, seen: str) 
         ("0,1,2", "train", "up.train_gpus = [0, 1, 2, 3] for train names place 3 of CUDA_VISIBLE_"),
         ("0,1,2", "train", "for train alone it may list just 4"),
         ("6", "rollout-1", "up.rollout_gpus = [6, 7] for rollout-1 names places 6, 7 of"),
-        ("", "rollout-0", "of which CUDA sees no GPU"),
+        ("", "rollout-0", "and no GPU is visible; list GPUs there"),
         (None, "eval-1", "there are; or start it with CUDA_VISIBLE_DEVICES set to its own"),
     ],
 )

@@ -228,7 +228,7 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "own.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
     change_json(folder, "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
-    assert "model_type is own, want one of" in model_problem(str(folder))
+    assert "model_type is own, which dart does not load" in model_problem(str(folder))
     change_json(folder, "config.json", model_type="qwen2_5_vl")
     assert model_problem(str(folder)) == ""
     assert not (tmp_path / "ran").exists()

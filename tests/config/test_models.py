@@ -20,7 +20,10 @@ CASES = [
     Case("unknown builtin", '[model]\npath = "builtin:big"\n', "model.path", "'builtin:tiny'"),
     Case("empty model folder", '[model]\npath = "{folder}"\n', "model.path", "config.json"),
     Case(
-        "model of another kind", '[model]\npath = "{llama}"\n', "model.path", "want one of qwen2_vl"
+        "model of another kind",
+        '[model]\npath = "{llama}"\n',
+        "model.path",
+        "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl",
     ),
     Case("model without weights", '[model]\npath = "{bare}"\n', "model.path", "*.safetensors"),
 ]

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from dart_cli.config.model_folder import Screens
+from dart_cli.config.published import PUBLISHED
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import H100, Plan, make_plan
-from dart_cli.rehearsal.stand_in import PUBLISHED
 from tests.config.model_parts import write_json
 
-_SHAPE, _SCREENS = PUBLISHED["qwen2_5_vl"][1:3]
-CONFIG: dict[str, Any] = {"model_type": "qwen2_5_vl", **_SHAPE}
-PREPROCESSOR: dict[str, Any] = {"patch_size": 14, "merge_size": 2, **_SCREENS}
+_PUBLISHED = PUBLISHED["qwen2_5_vl"]
+CONFIG: dict[str, Any] = {"model_type": "qwen2_5_vl", **_PUBLISHED.tree}
+PREPROCESSOR: dict[str, Any] = {"patch_size": 14, "merge_size": 2, **_PUBLISHED.preprocessor}
 CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
 
 

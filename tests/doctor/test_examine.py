@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dart_cli.config import devices
 from dart_cli.data.store.open import open_store
+from dart_cli.doctor import machine
 from dart_cli.runtime.run_dir import save_config
 from tests.doctor.parts import config_in, doctor
 from tests.env.unruly_suite import SUITE as UNRULY
@@ -61,6 +63,28 @@ def test_every_mistake_of_a_configuration_is_printed_with_its_cure(
     for part in ("mini/clik", "is no folder: nowhere", "hf download", "eval.tasks"):
         assert part in out
     assert "3 things must be fixed first" in out
+
+
+def test_a_missing_gpu_is_told_once_with_every_key_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a 7B whose folder is not here is planned by its published shape."""
+    monkeypatch.setattr(devices, "_host_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "list_gpus", lambda: ([], ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    path = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
+    assert doctor(path, "--json", "--set", f"run.dir={tmp_path / 'run'}") == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    errors = {each["subject"]: each["text"] for each in findings if each["level"] == "error"}
+    errors.pop("rollout.engine", None)  # where vLLM is not installed
+    assert errors.keys() == {"gpu", "model.path"}
+    assert errors["gpu"] == (
+        'none, and the run asks for some: rollout.device = "cuda", train.device = "cuda", '
+        "up.train_gpus = [0, 1, 2, 3, 4, 5], up.rollout_gpus = [6, 7]"
+    )
+    plans = [each["text"] for each in findings if each["subject"] == "plan"]
+    assert plans[0].startswith("plan for: the published shape of UI-TARS-1.5-7B, as ")
+    assert any("trainer: 6 ranks, each 50.7 GB of 85.5 GB" in each for each in plans)
 
 
 def test_a_run_directory_is_examined_as_a_run_and_not_as_a_model(

@@ -73,6 +73,43 @@ def test_too_few_gpus_are_named() -> None:
 # --- engines -------------------------------------------------------------------------------
 
 
+def test_a_cache_on_the_cpu_that_holds_no_prompt_is_refused_with_the_bytes_that_do() -> None:
+    """No GPU with more memory would cure it, nor vllm.gpu_memory_utilization."""
+    room = Room(H100, on_cpu=True, memory=10**13)
+    sections: Sections = {"rollout": {"device": "cpu"}, "up": {"rollout_gpus": []}}
+
+    def errors(sections: Sections) -> list[Finding]:
+        config = config_of(**sections)
+        return misfits(make_plan(config, CONFIG, CUT, H100, on_cpu=True), config, room)
+
+    [found] = errors(sections)
+    assert found.text.startswith("an engine has room for 0.")
+    value = re.search(r"vllm.options = (\{.*?\})", found.cure)
+    assert value is not None
+    options = tomllib.loads(f"value = {value[1]}")["value"]
+    assert not errors({**sections, "vllm": {"options": options}})
+
+
+def test_a_cache_of_one_size_is_not_cured_by_another_gpu() -> None:
+    sections: Sections = {"rollout": {"engine": "transformers"}, "policy": {"history_images": 32}}
+    [found] = refused(EIGHT, sections, "rollout")
+    assert found.cure == 'set policy.history_images lower, or rollout.engine = "vllm"'
+
+
+def test_shared_memory_is_remounted_by_its_whole_size() -> None:
+    """`size=` is not what is to be free: others hold a part of it."""
+    config = config_of()
+    plan = plan_of()
+    sizes = []
+    for taken in (0, 50 * 10**9):
+        room = Room(H100, gpus=8, found=True, memory=10**13, shared=10**9, shared_taken=taken)
+        [found] = [each for each in cautions(plan, config, room) if "/dev/shm" in each.text]
+        size = re.search(r"size=(\d+)G", found.cure)
+        assert size is not None
+        sizes.append(int(size[1]))
+    assert sizes[1] - sizes[0] == 50
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -21,28 +21,70 @@ CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
 
 
 @pytest.mark.parametrize(
-    ("listed", "torch", "visible", "needed", "level", "part"),
+    ("listed", "torch", "visible", "asking", "level", "part"),
     [
-        ([], CPU, None, False, "ok", "none: the tiny model needs none"),
-        ([], CPU, None, True, "error", "none, and the run asks for one"),
-        (["H200, 141 GiB"], CPU, None, False, "warning", "install the CUDA build"),
-        (["H200, 141 GiB"], CPU, None, True, "error", "install the CUDA build"),
-        (["H200, 141 GiB"], CUDA, None, True, "error", "the driver is older"),
-        (["H200, 141 GiB"], CUDA, "", True, "error", "unset it"),
-        (["H200, 141 GiB"], CUDA | {"gpus": 1}, "0", True, "ok", "torch sees 1 of 1"),
-        (["H200"] * 4, CUDA | {"gpus": 2}, "0,1", True, "ok", "torch sees 2 of 4"),
-        (["H200"] * 4, CUDA | {"gpus": 1}, "GPU-a,GPU-x", True, "error", "lists 2, torch sees 1"),
-        (["H200"] * 4, CUDA | {"gpus": 1}, "0,9", False, "warning", "CUDA stops at the first"),
-        (["H200"] * 4, CUDA | {"gpus": 1}, "MIG-a,MIG-b", True, "ok", "torch sees 1 of 4"),
-        ([], "exit code 1: no module", None, False, "error", "scripts/setup"),
+        ([], CPU, None, "", "ok", "none: the tiny model needs none"),
+        (
+            [],
+            CPU,
+            None,
+            "train.device = 'cuda'",
+            "error",
+            "none, and the run asks for some: train.device = 'cuda'",
+        ),
+        (
+            ["H200, 141 GiB"],
+            CPU,
+            None,
+            "",
+            "warning",
+            "pip install --force-reinstall torch==2.13.0`",
+        ),
+        (["H200, 141 GiB"], CPU, None, "train.device = 'cuda'", "error", "install the CUDA build"),
+        (["H200, 141 GiB"], CUDA, None, "train.device = 'cuda'", "error", "the driver is older"),
+        (["H200, 141 GiB"], CUDA, "", "train.device = 'cuda'", "error", "unset it"),
+        (
+            ["H200, 141 GiB"],
+            CUDA | {"gpus": 1},
+            "0",
+            "train.device = 'cuda'",
+            "ok",
+            "torch sees 1 of 1",
+        ),
+        (
+            ["H200"] * 4,
+            CUDA | {"gpus": 2},
+            "0,1",
+            "train.device = 'cuda'",
+            "ok",
+            "torch sees 2 of 4",
+        ),
+        (
+            ["H200"] * 4,
+            CUDA | {"gpus": 1},
+            "GPU-a,GPU-x",
+            "train.device = 'cuda'",
+            "error",
+            "lists 2, torch sees 1",
+        ),
+        (["H200"] * 4, CUDA | {"gpus": 1}, "0,9", "", "warning", "CUDA stops at the first"),
+        (
+            ["H200"] * 4,
+            CUDA | {"gpus": 1},
+            "MIG-a,MIG-b",
+            "train.device = 'cuda'",
+            "ok",
+            "torch sees 1 of 4",
+        ),
+        ([], "exit code 1: no module", None, "", "error", "scripts/setup"),
     ],
 )
 def test_gpus_are_those_that_torch_sees(
-    listed: list[str], torch: Any, visible: str | None, needed: bool, level: str, part: str
+    listed: list[str], torch: Any, visible: str | None, asking: str, level: str, part: str
 ) -> None:
-    found = worst(list(machine.judge_gpus(listed, torch, visible, needed=needed)))
+    found = worst(list(machine.judge_gpus(listed, torch, visible, asking)))
     assert found.level == level
-    findings = list(machine.judge_gpus(listed, torch, visible, needed=needed))
+    findings = list(machine.judge_gpus(listed, torch, visible, asking))
     assert any(part in f"{each.text} {each.cure}" for each in findings)
 
 

@@ -101,6 +101,22 @@ def test_features_of_the_screens_in_play_are_beside_the_keys_and_values() -> Non
     assert smaller.passing == 4_000_000_000 + batch // 2
 
 
+def test_vllm_on_a_cpu_takes_what_dart_gives_it_and_no_share_of_a_gpu() -> None:
+    """dart_cli/engines/vllm/start.py asks it for 512 MiB of keys and values, whatever the memory."""
+    sections: dict[str, dict[str, Any]] = {"rollout": {"device": "cpu"}, "up": {"rollout_gpus": []}}
+    config = config_of(**sections)
+    engine = make_plan(config, CONFIG, CUT, H100, on_cpu=True).engine
+    assert engine is not None
+    assert engine.cache == 512 << 20
+    batch = 2 * (4 * 3584 + 2 * 18944)  # bytes of a token
+    assert engine.passing == batch * 128_000, "positions of the model: prompts are not cut there"
+    given = config_of(**sections, vllm={"options": {"kv_cache_memory_bytes": 10**9}})
+    more = make_plan(given, CONFIG, CUT, H100, on_cpu=True).engine
+    assert more is not None
+    assert more.cache == 10**9
+    assert more.prompts == pytest.approx(10**9 / (57_344 * plan_of().longest))
+
+
 def test_features_never_take_the_room_of_the_longest_sequence() -> None:
     """On a card on which one sequence fits, vLLM would refuse to start without it."""
     shape, length = shape_of(CONFIG), 24_576

@@ -13,6 +13,7 @@ from bus.errors import ConfigError
 from dart_cli.config import devices
 from dart_cli.config.load import load_config
 from dart_cli.config.rules import Finding
+from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config, UpConfig
 from dart_cli.doctor import planned
 from dart_cli.doctor.plan import H100, GpuKind
@@ -36,7 +37,7 @@ def host(
     """A host of these GPUs, whose disks and shared memory have `disk` bytes free."""
     monkeypatch.setattr(planned, "gpu_kinds", lambda: list(gpus))
     monkeypatch.setattr(planned, "main_memory", lambda: (memory, memory))
-    usage = type("Usage", (), {"free": disk})
+    usage = type("Usage", (), {"free": disk, "used": 10**9})
     monkeypatch.setattr(planned.shutil, "disk_usage", lambda _: usage)
 
 
@@ -92,7 +93,7 @@ def test_a_full_disk_is_refused_and_little_shared_memory_is_a_warning(
     assert "choose another run.dir" in disk.cure
     assert main.level == "warning"
     assert "60.0 GB are: they are written to run.dir" in main.text
-    assert "--shm-size=83g" in main.cure
+    assert "--shm-size=84g" in main.cure
 
 
 def test_what_a_run_holds_already_is_room_for_it(
@@ -145,7 +146,6 @@ def test_gpus_that_are_not_here_are_found() -> None:
     gpus = UpConfig(train_gpus=[0, 1], rollout_gpus=[2, 8, 9])
     [found] = planned.absent_gpus(gpus, 8)
     assert found.text == "up.rollout_gpus names GPU 8, 9, nvidia-smi lists 0 to 7"
-    assert len(list(planned.absent_gpus(gpus, 0))) == 2
     assert not list(planned.absent_gpus(UpConfig(), 0))
 
 
@@ -172,18 +172,53 @@ def test_a_plan_needs_no_weights_but_a_model(
     assert not list(planned.plan(Config()))  # a shipped model
 
 
-@pytest.mark.parametrize("spoilt", ["nowhere", "of another kind"])
-def test_without_a_model_it_says_what_a_plan_needs(
-    spoilt: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_is_not_here_is_planned_by_its_published_shape(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 8)
+    there, absent = (
+        config_of(model={"path": path}) for path in (str(seven_b), "models/UI-TARS-1.5-7B")
+    )
+    lines = made(absent).lines(absent, None)
+    shape = "the published shape of UI-TARS-1.5-7B, as models/UI-TARS-1.5-7B is not here; "
+    assert lines["plan for"].startswith(shape)
+    of_folder = made(there).lines(there, None)
+    assert lines | {"plan for": lines["plan for"].removeprefix(shape)} == of_folder
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "cure"),
+    [
+        ("models/mine", "its name shows no family whose shape is published", "hf download REPO"),
+        ("models/Qwen2.5-VL-3B-Instruct", "which is of another size", "hf download REPO"),
+        (
+            "models/Qwen3.5-9B",
+            "is of the family qwen3.5, whose class qwen3_5 or qwen3_5_moe dart does not load",
+            "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl, the only ones",
+        ),
+    ],
+)
+def test_without_a_shape_a_plan_says_what_it_needs(
+    path: str, text: str, cure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch)
-    path = seven_b if spoilt == "of another kind" else seven_b / "nowhere"
-    if path == seven_b:
-        change_json(path, "config.json", model_type="gpt2")
-    [found] = planned.plan(config_of(model={"path": str(path)}, up={"rollout_gpus": []}))
-    assert (found.subject, found.level) == ("plan", "warning")
-    assert found.text.startswith("there is none: ")
-    assert f"hf download REPO config.json preprocessor_config.json --local-dir {path}" in found.cure
+    [finding] = planned.plan(config_of(model={"path": path}, up={"rollout_gpus": []}))
+    assert (finding.subject, finding.level) == ("plan", "warning")
+    assert text in finding.text
+    assert cure in finding.cure
+    assert ("hf download" in finding.cure) == ("hf download" in cure)
+
+
+def test_a_folder_that_cannot_be_loaded_is_told_once(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch)
+    change_json(seven_b, "config.json", model_type="qwen3_5")
+    config = config_of(model={"path": str(seven_b)}, up={"rollout_gpus": []})
+    assert not list(planned.plan(config))
+    [finding] = [each for each in find_mistakes(config) if each.subject == "model.path"]
+    assert "model_type is qwen3_5, which dart does not load" in finding.text
+    assert finding.cure.startswith("take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl")
 
 
 @pytest.mark.parametrize(

@@ -109,3 +109,24 @@ async def test_an_answer_of_the_engine_has_a_deadline_in_a_played_episode() -> N
     with pytest.raises(TimeoutError):
         await InTime(Silent(), 0.01).act(request)
     assert await InTime(Says("done()"), 60.0).act(request) == completion("done()")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "cure"),
+    [
+        ("192.0.2.1", 6000, "set bus.host to an address of the host that runs `dart data`"),
+        ("a..b", 6000, "set bus.host to an address of the host that runs `dart data`"),
+    ],
+)
+def test_an_address_of_another_host_is_cured_by_another_address_and_not_by_a_port(
+    host: str, port: int, cure: str, tmp_path: Path
+) -> None:
+    [found] = run.ports(config_in(tmp_path, bus={"host": host, "port": port}))
+    assert found.cure.startswith(cure)
+    assert "bus.port" not in found.cure
+
+
+def test_the_limit_of_the_database_that_is_proposed_is_one_that_fits(tmp_path: Path) -> None:
+    found = run.judge_room(76_800_000_000, 500.0, tmp_path)
+    assert (found.level, found.cure) == ("warning", "set data.max_gb = 76, or free some")
+    assert run.judge_room(76_800_000_000, 76.0, tmp_path).level == "ok"

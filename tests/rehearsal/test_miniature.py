@@ -10,12 +10,13 @@ import torch
 
 from dart_cli.config.architecture import shape_of, text_sizes
 from dart_cli.config.model_folder import Screens
+from dart_cli.config.published import PUBLISHED
 from dart_cli.config.schema import Config, ModelConfig
 from dart_cli.policy.codecs import make_codec
 from dart_cli.policy.coordinates import make_coordinate_map, resize_of
 from dart_cli.policy.model import load_policy
 from dart_cli.rehearsal.miniature import cut_config, write_acting, write_miniature
-from dart_cli.rehearsal.stand_in import PUBLISHED, write_stand_in
+from dart_cli.rehearsal.stand_in import write_stand_in
 
 SCREEN = (224, 168)
 
@@ -32,7 +33,7 @@ def config_of(kind: str, pointing: str = "text") -> Config:
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_the_parts_of_a_published_shape_are_kept(kind: str) -> None:
-    given = {**PUBLISHED[kind][1], "model_type": kind}
+    given = {**PUBLISHED[kind].tree, "model_type": kind}
     small = cut_config(given)
     whole, cut = shape_of(given), shape_of(small)
     assert (

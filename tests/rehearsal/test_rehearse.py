@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dart_cli.cli.main import main
-from tests.waiting import PATIENCE_S
+from dart_cli.rehearsal.play import ALWAYS, OPTIONAL
+from tests.simulated import QUICK
+from tests.waiting import PATIENCE_S, lives, wait_until
 
 SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
 
@@ -27,12 +31,16 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
         "up.train_gpus=[]",
         "up.rollout_gpus=[]",
     ]
-    command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--rehearse"]
+    command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--rehearse-minutes", "1440"]
     command += [part for each in sets for part in ("--set", each)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["failed"] == {}
+    assert found["not_played"] == {}
+    assert found["reduced"] == []
+    assert {*ALWAYS, *OPTIONAL} <= found["proved"].keys()
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 100, "no line is wider than a terminal"
     assert found["parts"]["engine"] == "stood_in"
     assert found["parts"]["evaluation"] == "stood_in"
     assert found["parts"]["export"] == "configured"
@@ -42,6 +50,33 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
     assert found["steps_per_episode"] > 1
     assert "the trainer is killed" in done.stderr
     assert not run.exists()
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_is_stopped_tells_what_it_has_and_leaves_no_process(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n'
+        f'[train]\nlearner = "{QUICK}"\n'
+    )
+    command = [sys.executable, "-m", "dart_cli", "up", str(path), "--rehearse-minutes", "1440"]
+    locks = tmp_path / "run.rehearsal" / "run" / "workers"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len([*locks.glob("*.lock")]) >= 4, "data, train, rollout and env")
+        below = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+        process.send_signal(signal.SIGTERM)
+        *report, last = process.communicate()[0].splitlines()
+    assert process.returncode == 130
+    assert len(below) > 4
+    assert not any(map(lives, below))
+    told = json.loads(last)
+    assert told["stopped"] == "stopped by SIGTERM"
+    assert told["not_played"]["export"] == "stopped by SIGTERM"
+    assert told["parts"]["export"] == "not_played"
+    assert "stopped by SIGTERM, in the part: run" in report
+    assert (tmp_path / "run.rehearsal" / "report.txt").read_text().splitlines() == [*report, last]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from bus.endpoints import is_loopback
 from bus.errors import UserError
 from dart_cli.config import devices
-from dart_cli.config.devices import VISIBLE, gpus_per_worker
+from dart_cli.config.devices import NO_GPU, VISIBLE, gpus_per_worker
 from dart_cli.config.endpoints import KEY_FILE
 from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
@@ -250,7 +250,7 @@ def _not_there(section: str) -> Condition:
         if count is None or not device.startswith("cuda"):
             return ""
         if count == 0:
-            return 'but no GPU is visible; set "auto" or "cpu"'
+            return f'but {NO_GPU}; set "auto" or "cpu"'
         known = f"but there are only cuda:0 to cuda:{count - 1}"
         return known if _index(device) >= count else ""
 
@@ -293,8 +293,8 @@ def _too_many_ranks(config: Config) -> str:
     most = max(MOST_CPU_RANKS, os.cpu_count() or 1)
     if train.device.startswith("cuda") or train.ranks <= most:
         return ""
-    used = "visible" if train.device == "auto" else "used"
-    return f"but no GPU is {used}, and on the CPU there are at most {most} here; lower train.ranks"
+    why = NO_GPU if train.device == "auto" else "no GPU is used"
+    return f"but {why}, and on the CPU there are at most {most} here; lower train.ranks"
 
 
 OF_UP = Table(
@@ -319,7 +319,7 @@ TRAINER = Table(
                 and c.train.device == "auto"
                 and devices.visible_gpus() == 0
             ),
-            '= "optimizer" but no GPU is visible, so masters and moments are in main memory already; '
+            f'= "optimizer" but {NO_GPU}, so masters and moments are in main memory already; '
             'set "none"',
         ),
         Rule(
@@ -340,7 +340,7 @@ NCCL = Table(
         Rule(
             "weights.channel",
             lambda c: c.weights.channel == "nccl" and devices.visible_gpus() == 0,
-            '= "nccl" but no GPU is visible; set "gloo", the same over TCP',
+            f'= "nccl" but {NO_GPU}; set "gloo", the same over TCP',
             ends=True,
         ),
         Rule(

@@ -2,6 +2,7 @@
 
     VllmRoom      bytes of weights, of what passes, of features of screens, of keys and values
     divide        the room of a model on a GPU
+    divide_on_cpu the same in main memory
     batch_tokens  tokens of one forward pass
     kept_tokens   tokens of screens whose features have room
 
@@ -26,9 +27,15 @@ FEATURE_SHARE = 6
 the vision tower's pass over a screen that is shown again, is worth less than a prompt that does not wait."""
 
 
+CPU_KV_MB = 512
+"""MiB of keys and values on a CPU, and room for features of screens beside them."""
+LEAST_CPU_BATCH = 4096
+"""Tokens of one forward pass on a CPU, where no sequence is longer: prompts are not cut into chunks there."""
+
+
 @dataclass(frozen=True)
 class VllmRoom:
-    """Bytes of each GPU of an engine."""
+    """Bytes of each GPU of an engine, or of main memory."""
 
     weights: int
     passing: int
@@ -63,6 +70,17 @@ def divide(
     kept = kept_tokens(shape, wide, room - length * wide * shape.cached // share, shown)
     features = kept * _feature(shape, wide)
     return VllmRoom(weights, passing, features, room - features, kept)
+
+
+def divide_on_cpu(
+    config: VllmConfig, shape: Shape, *, wide: int, length: int, shown: int
+) -> VllmRoom:
+    """Return the room of a model in main memory, of which dart has vLLM take as much as it needs. See `divide`."""
+    batch = _number(config, "max_num_batched_tokens") or max(length, LEAST_CPU_BATCH)
+    cache = _number(config, "kv_cache_memory_bytes") or CPU_KV_MB << 20
+    kept = kept_tokens(shape, wide, CPU_KV_MB << 20, shown)
+    passing = batch * wide * (4 * shape.width + 2 * shape.mlp)
+    return VllmRoom(wide * shape.parameters, passing, kept * _feature(shape, wide), cache, kept)
 
 
 def batch_tokens(config: VllmConfig, length: int, max_batch: int = 1) -> int:

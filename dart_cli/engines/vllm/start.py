@@ -26,7 +26,13 @@ from dart_cli.config.devices import VISIBLE, VLLM_VERSIONS, gpu_names, vllm_prob
 from dart_cli.config.model_folder import read_json
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.vllm import SECTION
-from dart_cli.engines.vllm.room import batch_tokens, divide, kept_tokens
+from dart_cli.engines.vllm.room import (
+    CPU_KV_MB,
+    LEAST_CPU_BATCH,
+    batch_tokens,
+    divide,
+    kept_tokens,
+)
 from dart_cli.policy.model import LoadedPolicy
 
 if TYPE_CHECKING:
@@ -34,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CPU_KV_MB = 512
-"""Size of the KV cache on a CPU, MiB."""
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The only worker of a CPU is in the engine's process. vLLM's CPU platform takes a process more, to set
 its threads; ours are set before either starts."""
@@ -95,7 +99,7 @@ def engine_args(
         arguments["kv_cache_memory_bytes"] = CPU_KV_MB << 20
         # Chunked prefill uses other kernels, which are slower at small sizes.
         arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(length, 4096)
+        arguments["max_num_batched_tokens"] = max(length, LEAST_CPU_BATCH)
         if config.tensor_parallel == 1:
             arguments["distributed_executor_backend"] = IN_ENGINE
     else:

@@ -1,0 +1,197 @@
+"""The published shapes of the classes that dart loads, for a model whose folder is not on this host.
+
+    Published      the small files of one checkpoint
+    PUBLISHED      a checkpoint of each class
+    published_of   that of the model which a configuration names
+
+`dart doctor` plans with them, and a rehearsal plays with a miniature of them. The sizes are those of the checkpoints'
+own config.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus.errors import ModelError
+from dart_cli.config.families import FAMILIES, Family
+from dart_cli.config.model_folder import CLASSES_CURE
+from dart_cli.config.schema import Config
+
+_BILLIONS = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)b(?![a-z\d])", re.IGNORECASE)
+
+
+class Published(NamedTuple):
+    """The small files of one checkpoint."""
+
+    model_type: str
+    checkpoint: str  # its name
+    tree: dict[str, Any]  # its config.json
+    preprocessor: dict[str, Any]
+    system: str  # the system message of its chat template
+
+    def is_size_of(self, path: str) -> bool:
+        """Return whether a model's path names no other number of parameters than this checkpoint has."""
+        named = _BILLIONS.search(Path(path).name)
+        own = _BILLIONS.search(self.checkpoint)
+        return named is None or own is None or float(named[1]) == float(own[1])
+
+
+_CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_OLDER: dict[str, Any] = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "rope_theta": 1e6,
+    "use_sliding_window": False,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+_PATCHES = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+
+PUBLISHED: Mapping[str, Published] = {
+    "qwen2_vl": Published(
+        "qwen2_vl",
+        "Qwen2-VL-7B-Instruct",
+        {
+            **_OLDER,
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "vision_config": {
+                **_PATCHES,
+                "depth": 32,
+                "embed_dim": 1280,
+                "hidden_size": 3584,
+                "mlp_ratio": 4,
+                "num_heads": 16,
+                "in_chans": 3,
+            },
+        },
+        {**_CLIP, "min_pixels": 3136, "max_pixels": 12845056},
+        "You are a helpful assistant.",
+    ),
+    "qwen2_5_vl": Published(
+        "qwen2_5_vl",
+        "UI-TARS-1.5-7B",
+        {
+            **_OLDER,
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "max_position_embeddings": 128000,
+            "vision_config": {
+                **_PATCHES,
+                "depth": 32,
+                "hidden_size": 1280,
+                "intermediate_size": 3420,
+                "out_hidden_size": 3584,
+                "num_heads": 16,
+                "window_size": 112,
+                "in_chans": 3,
+                "fullatt_block_indexes": [7, 15, 23, 31],
+                "tokens_per_second": 2,
+            },
+        },
+        {**_CLIP, "min_pixels": 3136, "max_pixels": 2116800},
+        "You are a helpful assistant.",
+    ),
+    "qwen3_vl": Published(
+        "qwen3_vl",
+        "Qwen3-VL-8B-Instruct",
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "tie_word_embeddings": False,
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                "attention_bias": False,
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "hidden_size": 4096,
+                "intermediate_size": 12288,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 151936,
+                "max_position_embeddings": 262144,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 5e6,
+                "rope_scaling": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [24, 20, 20],
+                    "rope_type": "default",
+                },
+            },
+            "vision_config": {
+                **_PATCHES,
+                "model_type": "qwen3_vl",
+                "patch_size": 16,
+                "depth": 27,
+                "hidden_size": 1152,
+                "intermediate_size": 4304,
+                "out_hidden_size": 4096,
+                "num_heads": 16,
+                "num_position_embeddings": 2304,
+                "deepstack_visual_indexes": [8, 16, 24],
+                "hidden_act": "gelu_pytorch_tanh",
+                "in_channels": 3,
+            },
+        },
+        {
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+            "patch_size": 16,
+            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+        },
+        "",
+    ),
+}
+"""By `model_type`."""
+
+
+def published_of(config: Config) -> Published:
+    """Return the checkpoint whose class is that of the model which `config` names.
+
+    The class follows from `policy.family`, or from the name of the model's folder. Raises ModelError where neither
+    shows one, and where dart does not load the class.
+    """
+    path = config.model.path
+    name = config.policy.family
+    families = {name: FAMILIES[name]} if name in FAMILIES else _named(Path(path).name)
+    for family in families.values():
+        for kind in family.model_types:
+            if kind in PUBLISHED:
+                return PUBLISHED[kind]
+    if families:
+        name, family = next(iter(families.items()))
+        raise ModelError(
+            f"model.path = {path} is of the family {name}, whose class {' or '.join(family.model_types)} dart does not "
+            f"load; {CLASSES_CURE}"
+        )
+    raise ModelError(
+        f"model.path = {path} is no folder, and its name shows no family whose shape is published; {small_files_cure(path)}"
+    )
+
+
+def small_files_cure(path: str) -> str:
+    """Return the command that fetches the small files of a model, which a plan and a rehearsal read."""
+    return (
+        "fetch its small files: `hf download REPO config.json tokenizer.json tokenizer_config.json chat_template.json "
+        f"preprocessor_config.json --local-dir {path}`"
+    )
+
+
+def _named(folder: str) -> dict[str, Family]:
+    """Return the families whose checkpoints have names like that of the folder."""
+    return {
+        name: each
+        for name, each in FAMILIES.items()
+        if each.named and re.search(each.named, folder, re.IGNORECASE)
+    }
