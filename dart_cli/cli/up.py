@@ -41,7 +41,7 @@ from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
 from dart_cli.runtime.role import end_with_parent
-from dart_cli.runtime.run_dir import claim, leave_signal, save_config
+from dart_cli.runtime.run_dir import claim, leave_signal, refuse_live, save_config
 from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import RESTARTS, Progress, StartProcess, Supervisor, start_here
 from dart_cli.train.checkpoints.identity import newest_updates
@@ -143,9 +143,7 @@ def set_aside(config: Config) -> None:
         if not folder.exists():
             continue
         if folder == run_dir:
-            for lock in sorted((folder / "workers").glob("*.lock")):
-                with claim(config, lock.stem, lock.stem):
-                    pass  # no process holds it
+            refuse_live(folder)
         number = 1
         while (target := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1

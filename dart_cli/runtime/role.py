@@ -38,6 +38,7 @@ from dart_cli.runtime.run_dir import (
     Place,
     cannot_write,
     claim,
+    leave_end,
     leave_error,
     refuse_another_run,
     save_config,
@@ -181,6 +182,7 @@ def _guarded(main: Main, name: str, log_file: Path, run_dir: Path) -> int:
         stopping.forget()
         threading.excepthook = before
     logger.info("%s ended", name)
+    leave_end(run_dir, name)
     return 0
 
 

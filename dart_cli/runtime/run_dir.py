@@ -1,7 +1,8 @@
 """What a process takes and leaves in a run directory: its worker name, and the run's configuration.
 
 claim               takes a worker name that no living process of this host has
-leave_error         leaves why this process ended, for `dart status`; leave_signal, what killed another one
+refuse_live         the error where a process of the run lives
+leave_error         leaves why this process ended; leave_end, that it ended in order; leave_signal, what killed another
 cannot_write        the error where a file of the run directory cannot be written
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
@@ -75,15 +76,26 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
     for name in names:
         with _open_lock(folder / f"{name}.lock") as file:
             if _locked(file):
+                _write_lock(file.fileno(), _owner(), "")
                 yield name
-                with contextlib.suppress(OSError):
-                    _leave(file, ENDED)
                 return
-            owner = (
-                file.readline().decode("ascii", "replace").partition(" ")[0].strip() or "unknown"
-            )
-    raise RunDirectoryError(
-        f"{names[-1]} is running already in {config.run.dir} (pid {owner}); "
+            taken = _taken(config.run.dir, name, file)
+    raise taken
+
+
+def refuse_live(run_dir: Path) -> None:
+    """Raise RunDirectoryError where a living process of this host has a name in the run."""
+    for path in sorted((run_dir / "workers").glob("*.lock")):
+        with _open_lock(path) as file:
+            if not _locked(file):
+                raise _taken(run_dir, path.stem, file)
+
+
+def _taken(run_dir: Path, name: str, file: IO[bytes]) -> RunDirectoryError:
+    """Return the error of a name that a living process has."""
+    owner = file.readline().decode("ascii", "replace").partition(" ")[0].strip() or "unknown"
+    return RunDirectoryError(
+        f"{name} is running already in {run_dir} (pid {owner}); "
         "stop it first, or choose another name or run.dir"
     )
 
@@ -101,12 +113,11 @@ def _open_lock(path: Path) -> IO[bytes]:
 
 
 def _locked(file: IO[bytes]) -> bool:
-    """Lock the file and write our pid, unless another living process holds it."""
+    """Lock the file, unless another living process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    _write_lock(file.fileno(), _owner(), "")
     return True
 
 
@@ -125,6 +136,12 @@ def leave_error(run_dir: Path, worker: str, error: str) -> None:
     """Leave why this process, which has the name `worker`, ends. Its next start removes it."""
     with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
         _write_lock(file.fileno(), _owner(), error)
+
+
+def leave_end(run_dir: Path, worker: str) -> None:
+    """Leave that this process, which has the name `worker`, ends in order."""
+    with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
+        _leave(file, ENDED)
 
 
 def leave_signal(run_dir: Path, worker: str, number: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,12 @@ from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.run_dir import (
     IDENTITY,
     claim,
+    leave_end,
     leave_error,
     leave_signal,
     read_run,
     refuse_another_run,
+    refuse_live,
     save_config,
 )
 
@@ -85,14 +86,21 @@ def test_a_name_keeps_how_its_process_ended(config: Config) -> None:
 
     with claim(config, "train"):
         assert left() == (False, "")
+        with pytest.raises(RunDirectoryError, match=f"train is running already.*pid {os.getpid()}"):
+            refuse_live(config.run.dir)
+        leave_end(config.run.dir, "train")
+    assert left() == (True, "")
+    refuse_live(config.run.dir)
     assert left() == (True, "")
     with claim(config, "train"):
         leave_error(config.run.dir, "train", "no\nroom")
     assert left() == (False, "no room")
     leave_signal(config.run.dir, "train", 9)  # it had left an error before
     assert left() == (False, "no room")
-    with suppress(ValueError), claim(config, "train"):
-        raise ValueError
+    leave_end(config.run.dir, "train")
+    assert left() == (False, "no room")
+    with claim(config, "train"):
+        pass  # as of a process that is killed
     assert left() == (False, "")
     leave_signal(config.run.dir, "train", 9)
     leave_signal(config.run.dir, "no-such-process", 9)
