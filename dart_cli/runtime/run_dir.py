@@ -6,6 +6,8 @@ cannot_write        the error where a file of the run directory cannot be writte
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
 read_run            the configuration that a run directory was started with
+leave_snapshot      leaves the run at one moment, for `dart status` where no data service answers
+last_snapshot       the newest of these
 refuse_another_run  the error where a run would go on with another suite, model or adapters
 """
 
@@ -14,21 +16,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic import ValidationError
 
 from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
+from bus.snapshot import Snapshot
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.schema import Config
+from dart_cli.runtime.kept_folder import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -256,3 +261,22 @@ def read_run(run_dir: Path) -> Config:
         ) from None
     # A run directory may have been moved, or be named from elsewhere.
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir})})
+
+
+# --- the run as it was last seen ------------------------------------------------------------
+
+_SNAPSHOT = "snapshot.json"
+
+
+def leave_snapshot(run_dir: Path, snapshot: Mapping[str, Any]) -> None:
+    """Leave a Snapshot, dumped. Where that fails, e.g. on a full disk, the older one stays."""
+    with contextlib.suppress(OSError):
+        write_whole(run_dir / _SNAPSHOT, json.dumps(snapshot).encode())
+
+
+def last_snapshot(run_dir: Path) -> Snapshot | None:
+    """Return what `leave_snapshot` last wrote; None if that is nothing, or another version of dart wrote it."""
+    try:
+        return Snapshot.model_validate_json((run_dir / _SNAPSHOT).read_bytes())
+    except (OSError, ValidationError):
+        return None
