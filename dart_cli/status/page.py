@@ -139,21 +139,21 @@ def _time_left(snapshot: Snapshot) -> str:
     """Return `about 3:05 left` by the rates of the last minute; empty before the first of them."""
     rates, ends = snapshot.rates, []
     if rates.train_steps:
-        ends.append((snapshot.updates_total - snapshot.updates) / rates.train_steps)
+        ends.append(60 * (snapshot.updates_total - snapshot.updates) / rates.train_steps)
     if snapshot.max_trajectories and rates.trajectories:
-        ends.append((snapshot.max_trajectories - snapshot.played) / rates.trajectories)
+        ends.append(60 * (snapshot.max_trajectories - snapshot.played) / rates.trajectories)
     if snapshot.max_minutes:
-        ends.append(snapshot.max_minutes - snapshot.run_s / 60)
+        ends.append(60 * snapshot.max_minutes - snapshot.run_s)
     if not ends:
         return ""
     kind = "at most" if snapshot.stop else "about"
-    return f"{kind} {minutes(60 * max(0.0, min(ends)))} left"
+    return f"{kind} {minutes(max(0.0, min(ends)))} left"
 
 
 def _until_stop(snapshot: Snapshot) -> str:
-    """Return how far the run is from train.stop_at; empty without."""
+    """Return how far the run is from train.stop_at; empty without, and once the run is over."""
     stop = snapshot.stop
-    if stop is None:
+    if stop is None or snapshot.stopping:
         return ""
     text = f"ends early once success {stop.at:g} is proved: "
     if stop.counted < stop.wanted:

@@ -106,24 +106,27 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
                 _print_line(snapshot.model_dump_json())
         if not as_json:
             console.print(StatusPage(snapshot))
-    except DeadlineError:
-        if not (message := over(config.run.dir)):
-            if not as_json and (last := last_snapshot(config.run.dir)):
-                console.print(StatusPage(last, is_old=True))
-            raise
-        if last := _ended(config):
-            _print_line(last.model_dump_json()) if as_json else console.print(
-                StatusPage(last, is_old=True)
-            )
-        sys.stderr.write(f"{config.run.dir}: {message}\n")
-        return 0
+    except DeadlineError as error:
+        return _without_data(config, console, error, as_json=as_json)
     return 1 if problems(snapshot) else 0
 
 
-def _ended(config: Config) -> Snapshot | None:
-    """Return the last snapshot of a run that has ended normally; None if its data service left none."""
+def _without_data(config: Config, console: Console, error: DeadlineError, *, as_json: bool) -> int:
+    """Show the run as its data service last reported it; return 0 where the run has ended normally.
+
+    Raises `error` where it has not. Then nothing is printed as JSON: a script would take it for the run as it is.
+    """
     last, reason = last_snapshot(config.run.dir), ended_well(config.run.dir)
-    return last and last.model_copy(update={"stopping": True, "reason": reason})
+    if last and reason:
+        last = last.model_copy(update={"stopping": True, "reason": reason})
+    if last and not as_json:
+        console.print(StatusPage(last, is_old=True))
+    if not reason:
+        raise error
+    if last and as_json:
+        _print_line(last.model_dump_json())
+    sys.stderr.write(f"{config.run.dir}: {over(config.run.dir)}\n")
+    return 0
 
 
 async def _lines(config: Config, every_s: float) -> Snapshot:
