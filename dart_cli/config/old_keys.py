@@ -97,6 +97,7 @@ OLD_KEYS = {
     "tune.pointer_weight": "a constant, 1",
     "tune.points": "the centre of an item's box",
     "tune.save_every_s": "a constant, 300 s",
+    "tune.seconds": "tune.max_minutes bounds a training, in minutes of the clock",
     "tune.skip_malformed": "malformed rows are refused; scripts/foreign_rows leaves them out with --skip-malformed",
     "tune.suppress": 'part of tune.target = "v2p"',
     "up.cluster_wait_s": "a process waits 600 s for room in a cluster",

@@ -205,13 +205,16 @@ class Meter:
         self._pointed = pointed
 
     def measure(self) -> Measured:
-        """The model as it is now; neither its weights nor the generators' states change."""
-        state = torch.get_rng_state()
+        """Measure the model as it is now; its weights, its mode and the generators' states do not change."""
+        state, modules = torch.get_rng_state(), list(self._policy.model.modules())
+        modes = [module.training for module in modules]
         self._policy.model.eval()
         try:
             return Measured(loss=self._loss(), right=asyncio.run(self._right()))
         finally:
             torch.set_rng_state(state)
+            for module, is_training in zip(modules, modes, strict=True):
+                module.training = is_training
 
     @torch.no_grad()
     def _loss(self) -> float:

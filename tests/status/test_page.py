@@ -462,7 +462,11 @@ async def test_a_run_that_is_over_is_shown_as_its_data_service_left_it(
     if as_json:
         [line] = lines
         seen = Snapshot.model_validate_json(line)
-        assert (seen.stopping, seen.reason, seen.updates_total) == (True, "all done", config.train.updates)
+        assert (seen.stopping, seen.reason, seen.updates_total) == (
+            True,
+            "all done",
+            config.train.updates,
+        )
     else:
         assert "over: all done" in terminal.getvalue()
         assert "groups open" in terminal.getvalue()
