@@ -129,7 +129,9 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         before: Measured | None = None
         try:
             with interrupted_by_sigterm():
-                before = kept.measured(watch.measure) if split.held else None
+                if split.held:
+                    sys.stderr.write(f"measures {len(split.held)} held-out rows\n")
+                    before = kept.measured(watch.measure)
                 learned = LearnedRows(training_set, split.learned)
                 train_stages(config, use, plan.learned, policy, learned, kept, watch)
                 after = watch.measure() if split.held else None
