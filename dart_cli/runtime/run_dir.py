@@ -32,6 +32,7 @@ from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from bus.snapshot import Snapshot
 from dart_cli.config.adapters import adapter_change
+from dart_cli.config.old_keys import without_old
 from dart_cli.config.schema import Config
 from dart_cli.runtime.kept_folder import write_whole
 
@@ -252,8 +253,10 @@ def read_run(run_dir: Path) -> Config:
     """
     path = run_dir / "config.json"
     try:
-        config = Config.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        known = without_old(stored) if isinstance(stored, dict) else stored
+        config = Config.model_validate_json(json.dumps(known))
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is of another version"
         raise RunDirectoryError(
             f"{run_dir}: no readable config.json ({why}); name a run directory that "

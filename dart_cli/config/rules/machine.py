@@ -2,7 +2,7 @@
 
 unreadable      why the system does not let us look at a path
 cannot_be_made  why a directory cannot be made
-refuse_out      the error where a folder cannot be new
+refuse_out      the error where a folder cannot be new; refuse_filled, refuse_no_folder, where it may be there
 """
 
 from __future__ import annotations
@@ -48,11 +48,26 @@ def cannot_be_made(path: Path) -> str:
 
 
 def refuse_out(out: Path) -> None:
-    """Raise UserError where `out` exists or has no parent."""
+    """Raise UserError where `out` exists, has no parent or cannot be made."""
     if out.exists():
         raise UserError(f"{out} exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: there is no folder {out.absolute().parent}")
+    refuse_no_folder(out)
+
+
+def refuse_filled(out: Path) -> None:
+    """Raise UserError where `out` holds something, is a file or cannot be made."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists; name a folder that is not there yet")
+    refuse_no_folder(out)
+
+
+def refuse_no_folder(out: Path) -> None:
+    """Raise UserError where `out` is a file or cannot be made."""
+    problem = "it is a file" if out.is_file() else "" if out.exists() else cannot_be_made(out)
+    if problem:
+        raise UserError(f"{out} cannot be made: {problem}; name another folder")
 
 
 def _of_path(key: str, about: Callable[[Path], object]) -> Condition:
