@@ -147,10 +147,11 @@ class Outcome:
     def _cure(self, lr: float, updates: int) -> str:
         if self.before is not None and self.before.right >= 0.95 * self.rows:
             return "the model could do this before; give it rows that it cannot, or go on to the next step"
-        if self.last_loss < BY_HEART * self.first_loss:
+        if self.fell:
+            by_heart = self.last_loss < BY_HEART * self.first_loss
             return (
-                "the loss fell on the learned rows alone, which are known by heart: collect more of them, or lower "
-                "tune.epochs"
+                f"the loss fell on the learned rows alone{', which are known by heart' if by_heart else ''}: "
+                "collect more of them, or lower tune.epochs"
             )
         return (
             f"the loss did not fall by {MARGIN:.0%} in {updates} updates at tune.lr = {lr:g}: try tune.lr = "

@@ -68,6 +68,11 @@ class HeldOutWatch:
         self._due = clock() + FIRST_MEASURE_S
         self.newest: Measured | None = None
 
+    def measure_first(self) -> Measured:
+        """Measure the model that was not trained yet, and say so: a large one takes minutes."""
+        sys.stderr.write(f"measures {self._rows} held-out rows\n")
+        return self.measure()
+
     def measure(self) -> Measured:
         """Measure now."""
         begun = self._clock()

@@ -129,9 +129,7 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         before: Measured | None = None
         try:
             with interrupted_by_sigterm():
-                if split.held:
-                    sys.stderr.write(f"measures {len(split.held)} held-out rows\n")
-                    before = kept.measured(watch.measure)
+                before = kept.measured(watch.measure_first) if split.held else None
                 learned = LearnedRows(training_set, split.learned)
                 train_stages(config, use, plan.learned, policy, learned, kept, watch)
                 after = watch.measure() if split.held else None
