@@ -199,6 +199,7 @@ class DataService:
                 self._wake()
                 await replier.close()
                 if not self._commits.failed.done():
+                    self._snapshot_until = 0.0  # what is left is the run as it is now
                     self._save()
 
     async def _connect(self, stack: AsyncExitStack) -> tuple[Replier, Subscriber]:
@@ -472,6 +473,7 @@ class DataService:
             run_s=self._served_s(),
             stopping=self._end.is_over,
             reason=self._end.reason,
+            ending=self._ending,
             free_slots=len(self._lease_queue),
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,

@@ -112,8 +112,7 @@ def _state(snapshot: Snapshot, *, is_old: bool) -> Text:
     if snapshot.stopping:
         return Text(f"{'over' if is_old else 'stopping'}: {snapshot.reason}", "yellow")
     if is_old:
-        at = moment(snapshot.now)
-        return Text(f"as the data service last reported it, {at}", "bold red")
+        return Text(f"as last reported at {moment(snapshot.now)}", "bold red")
     return Text("needs attention", "bold red") if problems(snapshot) else Text("running")
 
 

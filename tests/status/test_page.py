@@ -20,6 +20,7 @@ from bus.snapshot import (
     StopView,
     UsageView,
 )
+from dart_cli.data import overview
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.tables import minutes
 from dart_cli.status import watch
@@ -162,7 +163,7 @@ def test_a_page_of_a_run_that_does_not_answer_does_not_say_that_it_runs() -> Non
     console.print(StatusPage(snapshot(), is_old=True))
     assert isinstance(console.file, io.StringIO)
     page = console.file.getvalue()
-    assert "as the data service last reported it, " in page
+    assert "as last reported at " in page
     assert "  running" not in page
 
 
@@ -474,15 +475,22 @@ async def test_a_run_that_is_over_is_shown_as_its_data_service_left_it(
 
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_a_run_that_was_stopped_is_shown_as_it_was_and_is_a_fault(
-    tmp_path: Path, terminal: io.StringIO, lines: list[str], *, as_json: bool
+    tmp_path: Path,
+    terminal: io.StringIO,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    as_json: bool,
 ) -> None:
+    monkeypatch.setattr(overview, "HEARD_AFTER_S", 0.0)
     config = small_config(tmp_path / "run")
     async with serving(config):
         pass
     with pytest.raises(DeadlineError, match="no data process answers"):
         await run_status(config, once=True, as_json=as_json, every_s=0.01)
     page = terminal.getvalue()
-    assert ("as the data service last reported it, " in page) is not as_json
+    assert "needs attention" not in page  # its other processes end before the data service does
+    assert ("as last reported at " in page) is not as_json
     assert ("groups open" in page) is not as_json
     assert not lines  # a script would take it for the run as it is
 
@@ -494,7 +502,7 @@ async def test_the_live_page_of_a_stopped_run_begins_with_what_was_last_reported
     async with serving(config):
         pass
     status = asyncio.create_task(run_status(config, once=False, as_json=False, every_s=0.01))
-    await until(lambda: "as the data service last reported it, " in terminal.getvalue())
+    await until(lambda: "as last reported at " in terminal.getvalue())
     assert "no data process answers" in terminal.getvalue()
     data_told(config.run.dir, "x INFO s: the run is over: all done")
     assert await status == 0
