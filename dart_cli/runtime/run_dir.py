@@ -254,8 +254,8 @@ def read_run(run_dir: Path) -> Config:
     path = run_dir / "config.json"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        known = without_old(stored) if isinstance(stored, dict) else stored
-        config = Config.model_validate_json(json.dumps(known))
+        current = without_old(stored) if isinstance(stored, dict) else stored
+        config = Config.model_validate_json(json.dumps(current))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is of another version"
         raise RunDirectoryError(

@@ -161,8 +161,8 @@ async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
             elif last is None and over(config.run.dir):
                 raise seen
             else:
-                why, known = Text(str(seen), "red"), last or last_snapshot(config.run.dir)
-                page = known and StatusPage(known, is_live=True, is_old=True, above=[why])
+                why, newest = Text(str(seen), "red"), last or last_snapshot(config.run.dir)
+                page = newest and StatusPage(newest, is_live=True, is_old=True, above=[why])
                 live.update(page or why, refresh=True)
     assert last is not None
     return last

@@ -71,14 +71,14 @@ class StatusPage:
         room = options.size.height - len(top) - len(below) if self._is_live else None
         draw = cache(lambda section, rows: lines(section.page(rows)))
         sections = _sections(self._snapshot, console, options)
-        kept = 0  # lines for the note, which depends on what fits beside it
+        note_lines = 0  # for the note, which depends on what fits beside it
         while True:
-            fitted = fit(sections, None if room is None else room - kept, draw)
+            fitted = fit(sections, None if room is None else room - note_lines, draw)
             left_out = [*fitted.lacking, *fitted.missing]
             note = lines(_note(left_out, is_live=self._is_live)) if left_out else []
-            if len(note) <= kept or room is None:
+            if len(note) <= note_lines or room is None:
                 break
-            kept = len(note)
+            note_lines = len(note)
         for line in (*top, *fitted.lines, *note, *below):
             yield from line
             yield Segment.line()

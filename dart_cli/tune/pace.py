@@ -75,10 +75,10 @@ class HeldOutWatch:
 
     def measure(self) -> Measured:
         """Measure now."""
-        begun = self._clock()
+        start = self._clock()
         self.newest = self._measure()
-        ended = self._clock()
-        self._due = ended + (ended - begun) / MEASURE_SHARE
+        end = self._clock()
+        self._due = end + (end - start) / MEASURE_SHARE
         return self.newest
 
     def look(self) -> None:
@@ -103,13 +103,13 @@ class Pace:
         self._held_out = held_out
         self._clock = clock
         self._losses: deque[float] = deque(maxlen=RECENT)
-        self._begun = clock()
+        self._start = clock()
         self._updates = 0  # of this start
 
     def begin_stage(self) -> None:
         """Measure the updates of another stage, which take another time."""
         self._losses.clear()
-        self._begun, self._updates = self._clock(), 0
+        self._start, self._updates = self._clock(), 0
 
     def add(self, loss: float) -> None:
         """Add an update that has ended."""
@@ -120,7 +120,7 @@ class Pace:
     @property
     def update_s(self) -> float:
         """Seconds of an update, measurements included."""
-        return (self._clock() - self._begun) / self._updates
+        return (self._clock() - self._start) / self._updates
 
     def note(self, left_s: float) -> str:
         """Return `loss 0.812, held out: loss 0.93, 12 of 18 right, about 4:10 left`."""

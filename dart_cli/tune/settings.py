@@ -86,7 +86,7 @@ def refuse_changed(config: Config) -> None:
     assert config.tune.out is not None
     part = part_of(config.tune.out)
     try:
-        begun = TuneSettings.model_validate_json((part / SETTINGS).read_bytes())
+        stored = TuneSettings.model_validate_json((part / SETTINGS).read_bytes())
     except OSError:
         refuse_foreign(part, TuneSettings)
         return
@@ -96,4 +96,4 @@ def refuse_changed(config: Config) -> None:
         ) from None
     given = {key: getattr(config.tune, key) for key in ("epochs", "batch", "lr")}
     chosen = {key: value for key, value in given.items() if value is not None}
-    refuse_other(part, begun.model_copy(update=configured(config, begun.learned) | chosen))
+    refuse_other(part, stored.model_copy(update=configured(config, stored.learned) | chosen))

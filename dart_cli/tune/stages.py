@@ -148,7 +148,7 @@ class _StageRun:
         self._pace = pace
         self._order = Order(training_set.together, use.batch, f"{config.run.seed}/{stage.name}")
         self._updates = kept.progress.updates
-        self._begun = time.monotonic() - kept.progress.seconds
+        self._start = time.monotonic() - kept.progress.seconds
         self._curve = Curve(number, stage.name)
 
     def train(self, what: str, stopped: Callable[[], bool]) -> None:
@@ -199,7 +199,7 @@ class _StageRun:
         tell_length(what, updates, self._pace.update_s, self._left_s(), self._tune.max_minutes)
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._start
 
     def _share(self) -> float:
         return self._budgets[0].share(self._updates, self._seconds())

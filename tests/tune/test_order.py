@@ -79,12 +79,12 @@ class Clock:
 
 
 def test_the_held_out_rows_are_measured_in_a_twentieth_of_the_time() -> None:
-    clock, begun = Clock(), []
+    clock, starts = Clock(), []
 
     def measure() -> Measured:
-        begun.append(clock.now)
+        starts.append(clock.now)
         clock.now += 3.0
-        return Measured(loss=0.5, right=len(begun))
+        return Measured(loss=0.5, right=len(starts))
 
     watch = HeldOutWatch(measure, 18, clock)
     assert watch.note == ""
@@ -93,11 +93,11 @@ def test_the_held_out_rows_are_measured_in_a_twentieth_of_the_time() -> None:
     for _ in range(240):
         clock.now += 1.0
         watch.look()
-    assert begun == [100.0, 163.0, 226.0, 289.0, 352.0]  # 3 s after 60 s without
+    assert starts == [100.0, 163.0, 226.0, 289.0, 352.0]  # 3 s after 60 s without
     none = HeldOutWatch(measure, 0, clock)
     clock.now += 1000.0
     none.look()
-    assert len(begun) == 5
+    assert len(starts) == 5
 
 
 def test_a_progress_line_has_the_loss_the_held_out_rows_and_the_time_left() -> None:
