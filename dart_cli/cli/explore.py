@@ -56,6 +56,9 @@ def run_(options: ExploreOptions) -> None:
 
     Example: dart explore desktop --task 'desktop/calc-*' --slots 2 --deny 'save as' --out explored/calc
     """
+    from dart_cli.config.rules.machine import refuse_no_folder
+
+    refuse_no_folder(options.out)
     from dart_cli.explore.run import run_explore
 
     raise typer.Exit(run_explore(options))
@@ -86,6 +89,9 @@ def rows(
 
     Example: dart explore rows explored/settings sets/settings
     """
+    from dart_cli.config.rules.machine import refuse_filled
+
+    refuse_filled(out)
     from dart_cli.explore.graph import read_graph
     from dart_cli.explore.rows import make_rows
 
@@ -124,6 +130,9 @@ def tasks(
 
     Example: dart env check explored:tasks/settings
     """
+    from dart_cli.config.rules.machine import refuse_no_folder
+
+    refuse_no_folder(out)  # it is written at the end, after all replays
     from dart_cli.explore.graph import read_graph
     from dart_cli.explore.tasks import make_tasks
 

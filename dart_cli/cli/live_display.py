@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -20,8 +20,9 @@ from bus.errors import BusError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
 from dart_cli.runtime.tables import clock
-from dart_cli.status.page import progress_line, status_page
+from dart_cli.status.page import progress_line
 from dart_cli.status.watch import Watcher
+from dart_cli.status.window import StatusPage
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +111,11 @@ class LiveDisplay:
         if self._live is None:
             self._line(text)
 
-    def _page(self) -> Group:
-        page = [status_page(self._snapshot)] if self._snapshot is not None else []
-        return Group(*page, *(Text(text, "bright_black") for text in self._notices))
+    def _page(self) -> RenderableType:
+        notices = [Text(text, "bright_black") for text in self._notices]
+        if self._snapshot is None:
+            return Group(*notices)
+        return StatusPage(self._snapshot, is_live=True, below=notices)
 
     def _line(self, text: str) -> None:
         sys.stderr.write(f"{clock()} {text}\n")

@@ -367,11 +367,14 @@ def status(
         ),
     ] = None,
 ) -> None:
-    """Show the run live: processes, pipeline, success by task, throughput, staleness, stalls.
+    """Show the run live: how far it is, what needs attention, success by task, processes, numbers.
 
-    Ends with 0 where the run is healthy or over, with 1 where a process is dead, a stall is known or
-    no data process answers. The live page waits for a run that has not begun. Without a terminal it
-    prints once; with --json and --watch, one line each time.
+    The live page leaves out what the window has no room for, and says so; --once prints all of it. Where no
+    data service answers, the page is the one that it last reported.
+
+    Ends with 0 where the run is healthy or over, with 1 where a process is dead, a stall is known, or the run
+    is not over and no data service answers. The live page waits for a run that has not begun. Without a terminal
+    it prints once; with --json and --watch, one line each time.
 
     Example: dart status runs/quickstart --once --json | jq .success
     """

@@ -109,11 +109,14 @@ def verifier_rows(
     Example: dart model verifier-rows sets/made/train sets/rows
     """
     from bus.errors import UserError
-    from dart_cli.policy.verifier import VerifierSpec
-    from dart_cli.tune.verifier_rows import make_rows, reach_of
+    from dart_cli.config.rules.machine import refuse_filled
 
     if prompt and "{instruction}" not in prompt:
         raise UserError("--prompt must have {instruction} in it")
+    refuse_filled(out)
+    from dart_cli.policy.verifier import VerifierSpec  # it brings torch
+    from dart_cli.tune.verifier_rows import make_rows, reach_of
+
     asked = {"prompt": prompt} if prompt else {}
     shown = VerifierSpec(radius=radius, width=width, reach=reach or reach_of(data, layout), **asked)
     counts = make_rows(data, out, shown, layout=layout, seed=seed, limit=limit or 0)

@@ -49,15 +49,19 @@ def tune(
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a model folder on examples: to point, to write coordinates, to verify places.
+    """Supervised fine-tuning (SFT) of a model folder on recorded episodes.
 
-    Needs no other process. A training that was stopped goes on with the same command; the new folder is
-    there when it is over, with its curve in tune.json, and loads wherever a model is named. Section tune has
-    the settings; of train the optimizer's, device, threads and recompute hold, too. Rates, batch and epochs that
-    are unset follow from the rows and the model's size. At the end stands what was learned, on rows that were
-    held out. One process, one device.
+    Also on places: to write coordinates, to point, to verify. Needs no other process. Progress shows the loss,
+    what held-out rows say, and the time left. A training that was stopped (Ctrl-C, SIGTERM) says what it has,
+    and goes on with the same command; the new folder is there when it is over, with its curve in tune.json,
+    and loads wherever a model is named. Section tune has the settings; of train the optimizer's, device, threads
+    and recompute hold, too. Rates, batch and epochs that are unset follow from the rows and the model's size.
+    tune.max_minutes bounds the time. At the end stands what was learned, on rows that were held out. One
+    process, one device.
 
     Example: dart tune --data successes --model builtin:tiny --out runs/models/begun
+
+    Example: dart tune --data runs/quickstart --out runs/models/imitates --set tune.max_minutes=10
 
     Example: dart tune configs/tune.toml
 
@@ -77,6 +81,10 @@ def tune(
     config = load_config(config_path, changes) if config_path else default_config(changes)
     config = read_by_tune(config)
     check_config(config, source, "tune")
+    if not fresh:
+        from dart_cli.tune.settings import refuse_changed
+
+        refuse_changed(config)
     from dart_cli.runtime.role import end_with_parent, limit_threads
 
     limit_threads(config.train.threads)

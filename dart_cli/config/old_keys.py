@@ -1,6 +1,13 @@
-"""Keys of older releases: one line each that says where the key went. A section stands by its name."""
+"""Keys of older releases: one line each that says where the key went. A section stands by its name.
+
+OLD_KEYS      the keys
+without_old   a stored configuration without them
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 OLD_KEYS = {
     "bus.deadline_s": "a request has 30 s (DEADLINE_S of dart_cli/config/endpoints.py)",
@@ -97,6 +104,7 @@ OLD_KEYS = {
     "tune.pointer_weight": "a constant, 1",
     "tune.points": "the centre of an item's box",
     "tune.save_every_s": "a constant, 300 s",
+    "tune.seconds": "tune.max_minutes bounds a training, in minutes of the clock",
     "tune.skip_malformed": "malformed rows are refused; scripts/foreign_rows leaves them out with --skip-malformed",
     "tune.suppress": 'part of tune.target = "v2p"',
     "up.cluster_wait_s": "a process waits 600 s for room in a cluster",
@@ -110,3 +118,16 @@ OLD_KEYS = {
     "weights.whole_every": "nothing: of a broadcast one version in 8 is written whole, and the last",
 }
 """`section.key` (or `section`) -> what is in its place, as a part of a sentence."""
+
+
+def without_old(stored: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return a configuration that an older release stored, without the keys that are gone.
+
+    Its run can be looked at and gone on with; in a file that a person wrote such a key is an error.
+    """
+    kept = {}
+    for name, value in stored.items():
+        key = f"{section}.{name}" if section else name
+        if key not in OLD_KEYS:
+            kept[name] = without_old(value, key) if isinstance(value, dict) else value
+    return kept

@@ -51,6 +51,7 @@ class Moment:
     run_s: float  # served over all starts
     stopping: bool
     reason: str  # why it stops; empty while it runs
+    ending: bool  # this process ends, whose run may go on later; the others have ended before it
     free_slots: int  # environment slots that wait for a lease
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
@@ -240,7 +241,8 @@ class Overview:
         if not known.isdisjoint(PLAYERS):
             known |= {"env"}
         missing = [role for role in WORKING if role not in known]
-        if missing and not moment.stopping and moment.uptime_s >= HEARD_AFTER_S:
+        is_ending = moment.stopping or moment.ending
+        if missing and not is_ending and moment.uptime_s >= HEARD_AFTER_S:
             ended = [each for each in workers_of(self._config.run.dir) if each.error]
             for role in missing:
                 why = [

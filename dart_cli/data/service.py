@@ -69,6 +69,7 @@ from dart_cli.data.store.rows import RunRow
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Permits
 from dart_cli.data.workers import Usage, WorkerWatch
+from dart_cli.runtime.run_dir import leave_snapshot
 from dart_cli.runtime.waits import told_waits
 from envs.base import Task
 
@@ -79,7 +80,8 @@ HOLD_S = 2.0
 """Longest time a request is held that cannot be answered yet."""
 HOUSEKEEPING_S = 1.0
 SAVE_S = 5.0
-"""Between writes of the newest heartbeats, and between checkpoints of the write-ahead log."""
+"""Between writes of the newest heartbeats and of the snapshot that stays when this process has ended, and between
+checkpoints of the write-ahead log."""
 SNAPSHOT_S = 0.5
 """A snapshot younger than this is returned again."""
 SNAPSHOT_SHARE = 0.05
@@ -197,6 +199,7 @@ class DataService:
                 self._wake()
                 await replier.close()
                 if not self._commits.failed.done():
+                    self._snapshot_until = 0.0  # what is left is the run as it is now
                     self._save()
 
     async def _connect(self, stack: AsyncExitStack) -> tuple[Replier, Subscriber]:
@@ -414,6 +417,7 @@ class DataService:
         self._watch.save(self._store)
         self._store.save_active_s(self._served_s())
         self._commits.flush()
+        leave_snapshot(self._config.run.dir, self.snapshot())
 
     def _finish_run(self, reason: str) -> None:
         """Lease nothing more, and announce the end."""
@@ -469,6 +473,7 @@ class DataService:
             run_s=self._served_s(),
             stopping=self._end.is_over,
             reason=self._end.reason,
+            ending=self._ending,
             free_slots=len(self._lease_queue),
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,

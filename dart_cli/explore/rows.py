@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bus.errors import UserError
+from dart_cli.config.rules.machine import refuse_filled
 from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import Edge, GraphReader, Screen
 from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
@@ -62,8 +63,7 @@ def make_rows(graph: GraphReader, out: Path, options: RowOptions) -> dict[str, A
 
     Raises UserError for a folder with something in it or a graph without rows.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists; name a folder that is not there yet")
+    refuse_filled(out)
     found = rows_of(graph, options)
     if not found.rows:
         why = "; ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(3))

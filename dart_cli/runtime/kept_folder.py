@@ -173,7 +173,7 @@ def _take(file: IO[bytes], busy: str, *, shared: bool = False) -> None:
         raise UserError(busy) from None
 
 
-def refuse_foreign(folder: Path, settings: KeptSettings) -> None:
+def refuse_foreign(folder: Path, settings: KeptSettings | type[KeptSettings]) -> None:
     """Raise UserError for a folder that holds something else."""
     ours = (folder / SETTINGS).is_file() or (folder / LOCK).is_file()
     if folder.exists() and not ours and (not folder.is_dir() or any(folder.iterdir())):

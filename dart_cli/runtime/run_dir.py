@@ -7,6 +7,8 @@ cannot_write        the error where a file of the run directory cannot be writte
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
 read_run            the configuration that a run directory was started with
+leave_snapshot      leaves the run at one moment, for `dart status` where no data service answers
+last_snapshot       the newest of these
 refuse_another_run  the error where a run would go on with another suite, model or adapters
 """
 
@@ -15,21 +17,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic import ValidationError
 
 from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
+from bus.snapshot import Snapshot
 from dart_cli.config.adapters import adapter_change
+from dart_cli.config.old_keys import without_old
 from dart_cli.config.schema import Config
+from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
 
 logger = logging.getLogger(__name__)
@@ -289,8 +295,10 @@ def read_run(run_dir: Path) -> Config:
     """
     path = run_dir / "config.json"
     try:
-        config = Config.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        current = without_old(stored) if isinstance(stored, dict) else stored
+        config = Config.model_validate_json(json.dumps(current))
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is of another version"
         raise RunDirectoryError(
             f"{run_dir}: no readable config.json ({why}); name a run directory that "
@@ -298,3 +306,22 @@ def read_run(run_dir: Path) -> Config:
         ) from None
     # A run directory may have been moved, or be named from elsewhere.
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir})})
+
+
+# --- the run as it was last seen ------------------------------------------------------------
+
+_SNAPSHOT = "snapshot.json"
+
+
+def leave_snapshot(run_dir: Path, snapshot: Mapping[str, Any]) -> None:
+    """Leave a Snapshot, dumped. Where that fails, e.g. on a full disk, the older one stays."""
+    with contextlib.suppress(OSError):
+        write_whole(run_dir / _SNAPSHOT, json.dumps(snapshot).encode())
+
+
+def last_snapshot(run_dir: Path) -> Snapshot | None:
+    """Return what `leave_snapshot` last wrote; None if that is nothing, or another version of dart wrote it."""
+    try:
+        return Snapshot.model_validate_json((run_dir / _SNAPSHOT).read_bytes())
+    except (OSError, ValidationError):
+        return None

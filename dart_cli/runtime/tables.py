@@ -2,7 +2,7 @@
 
 page_table       an empty table with its title and columns; table_of, a row for each of some things
 verdict_words    an outcome, with its reward where that says more
-or_dash          a number; fraction, with two digits
+or_dash          a number; fraction, with two digits; count, a large one without a power of ten
 minutes, moment  a duration, a moment
 versions         which weights sampled a trajectory
 progress         how far a long command is: a bar on a terminal, a line every few seconds elsewhere
@@ -74,6 +74,16 @@ def or_dash(value: float | None, form: str = "") -> str:
 def fraction(value: float | None) -> str:
     """Two digits, or a dash for None."""
     return or_dash(value, ".2f")
+
+
+def count(value: float) -> str:
+    """Return `30,540`, from a million on `1.23M`, of small numbers four digits."""
+    if abs(value) < 1e4:
+        return f"{value:.4g}"
+    for size, unit in ((1e12, "T"), (1e9, "B"), (999_500, "M")):
+        if abs(value) >= size:
+            return f"{value / (1e6 if unit == 'M' else size):.3g}{unit}"
+    return f"{value:,.0f}"
 
 
 def minutes(seconds: float) -> str:

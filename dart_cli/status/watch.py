@@ -1,4 +1,4 @@
-"""Asks the data process of a run for snapshots and shows them: the `dart status` verb.
+"""Asks the data service of a run for snapshots and shows them: the `dart status` verb.
 
 Watcher     an open connection that gives snapshots; looks, these until the run ends
 run_status  shows them: once, as lines of JSON, or as a live page; returns the exit code
@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -22,9 +22,11 @@ from bus.requests import Requester
 from bus.snapshot import Snapshot
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
+from dart_cli.runtime.run_dir import last_snapshot
 from dart_cli.runtime.waits import data_awaited
-from dart_cli.status.page import problems, status_page
+from dart_cli.status.page import problems
 from dart_cli.status.processes import ended_badly, ended_well, over, why_absent
+from dart_cli.status.window import StatusPage
 
 ANSWER_S = 5.0
 """Seconds a data process may take to answer before it counts as absent."""
@@ -87,8 +89,9 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
     """Show the run once or until interrupted, every `every_s` seconds; returns the exit code.
 
     0 where the run is healthy or has ended normally, 1 where it needs attention. The live page waits
-    for a run that has not started; the other forms raise RunDirectoryError then. Raises DeadlineError
-    where no data process answers; lines of JSON that have begun wait for data's successor.
+    for a run that has not started; the other forms raise RunDirectoryError then. Where no data service
+    answers, the page is the last one that it left; of a run that has not ended normally, DeadlineError is raised,
+    too. Lines of JSON that have begun wait for its successor.
     """
     console = Console(markup=False, highlight=False)
     try:
@@ -102,13 +105,28 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
             if as_json:
                 _print_line(snapshot.model_dump_json())
         if not as_json:
-            console.print(status_page(snapshot))
-    except DeadlineError:
-        if not (told := over(config.run.dir)):
-            raise
-        sys.stderr.write(f"{config.run.dir}: {told}\n")
-        return 0
+            console.print(StatusPage(snapshot))
+    except DeadlineError as error:
+        return _without_data(config, console, error, as_json=as_json)
     return 1 if problems(snapshot) else 0
+
+
+def _without_data(config: Config, console: Console, error: DeadlineError, *, as_json: bool) -> int:
+    """Show the run as its data service last reported it; return 0 where the run has ended normally.
+
+    Raises `error` where it has not. Then nothing is printed as JSON: a script would take it for the run as it is.
+    """
+    last, reason = last_snapshot(config.run.dir), ended_well(config.run.dir)
+    if last and reason:
+        last = last.model_copy(update={"stopping": True, "reason": reason})
+    if last and not as_json:
+        console.print(StatusPage(last, is_old=True))
+    if not reason:
+        raise error
+    if last and as_json:
+        _print_line(last.model_dump_json())
+    sys.stderr.write(f"{config.run.dir}: {over(config.run.dir)}\n")
+    return 0
 
 
 async def _lines(config: Config, every_s: float) -> Snapshot:
@@ -139,12 +157,13 @@ async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
         async for seen in looks(config, every_s):
             if isinstance(seen, Snapshot):
                 last = seen
-                live.update(status_page(seen), refresh=True)
+                live.update(StatusPage(seen, is_live=True), refresh=True)
             elif last is None and over(config.run.dir):
                 raise seen
             else:
-                page = [] if last is None else [status_page(last, is_old=True)]
-                live.update(Group(Text(str(seen), "red"), *page), refresh=True)
+                why, newest = Text(str(seen), "red"), last or last_snapshot(config.run.dir)
+                page = newest and StatusPage(newest, is_live=True, is_old=True, above=[why])
+                live.update(page or why, refresh=True)
     assert last is not None
     return last
 

@@ -10,8 +10,10 @@ held_out        rows that are not learned, and the model on them before and afte
 defaults        rates, batch and epochs, where they are not set
 loss            language loss of the answer, and where its pointer should point
 trainer         one stage: what is trained, the updates, the state to go on from
-stages          all stages, update by update: their budget, rate and curve
-kept            the folder of a training that is not over: settings, curve, state
+stages          all stages, update by update: their rate and curve
+pace            their budget, and what is said while they go on: loss, held-out rows, time left
+settings        all that the weights depend on; what a second start is refused for
+kept            the folder of a training that is not over: curve, state, first measurement
 output          the folder that comes of it
 verifier_rows   rows for a verifier from a grounding set: the `dart model verifier-rows` verb
 """

@@ -36,7 +36,7 @@ class Chosen:
     lr: float
     lr_head: float
     batch: int
-    epochs: float  # 0 with a budget of seconds
+    epochs: float
     reasons: Mapping[str, str]  # why, of each that the configuration leaves open
 
     @property
@@ -58,9 +58,7 @@ def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: 
     if batch is None:
         batch = next((size for most, size in BATCHES if rows < most), LARGE_BATCH)
         reasons["batch"] = f"{rows} rows"
-    if tune.seconds:
-        epochs = 0.0
-    elif epochs is None:
+    if epochs is None:
         shares = (tune.head_share, 1.0 - tune.head_share) if points else (1.0,)
         shortest = min(share for share in shares if share > 0)
         least, most = EPOCHS

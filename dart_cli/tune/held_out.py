@@ -147,10 +147,11 @@ class Outcome:
     def _cure(self, lr: float, updates: int) -> str:
         if self.before is not None and self.before.right >= 0.95 * self.rows:
             return "the model could do this before; give it rows that it cannot, or go on to the next step"
-        if self.last_loss < BY_HEART * self.first_loss:
+        if self.fell:
+            by_heart = self.last_loss < BY_HEART * self.first_loss
             return (
-                "the loss fell on the learned rows alone, which are known by heart: collect more of them, or lower "
-                "tune.epochs"
+                f"the loss fell on the learned rows alone{', which are known by heart' if by_heart else ''}: "
+                "collect more of them, or lower tune.epochs"
             )
         return (
             f"the loss did not fall by {MARGIN:.0%} in {updates} updates at tune.lr = {lr:g}: try tune.lr = "
@@ -205,13 +206,16 @@ class Meter:
         self._pointed = pointed
 
     def measure(self) -> Measured:
-        """The model as it is now; neither its weights nor the generators' states change."""
-        state = torch.get_rng_state()
+        """Measure the model as it is now; its weights, its mode and the generators' states do not change."""
+        state, modules = torch.get_rng_state(), list(self._policy.model.modules())
+        modes = [module.training for module in modules]
         self._policy.model.eval()
         try:
             return Measured(loss=self._loss(), right=asyncio.run(self._right()))
         finally:
             torch.set_rng_state(state)
+            for module, is_training in zip(modules, modes, strict=True):
+                module.training = is_training
 
     @torch.no_grad()
     def _loss(self) -> float:

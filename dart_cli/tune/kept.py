@@ -1,6 +1,5 @@
 """The folder of a training that is not over, beside the folder that it will write: OUT.part.
 
-    TuneSettings   all that the weights depend on; a start with others is refused
     Progress       where the training is
     KeptTraining   settings, state, curve and the first measurement on disk; one process at a time
 
@@ -13,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -24,52 +23,17 @@ from bus.errors import CheckpointError, UserError
 from dart_cli.runtime.kept_folder import (
     KeptFolder,
     KeptLines,
-    KeptSettings,
     StoredModel,
     write_whole,
 )
 from dart_cli.train.base import Tensors
 from dart_cli.tune.held_out import Measured
+from dart_cli.tune.settings import TuneSettings
 
 PROGRESS, CURVE, BEFORE = "progress.json", "curve.jsonl", "before.json"
 
 Point = dict[str, Any]
 _Kept = TypeVar("_Kept", bound=StoredModel)
-
-
-class TuneSettings(KeptSettings):
-    """All that the trained weights depend on."""
-
-    what: ClassVar = "training"
-    verb: ClassVar = "dart tune"
-    option: ClassVar = "tune.out"
-
-    learned: str
-    data_digest: str  # of all that is learned, pictures included
-    examples: int
-    held_out: tuple[int, ...]  # rows that are not learned
-    model_digest: str
-    codec: str
-    prompt: str  # system prompt, template, order of the parts
-    coordinates: str
-    max_pixels: int
-    head_share: float
-    epochs: float
-    seconds: float
-    batch: int
-    micro_batch: int
-    pack_tokens: int
-    lr: float
-    lr_head: float
-    target: str
-    weight_decay: float
-    grad_clip: float
-    freeze_vision: bool
-    lora: str  # settings of the adapters; empty for none
-    recompute: bool
-    dtype: str
-    device: str
-    seed: int
 
 
 class Progress(StoredModel):

@@ -3,18 +3,21 @@
 Tuned         the result
 write_tuned   the folder; tune.json in it has the settings and the curve
 described     what a training would do, for --dry-run
-tell          the curve in a few rows
+tell          the curve in a few rows; tell_stopped, of a training that was stopped
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from transformers import PreTrainedModel
 
 from dart_cli.config.model_folder import TUNED, VERIFIER, base_name
@@ -26,8 +29,10 @@ from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.runtime.tables import page_table
 from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
-from dart_cli.tune.held_out import Outcome, Split
-from dart_cli.tune.kept import TuneSettings
+from dart_cli.tune.held_out import Measured, Outcome, Split, fallen
+from dart_cli.tune.kept import KeptTraining, Point
+from dart_cli.tune.pace import HeldOutWatch
+from dart_cli.tune.settings import TuneSettings, part_of
 from dart_cli.tune.stages import dtype_of
 from dart_cli.tune.trainer import put_in, tuned
 
@@ -113,11 +118,11 @@ def described(
 ) -> list[tuple[str, str]]:
     """(subject, text) lines of what a training would do."""
     tune, model = config.tune, config.model
-    part = Path(f"{tune.out}.part")
+    assert tune.out is not None
+    part = part_of(tune.out)
     updates = math.ceil(use.epochs * len(split.learned) / use.batch)
-    budget = (
-        f"{tune.seconds:g} s" if tune.seconds else f"{use.epochs:g} epochs, about {updates} updates"
-    )
+    budget = f"{use.epochs:g} epochs, about {updates} updates"
+    budget += f", {tune.max_minutes:g} minutes at most" if tune.max_minutes else ""
     rates = f"lr {use.lr:g}"
     if learned == "pointer":
         rates += f", of the head alone {use.lr_head:g} for the first {tune.head_share:.0%}"
@@ -151,20 +156,8 @@ _ROWS = 8
 
 
 def tell(console: Console, trained: Tuned, told: str) -> None:
-    """The curve in a few rows."""
-    curve = trained.curve
-    shown = [name for name in _SHOWN if any(name in point for point in curve)]
-    right = ("updates", "seconds", "lr", *shown)
-    table = page_table(f"{trained.out}", "stage", *right, right=right)
-    for point in [curve[i] for i in _spread(len(curve), _ROWS)]:
-        table.add_row(
-            point["name"],
-            str(point["updates"]),
-            f"{point['seconds']:.0f}",
-            f"{point['lr']:.2g}",
-            *(f"{point[name]:.3f}" if name in point else "" for name in shown),
-        )
-    console.print(table)
+    """Print the curve in a few rows, and what was learned."""
+    console.print(_curve_table(f"{trained.out}", trained.curve))
     console.print(told, soft_wrap=True)
     for line in trained.outcome.lines(trained.used.lr, trained.updates):
         console.print(line, soft_wrap=True)
@@ -173,6 +166,45 @@ def tell(console: Console, trained: Tuned, told: str) -> None:
         f"is in {trained.out / TUNED}",
         soft_wrap=True,
     )
+
+
+def tell_stopped(
+    console: Console,
+    kept: KeptTraining,
+    before: Measured | None,
+    held_out: HeldOutWatch,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a training that was stopped has so far, and how it goes on; with `as_json` no table."""
+    progress, curve = kept.progress, kept.curve()
+    updates = progress.updates + sum(made for made, _ in progress.stages)
+    if curve and not as_json:
+        console.print(_curve_table(f"{kept.folder}", curve))
+    parts = [f"stopped after {updates} updates"]
+    if curve:
+        first, last = fallen(curve)
+        parts.append(f"loss of the learned rows {first:.3f} -> {last:.3f}")
+    if before is not None:
+        parts.append(f"held-out rows before: {held_out.words(before)}")
+    if (newest := held_out.newest) and newest != before:
+        parts.append(f"held-out rows at the last look: {held_out.words(newest)}")
+    sys.stderr.write(f"{'; '.join(parts)}\n{kept.folder} holds it: the same command goes on\n")
+
+
+def _curve_table(title: str, curve: Sequence[Point]) -> Table:
+    shown = [name for name in _SHOWN if any(name in point for point in curve)]
+    right = ("updates", "seconds", "lr", *shown)
+    table = page_table(title, "stage", *right, right=right)
+    for point in [curve[i] for i in _spread(len(curve), _ROWS)]:
+        table.add_row(
+            point["name"],
+            str(point["updates"]),
+            f"{point['seconds']:.0f}",
+            f"{point['lr']:.2g}",
+            *(f"{point[name]:.3f}" if name in point else "" for name in shown),
+        )
+    return table
 
 
 def _spread(count: int, most: int) -> list[int]:

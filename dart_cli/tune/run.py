@@ -24,10 +24,12 @@ from dart_cli.tune.data import ActionData, ItemData, read_data
 from dart_cli.tune.defaults import Chosen, chosen
 from dart_cli.tune.episodes import ActionExamples
 from dart_cli.tune.examples import Asked, Examples, Learned, acting, answers_of, prompts_of
-from dart_cli.tune.held_out import Meter, Outcome, Pointed, Split, fallen, split_rows
-from dart_cli.tune.kept import KeptTraining, TuneSettings
-from dart_cli.tune.output import Tuned, described, tell, write_tuned
-from dart_cli.tune.stages import train_stages
+from dart_cli.tune.held_out import Measured, Meter, Outcome, Pointed, Split, fallen, split_rows
+from dart_cli.tune.kept import KeptTraining
+from dart_cli.tune.output import Tuned, described, tell, tell_stopped, write_tuned
+from dart_cli.tune.pace import HeldOutWatch
+from dart_cli.tune.settings import TuneSettings, configured, part_of
+from dart_cli.tune.stages import interrupted_by_sigterm, train_stages
 from dart_cli.tune.training_set import ExampleSet, LearnedRows, StepSet, TrainingSet
 from dart_cli.tune.trajectories import Trajectories
 
@@ -98,10 +100,10 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
     console = Console(markup=False, highlight=False)
     out = config.tune.out
     assert out is not None
-    part = out.with_name(f"{out.name}.part")
+    part = part_of(out)
+    if not fresh:
+        refuse_other(part, settings)
     if dry_run:
-        if not fresh:
-            refuse_other(part, settings)
         for subject, text in described(plan.config, use, plan.learned, plan.data.told, split):
             console.print(f"{subject + ':':<10} {text}", soft_wrap=True)
         if use.line:
@@ -123,10 +125,17 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         if use.line:
             sys.stderr.write(f"{use.line}\n")
         meter = Meter(plan.config, policy, training_set, split.held, use.batch, plan.pointed)
-        before = kept.measured(meter.measure) if split.held else None
-        learned = LearnedRows(training_set, split.learned)
-        train_stages(config, use, plan.learned, policy, learned, kept)
-        after = meter.measure() if split.held else None
+        watch = HeldOutWatch(meter.measure, len(split.held))
+        before: Measured | None = None
+        try:
+            with interrupted_by_sigterm():
+                before = kept.measured(watch.measure_first) if split.held else None
+                learned = LearnedRows(training_set, split.learned)
+                train_stages(config, use, plan.learned, policy, learned, kept, watch)
+                after = watch.measure() if split.held else None
+        except KeyboardInterrupt:
+            tell_stopped(console, kept, before, watch, as_json=as_json)
+            raise
         curve = kept.curve()
         outcome = Outcome(
             len(split.held), split.groups, plan.pointed is not None, before, after, *fallen(curve)
@@ -151,37 +160,26 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
 
 
 def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
-    config, asked, is_pointer = plan.config, plan.asked, plan.learned == "pointer"
+    config, asked = plan.config, plan.asked
     is_prompted = plan.learned != "completions"
-    by_policy = config.policy.model_dump_json() if plan.learned == "actions" else ""
-    policy, train, tune = config.policy, config.train, config.tune
+    policy = config.policy
+    by_policy = policy.model_dump_json() if plan.learned == "actions" else ""
     return TuneSettings(
         learned=plan.learned,
         data_digest=plan.data.digest,
         examples=len(plan.data),
         held_out=tuple(split.held),
         model_digest=folder_digest(folder_of(config.model.path), config.model.adapters),
-        codec=asked.answers.name if asked else config.policy.codec if is_prompted else "",
+        codec=asked.answers.name if asked else policy.codec if is_prompted else "",
         prompt=json.dumps([policy.system_prompt, policy.template, policy.part_order])
         if asked
         else by_policy,
         coordinates=policy.coordinates if is_prompted else "",
         max_pixels=screens_of(config).max_pixels if is_prompted else 0,
-        head_share=tune.head_share if is_pointer else 0.0,
         epochs=use.epochs,
-        seconds=tune.seconds,
         batch=use.batch,
-        micro_batch=tune.micro_batch if is_prompted else 0,
-        pack_tokens=0 if is_prompted else train.pack_tokens,
         lr=use.lr,
         lr_head=use.lr_head,
-        target=tune.target,
-        weight_decay=train.weight_decay,
-        grad_clip=train.grad_clip,
-        freeze_vision=config.model.freeze_vision,
-        lora="" if config.model.lora is None else config.model.lora.model_dump_json(),
-        recompute=train.recompute == "layer",
-        dtype=config.model.dtype,
-        device=pick_device(train.device).type,
-        seed=config.run.seed,
+        device=pick_device(config.train.device).type,
+        **configured(config, plan.learned),
     )

@@ -1,12 +1,11 @@
 """The stages of a training, update by update, and where one that was stopped goes on.
 
 train_stages   all of them; the model has the weights then
-Budget         of a stage: epochs, or seconds
 rate           rises over the first WARM_UP of the budget, then falls along half a cosine
 Curve          what the updates cost, in POINTS means of each stage
 
-A budget of epochs gives the same weights every time. One of seconds gives as many updates as the machine
-makes of them: CPU seconds of this process, on a GPU seconds of the clock.
+The same epochs give the same weights every time. Where `tune.max_minutes` ends them earlier, the number of updates, and
+so the weights, depend on the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +29,7 @@ from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
 from dart_cli.tune.kept import KeptTraining, Progress
 from dart_cli.tune.loss import LossSettings
+from dart_cli.tune.pace import Budget, HeldOutWatch, Pace, seconds_left, tell_length
 from dart_cli.tune.trainer import StageName, Trainer, put_in, tuned
 from dart_cli.tune.training_set import Order, TrainingSet
 
@@ -70,12 +70,15 @@ def train_stages(
     policy: LoadedPolicy,
     training_set: TrainingSet,
     kept: KeptTraining,
+    held_out: HeldOutWatch,
 ) -> None:
-    """All stages from where they are; the model has the weights then.
+    """Train all stages from where they are; the model has the weights then.
 
     Raises KeyboardInterrupt where SIGINT or SIGTERM came: a second start goes on from there.
     """
     stages = _stages(config.tune, use, learned)
+    budgets = [_budget(config.tune, use, stage, training_set) for stage in stages]
+    pace = Pace(held_out)
     tensors = kept.state()
     with _told_to_stop() as stopped:
         for number, stage in enumerate(stages):
@@ -99,7 +102,11 @@ def train_stages(
                         f"{kept.folder / kept.progress.state}: {error}; begin anew with --fresh"
                     ) from None
                 tensors = None
-            _run_stage(config, use, stage, number, trainer, training_set, kept, stopped)
+            run = _StageRun(
+                config, use, stage, number, budgets[number:], trainer, training_set, kept, pace
+            )
+            what = "training" if len(stages) == 1 else f"stage {stage.name}"
+            run.train(what, stopped)
             trainer.finish()
             ended = (kept.progress.updates, kept.progress.seconds)
             kept.progress = Progress(stage=number + 1, stages=(*kept.progress.stages, ended))
@@ -109,72 +116,104 @@ def train_stages(
         put_in(policy, tensors)
 
 
-def _run_stage(
-    config: Config,
-    use: Chosen,
-    stage: _Stage,
-    number: int,
-    trainer: Trainer,
-    training_set: TrainingSet,
-    kept: KeptTraining,
-    stopped: Callable[[], bool],
-) -> None:
-    tune, seed = config.tune, config.run.seed
-    order = Order(training_set.together, use.batch, f"{seed}/{stage.name}")
-    budget = (
-        Budget(seconds=tune.seconds * stage.share)
-        if tune.seconds
-        else Budget(updates=order.updates(use.epochs * stage.share))
-    )
-    clock = StageClock(kept.progress.seconds, on_cpu=next(_devices(trainer)).type == "cpu")
-    updates, curve, saved = kept.progress.updates, Curve(number, stage.name), time.monotonic()
+def _budget(tune: TuneConfig, use: Chosen, stage: _Stage, training_set: TrainingSet) -> Budget:
+    updates = Order(training_set.together, use.batch, "").updates(use.epochs * stage.share)
+    return Budget(updates, 60 * tune.max_minutes * stage.share)
 
-    def save() -> None:
-        at = kept.progress.model_copy(
-            update={"stage": number, "updates": updates, "seconds": clock.seconds()}
+
+class _StageRun:
+    """One stage from where it is to its end, or until it is stopped."""
+
+    def __init__(
+        self,
+        config: Config,
+        use: Chosen,
+        stage: _Stage,
+        number: int,
+        budgets: Sequence[Budget],
+        trainer: Trainer,
+        training_set: TrainingSet,
+        kept: KeptTraining,
+        pace: Pace,
+    ) -> None:
+        """`budgets`: of this stage and of those that follow."""
+        self._tune = config.tune
+        self._use = use
+        self._stage = stage
+        self._number = number
+        self._budgets = budgets
+        self._trainer = trainer
+        self._training_set = training_set
+        self._kept = kept
+        self._pace = pace
+        self._order = Order(training_set.together, use.batch, f"{config.run.seed}/{stage.name}")
+        self._updates = kept.progress.updates
+        self._start = time.monotonic() - kept.progress.seconds
+        self._curve = Curve(number, stage.name)
+
+    def train(self, what: str, stopped: Callable[[], bool]) -> None:
+        """Make the updates that the budget allows. Raises KeyboardInterrupt once `stopped`."""
+        budget, saved = self._budgets[0], time.monotonic()
+        if budget.updates < FEW_UPDATES:
+            sys.stderr.write(
+                f"stage {self._stage.name} has {budget.updates} updates, which teach little: give it more rows, "
+                f"lower tune.batch ({self._use.batch}) or raise tune.epochs ({self._use.epochs:g})\n"
+            )
+        self._pace.begin_stage()
+        is_first = True
+        with progress(what, budget.updates, "updates") as advance:
+            advance(self._updates, self._pace.note(0.0))
+            while self._share() < 1:
+                if stopped():
+                    self._save()
+                    raise KeyboardInterrupt
+                self._pace.add(self._update())
+                if is_first:
+                    is_first = False
+                    self._tell_length(what)
+                advance(1, self._pace.note(self._left_s()))
+                if time.monotonic() - saved > SAVE_EVERY_S:
+                    self._save()
+                    saved = time.monotonic()
+        self._kept.progress = self._progress()
+
+    def _update(self) -> float:
+        """Make one update; returns its loss."""
+        before, budget = self._share(), self._budgets[0]
+        lr = rate(self._stage.lr, budget.share(self._updates + 0.5, self._seconds()))
+        rows = self._order.of(self._updates)
+        try:
+            metrics = self._trainer.update(self._training_set.passes(rows, self._stage.losses), lr)
+        except FloatingPointError as error:
+            raise UserError(
+                f"update {self._updates} of stage {self._stage.name}: {error}; train with a lower tune.lr "
+                f"({self._use.lr:g})"
+            ) from None
+        self._updates += 1
+        if point := self._curve.add(metrics, self._updates, before, self._share(), self._seconds()):
+            self._kept.add_point(point)
+        return metrics["loss"]
+
+    def _tell_length(self, what: str) -> None:
+        updates = sum(each.updates for each in self._budgets) - self._updates + 1
+        tell_length(what, updates, self._pace.update_s, self._left_s(), self._tune.max_minutes)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def _share(self) -> float:
+        return self._budgets[0].share(self._updates, self._seconds())
+
+    def _left_s(self) -> float:
+        return seconds_left(self._budgets, self._updates, self._seconds(), self._pace.update_s)
+
+    def _progress(self) -> Progress:
+        return self._kept.progress.model_copy(
+            update={"stage": self._number, "updates": self._updates, "seconds": self._seconds()}
         )
-        kept.save(at, trainer.state())
 
-    if 0 < budget.updates < FEW_UPDATES:
-        sys.stderr.write(
-            f"stage {stage.name} has {budget.updates} updates, which teach little: give it more rows, lower "
-            f"tune.batch ({use.batch}) or raise tune.epochs ({use.epochs:g})\n"
-        )
-    total = budget.updates or round(budget.seconds)
-    unit = "updates" if budget.updates else "s"
-    with progress(stage.name, total, unit) as advance:
-        shown = 0
-        while (share_over := budget.share(updates, clock.seconds())) < 1:
-            if stopped():
-                save()
-                sys.stderr.write(
-                    f"stopped after {updates} updates of stage {stage.name}; the same command goes on\n"
-                )
-                raise KeyboardInterrupt
-            lr = rate(stage.lr, budget.share(updates + 0.5, clock.seconds()))
-            try:
-                metrics = trainer.update(training_set.passes(order.of(updates), stage.losses), lr)
-            except FloatingPointError as error:
-                raise UserError(
-                    f"update {updates} of stage {stage.name}: {error}; train with a lower tune.lr ({use.lr:g})"
-                ) from None
-            updates += 1
-            over = budget.share(updates, clock.seconds())
-            if point := curve.add(metrics, updates, share_over, over, clock.seconds()):
-                kept.add_point(point)
-            now = min(total, updates if budget.updates else int(clock.seconds()))
-            advance(now - shown)
-            shown = now
-            if time.monotonic() - saved > SAVE_EVERY_S:
-                save()
-                saved = time.monotonic()
-    kept.progress = kept.progress.model_copy(
-        update={"updates": updates, "seconds": clock.seconds()}
-    )
-
-
-def _devices(trainer: Trainer) -> Iterator[torch.device]:
-    return (parameter.device for parameter in trainer.parameters.values())
+    def _save(self) -> None:
+        self._kept.save(self._progress(), self._trainer.state())
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -185,7 +224,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 @contextmanager
 def _told_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM has come; both then end the training between two updates."""
+    """Give a function that returns True once SIGINT or SIGTERM has come, which end the training between two updates."""
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda sent, _: came.append(sent))
@@ -198,20 +237,17 @@ def _told_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-# --- budget and curve -------------------------------------------------------------------------
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt where SIGTERM comes, as SIGINT does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Of one stage: either is 0."""
-
-    updates: int = 0
-    seconds: float = 0.0
-
-    def share(self, updates: float, seconds: float) -> float:
-        """Share in [0, 1] that is over after so many updates, which took so many seconds."""
-        gone = updates / self.updates if self.updates else seconds / self.seconds
-        return min(1.0, gone)
+# --- rate and curve -------------------------------------------------------------------------
 
 
 def rate(peak: float, share: float) -> float:
@@ -219,18 +255,6 @@ def rate(peak: float, share: float) -> float:
     if share < WARM_UP:
         return peak * share / WARM_UP
     return peak * 0.5 * (1.0 + math.cos(math.pi * (share - WARM_UP) / (1.0 - WARM_UP)))
-
-
-class StageClock:
-    """Seconds of a stage: of this process's CPU, on a GPU of the clock."""
-
-    def __init__(self, before: float, *, on_cpu: bool) -> None:
-        self._read = time.process_time if on_cpu else time.monotonic
-        self._begin = self._read() - before
-
-    def seconds(self) -> float:
-        """Since the stage began, those before a stop included."""
-        return self._read() - self._begin
 
 
 class Curve:

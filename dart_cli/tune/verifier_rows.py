@@ -27,6 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bus.errors import EngineError, UserError
 from dart_cli.config.model_folder import VERIFIER
+from dart_cli.config.rules.machine import refuse_filled
 from dart_cli.grounding.items import Box, Item, Picture, Point
 from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec, as_png, marked, open_screenshot
@@ -83,8 +84,7 @@ def make_rows(
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, int]:
     """Write the rows of a grounding set; how many of each kind. Raises UserError."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists; name a folder that is not there yet")
+    refuse_filled(out)
     told = read_set(data, layout)
     items = [item for item in told.items if item.region is not None]
     if not items:

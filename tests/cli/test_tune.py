@@ -9,6 +9,8 @@ import pytest
 
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
+from dart_cli.runtime.kept_folder import SETTINGS
+from dart_cli.tune.settings import TuneSettings, configured
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +87,77 @@ def test_a_mistake_is_one_line_before_anything_starts(
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
     assert not list(tmp_path.iterdir())
+
+
+def begin(folder: Path) -> None:
+    """Leave a folder as a training of the defaults does that was stopped."""
+    folder.mkdir()
+    settings = dict.fromkeys(TuneSettings.model_fields, "") | configured(Config(), "completions")
+    settings |= {"learned": "completions", "examples": 9, "held_out": (), "max_pixels": 0}
+    settings |= {"epochs": 7.0, "batch": 8, "lr": 1e-3, "lr_head": 3e-3}
+    (folder / SETTINGS).write_text(TuneSettings.model_validate(settings).model_dump_json())
+
+
+OTHERS = {  # option -> what is refused
+    "tune.epochs=3": "epochs was 7.0 and is 3.0",
+    "tune.batch=4": "batch was 8 and is 4",
+    "tune.lr=2e-3": "lr was 0.001 and is 0.002",
+    "tune.max_minutes=5": "max_minutes was 0.0 and is 5.0",
+    "train.weight_decay=0.1": "weight_decay was 0.0 and is 0.1",
+    "train.pack_tokens=512": "pack_tokens was",
+    "model.lora.rank=4": "lora was '' and is",
+    "model.dtype=bfloat16": "dtype was",
+    "run.seed=3": "seed was 0 and is 3",
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_other_settings_than_those_of_a_stopped_training_are_refused_before_anything_is_loaded(
+    option: str,
+    trained: list[Config],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    begin(tmp_path / "o.part")
+    command = ["--data", "data", "--out", "o", "--model", "builtin:tiny"]
+    assert run(*command) == 0  # what is unset follows from the rows, which are not read yet
+    assert run(*command, "--set", option) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: o.part was begun with other settings (")
+    assert OTHERS[option] in line
+    assert "--fresh" in line
+    assert len(trained) == 1
+    assert run(*command, "--set", option, "--fresh") == 0
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("settings.json", "another version of dart"), ("photo.png", "is no training")],
+)
+def test_a_folder_that_is_no_training_of_this_version_is_refused_before_anything_is_loaded(
+    name: str,
+    message: str,
+    trained: list[Config],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("o.part").mkdir()
+    Path("o.part", name).write_text("{}")
+    assert run("--data", "data", "--out", "o") == 2
+    assert message in capsys.readouterr().err
+    assert not trained
+
+
+def test_the_first_sentence_of_the_help_names_supervised_fine_tuning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--help") == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Supervised fine-tuning (SFT) of a model folder on recorded episodes." in page

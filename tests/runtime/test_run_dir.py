@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError, RunDirectoryError
+from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.schema import Config
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.run_dir import (
@@ -124,6 +126,32 @@ def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path:
     moved = run_dir.rename(tmp_path / "moved")
     assert read_run(moved).run.seed == 7
     assert read_run(moved).run.dir == moved
+
+
+def test_a_run_of_an_older_release_is_read_without_the_keys_that_are_gone(tmp_path: Path) -> None:
+    config = Config.model_validate({"run": {"dir": tmp_path, "seed": 7}})
+    save_config(config)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    for key in OLD_KEYS:
+        *sections, name = key.split(".")
+        part = stored
+        for section in sections:
+            part = part.setdefault(section, {}) or {}
+        part[name] = 3
+    path.write_text(json.dumps(stored))
+    assert read_run(tmp_path) == config
+    stored["tune"]["no_such_key"] = 3
+    path.write_text(json.dumps(stored))
+    with pytest.raises(RunDirectoryError, match="another version"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{", '{"run": 3}'])
+def test_what_is_no_configuration_is_no_run(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RunDirectoryError, match=r"no readable config\.json"):
+        read_run(tmp_path)
 
 
 def test_a_changed_configuration_is_reported(

@@ -20,11 +20,13 @@ from bus.snapshot import (
     StopView,
     UsageView,
 )
+from dart_cli.data import overview
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.tables import minutes
 from dart_cli.status import watch
-from dart_cli.status.page import problems, progress_line, sparkline, status_page
+from dart_cli.status.page import problems, progress_line, sparkline
 from dart_cli.status.watch import Watcher, run_status
+from dart_cli.status.window import StatusPage
 from tests.data.client import serving
 from tests.data.parts import small_config
 from tests.snapshots import process, snapshot, sync
@@ -36,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 def shown(run: Snapshot, width: int = 80) -> str:
     """The page as text, printed as the verb prints it."""
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(status_page(run))
+    console.print(StatusPage(run))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -139,7 +141,7 @@ def test_a_silent_process_and_a_stall_need_attention() -> None:
     assert problems(run) == ["train has waited 94 s for a batch", "no rollout process"]
     page = shown(run)
     assert "needs attention" in page
-    assert "dead" in page
+    assert "lost" in page
 
 
 def test_processes_that_ended_with_the_run_are_no_problem() -> None:
@@ -158,10 +160,10 @@ def test_texts_of_the_run_are_never_read_as_markup() -> None:
 
 def test_a_page_of_a_run_that_does_not_answer_does_not_say_that_it_runs() -> None:
     console = Console(file=io.StringIO(), width=120)
-    console.print(status_page(snapshot(), is_old=True))
+    console.print(StatusPage(snapshot(), is_old=True))
     assert isinstance(console.file, io.StringIO)
     page = console.file.getvalue()
-    assert "as it was when data last answered" in page
+    assert "as last reported at " in page
     assert "  running" not in page
 
 
@@ -191,13 +193,18 @@ def test_one_line_sums_up_the_run() -> None:
 
 
 def test_the_line_says_how_far_the_run_is_from_its_stop() -> None:
-    assert "stop at" not in progress_line(snapshot())
-    stop = StopView(at=0.93, counted=12, wanted=400)
-    assert "  stop at 0.93: trajectory 12/400  " in progress_line(snapshot(stop=stop))
+    assert "ends early" not in progress_line(snapshot())
+    stop = StopView(at=0.93, counted=1012, wanted=1400)
+    line = progress_line(snapshot(stop=stop))
+    assert "  ends early once success 0.93 is proved: needs 1,400 trajectories, has 1,012  " in line
     known = StopView(
         at=0.93, bound=0.88, counted=400, wanted=400, lowest="mini/tabs", lowest_success=0.7
     )
-    assert "stop at 0.93: 0.88 (lowest mini/tabs 0.70)" in progress_line(snapshot(stop=known))
+    for text in (progress_line(snapshot(stop=known)), shown(snapshot(stop=known))):
+        assert (
+            "ends early once success 0.93 is proved: 0.88 so far, lowest task mini/tabs 0.70"
+            in text
+        )
 
 
 def test_a_run_is_as_far_as_what_ends_it_first() -> None:
@@ -214,7 +221,7 @@ def test_a_run_is_as_far_as_what_ends_it_first() -> None:
         console = Console(
             file=io.StringIO(), width=200, color_system="standard", force_terminal=True
         )
-        console.print(status_page(snapshot(**changes)))
+        console.print(StatusPage(snapshot(**changes)))
         assert isinstance(console.file, io.StringIO)
         filled = re.search(r"\x1b\[32m(━*)", console.file.getvalue())
         assert filled is not None
@@ -337,7 +344,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")  # a dumb one is drawn nothing on
     monkeypatch.setattr(
-        watch, "Console", lambda **_: Console(file=written, force_terminal=True, width=200)
+        watch,
+        "Console",
+        lambda **_: Console(file=written, force_terminal=True, width=200, height=99),
     )
     monkeypatch.setattr(watch, "ANSWER_S", 0.1)
     return written
@@ -419,9 +428,10 @@ async def test_lines_end_where_an_error_ended_the_run(
         await status
 
 
-@pytest.mark.parametrize(
-    ("once", "as_json"), [(True, False), (True, True), (False, True), (False, False)]
-)
+FORMS = [(True, False), (True, True), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize(("once", "as_json"), FORMS)
 async def test_a_run_that_is_over_is_no_fault(
     tmp_path: Path,
     terminal: io.StringIO,
@@ -439,6 +449,75 @@ async def test_a_run_that_is_over_is_no_fault(
         line
         == f"{config.run.dir}: the run is over: all done; `dart view {config.run.dir}` shows it"
     )
+
+
+@pytest.mark.parametrize(("once", "as_json"), FORMS)
+async def test_a_run_that_is_over_is_shown_as_its_data_service_left_it(
+    tmp_path: Path, terminal: io.StringIO, lines: list[str], *, once: bool, as_json: bool
+) -> None:
+    config = small_config(tmp_path / "run")
+    async with serving(config):
+        pass
+    data_told(config.run.dir, "x INFO s: the run is over: all done")
+    assert await run_status(config, once=once, as_json=as_json, every_s=0.01) == 0
+    if as_json:
+        [line] = lines
+        seen = Snapshot.model_validate_json(line)
+        assert (seen.stopping, seen.reason, seen.updates_total) == (
+            True,
+            "all done",
+            config.train.updates,
+        )
+    else:
+        assert "over: all done" in terminal.getvalue()
+        assert "groups open" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_run_that_was_stopped_is_shown_as_it_was_and_is_a_fault(
+    tmp_path: Path,
+    terminal: io.StringIO,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    as_json: bool,
+) -> None:
+    monkeypatch.setattr(overview, "HEARD_AFTER_S", 0.0)
+    config = small_config(tmp_path / "run")
+    async with serving(config):
+        pass
+    with pytest.raises(DeadlineError, match="no data process answers"):
+        await run_status(config, once=True, as_json=as_json, every_s=0.01)
+    page = terminal.getvalue()
+    assert "needs attention" not in page  # its other processes end before the data service does
+    assert ("as last reported at " in page) is not as_json
+    assert ("groups open" in page) is not as_json
+    assert not lines  # a script would take it for the run as it is
+
+
+async def test_the_live_page_of_a_stopped_run_begins_with_what_was_last_reported(
+    tmp_path: Path, terminal: io.StringIO
+) -> None:
+    config = small_config(tmp_path / "run")
+    async with serving(config):
+        pass
+    status = asyncio.create_task(run_status(config, once=False, as_json=False, every_s=0.01))
+    await until(lambda: "as last reported at " in terminal.getvalue())
+    assert "no data process answers" in terminal.getvalue()
+    data_told(config.run.dir, "x INFO s: the run is over: all done")
+    assert await status == 0
+    assert "over: all done" in terminal.getvalue()
+
+
+async def test_what_another_version_of_dart_left_is_not_shown(
+    tmp_path: Path, terminal: io.StringIO
+) -> None:
+    config = small_config(tmp_path / "run")
+    config.run.dir.mkdir(mode=0o700)
+    (config.run.dir / "snapshot.json").write_text('{"run_id": 1}')
+    with pytest.raises(DeadlineError, match="no data process answers"):
+        await run_status(config, once=True, as_json=False, every_s=0.01)
+    assert terminal.getvalue() == ""
 
 
 async def test_over_tcp_no_answer_may_mean_other_keys(

@@ -14,22 +14,30 @@ Keys = dict[str, Any]
 Tune = Callable[..., Any]
 
 
-def stop_after(updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let SIGINT come during an update."""
+def stop_after(
+    updates: int, monkeypatch: pytest.MonkeyPatch, number: signal.Signals = signal.SIGINT
+) -> None:
+    """Let a signal come during an update."""
     plain, done = Trainer.update, []
 
     def update(self: Trainer, *arguments: Any) -> dict[str, float]:
         done.append(1)
         if len(done) == updates:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return plain(self, *arguments)
 
     monkeypatch.setattr(Trainer, "update", update)
 
 
-def run_and_stop(tune: Tune, keys: Keys, updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_and_stop(
+    tune: Tune,
+    keys: Keys,
+    updates: int,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals = signal.SIGINT,
+) -> None:
     """A run that ends after so many updates."""
     with monkeypatch.context() as patch:
-        stop_after(updates, patch)
+        stop_after(updates, patch, number)
         with pytest.raises(KeyboardInterrupt):
             tune(keys)

@@ -54,4 +54,4 @@ def test_what_is_set_stays_and_the_rest_says_where_it_came_from() -> None:
     assert "tune.lr = 0.001 (0.63 million parameters)" in line
     assert "tune.batch = 8 (126 rows)" in line
     assert choose(lr=3e-4, batch=16, epochs=2).line == ""
-    assert choose(seconds=30, lr=1e-3, batch=8).line == ""
+    assert choose(max_minutes=30, lr=1e-3, batch=8).reasons.keys() == {"epochs"}

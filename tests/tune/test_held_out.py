@@ -13,6 +13,7 @@ from dart_cli.collect import CollectOptions
 from dart_cli.collect.run import run_collect
 from dart_cli.config.model_folder import TUNED
 from dart_cli.config.schema import Config
+from dart_cli.tune import pace
 from dart_cli.tune.held_out import MOST_ROWS, Measured, Outcome, fallen, split_rows
 from dart_cli.tune.kept import BEFORE
 from scripts.make_grounding_set import make_set
@@ -63,7 +64,8 @@ def outcome(before: tuple[float, int], after: tuple[float, int], fell: float = 0
     ("given", "cure"),
     [
         (outcome((5.15, 0), (5.12, 0), 0.01), "tune.lr = 5e-05"),
-        (outcome((1.0, 2), (1.4, 2), 0.9), "known by heart"),
+        (outcome((1.0, 2), (1.4, 2), 0.9), "the learned rows alone, which are known by heart: "),
+        (outcome((1.0, 2), (1.4, 2), 0.4), "the loss fell on the learned rows alone: collect more"),
         (outcome((1.0, 2), (1.0, 3), 0.0), "did not fall"),
         (outcome((0.01, 20), (0.01, 20), 0.0), "could do this before"),
     ],
@@ -183,3 +185,38 @@ def test_adapters_and_recomputed_layers_are_measured_likewise(tune: Tune, keys: 
     told = tune(keys | lora).summary()
     assert told["used"]["lr"] == 2e-3
     assert told["held_out"]["loss_after"] < told["held_out"]["loss_before"]
+
+
+def test_looks_at_the_held_out_rows_change_nothing_of_the_training(
+    tune: Tune,
+    pointer_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_set(tmp_path / "set", ["mini"], {"train": 80})
+    keys = {
+        "tune.data": [str(tmp_path / "set" / "train")],
+        "tune.epochs": 0.5,
+        "tune.batch": 8,
+        "tune.lr": 1e-3,
+        "policy.pointing": "pointer",  # whose head drops out while it is trained
+        "model.path": str(pointer_folder("builtin:tiny")),
+    }
+    tensors = {}
+    for name, share in (("without", 0.05), ("with", 1e9)):
+        monkeypatch.setattr(pace, "MEASURE_SHARE", share)
+        monkeypatch.setattr(pace, "FIRST_MEASURE_S", 0.0)
+        looks: list[Measured] = []
+        plain = pace.HeldOutWatch.measure
+
+        def measure(self: pace.HeldOutWatch, plain: Any = plain, looks: Any = looks) -> Measured:
+            looks.append(plain(self))
+            return looks[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pace.HeldOutWatch, "measure", measure)
+            result = tune(keys | {"tune.out": tmp_path / name})
+        tensors[name] = (tmp_path / name / "model.safetensors").read_bytes()
+        assert len(looks) == {"without": 2, "with": 2 + result.updates}[name]
+        assert looks[-1] == result.outcome.after
+    assert tensors["with"] == tensors["without"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,33 @@ def test_a_start_with_other_settings_is_refused(
     capsys.readouterr()
     assert tune(keys, dry_run=True) is None
     assert "2 epochs, about 6 updates" in capsys.readouterr().out
+
+
+def test_a_training_says_how_long_it_takes_and_what_it_has_when_it_is_stopped(
+    tune: Tune, keys: Keys, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    run_and_stop(tune, keys, 4, monkeypatch, signal.SIGTERM)  # in the second of two stages
+    out, err = capsys.readouterr()
+    assert re.search(
+        r"stage head: the first update took .+ s, 6 updates take about \d+:\d\d\n", err
+    )
+    assert re.search(r"stage all: the first update took .+ s, 3 updates take about \d+:\d\d\n", err)
+    [line] = [each for each in err.splitlines() if each.startswith("stopped after")]
+    assert re.fullmatch(r"stopped after 4 updates; loss of the learned rows [\d.]+ -> [\d.]+", line)
+    assert err.endswith(f"{keys['tune.out']}.part holds it: the same command goes on\n")
+    assert len(re.findall(r"^(head|all) +\d", out, re.M)) == 4  # the curve so far
+
+
+def test_a_training_ends_at_its_minutes_where_its_epochs_take_longer(
+    tune: Tune, keys: Keys
+) -> None:
+    text = {"model.path": "builtin:tiny", "policy.pointing": "text"}
+    result = tune(keys | text | {"tune.epochs": 1e5, "tune.max_minutes": 0.002})
+    assert result is not None
+    assert 1 <= result.updates < 3e5
+    settings = json.loads((keys["tune.out"] / TUNED).read_text())["settings"]
+    assert (settings["epochs"], settings["max_minutes"]) == (1e5, 0.002)
 
 
 @pytest.mark.parametrize(

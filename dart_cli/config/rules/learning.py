@@ -171,11 +171,6 @@ TUNE = Table(
             lambda c: c.tune.out and not c.tune.out.exists() and cannot_be_made(c.tune.out),
             "= {value} cannot be made: {found}; choose another",
         ),
-        Rule(
-            "tune.epochs",
-            lambda c: c.tune.seconds == 0 and c.tune.epochs == 0,
-            "must be > 0, or set tune.seconds",
-        ),
         _of_pointers("target"),
         Rule(
             "tune.write",

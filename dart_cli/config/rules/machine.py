@@ -3,7 +3,7 @@
 unreadable      why the system does not let us look at a path
 cannot_be_made  why a directory cannot be made
 no_file, no_folder  why a path cannot be a file or a folder that is written, with the cure
-refuse_out      the error where a folder cannot be new
+refuse_out      the error where a folder cannot be new; refuse_filled, refuse_no_folder, where it may be there
 """
 
 from __future__ import annotations
@@ -80,6 +80,18 @@ def refuse_out(out: Path) -> None:
         raise UserError(f"{out} exists; name a folder that does not")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: there is no folder {out.absolute().parent}")
+    refuse_no_folder(out)
+
+
+def refuse_filled(out: Path) -> None:
+    """Raise UserError where `out` holds something, is a file or cannot be made."""
+    refuse_no_folder(out)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} exists; name a folder that is not there yet")
+
+
+def refuse_no_folder(out: Path) -> None:
+    """Raise UserError where `out` is a file or cannot be made."""
     if why := no_folder(out):
         raise UserError(f"{out}: {why}")
 

@@ -13,7 +13,6 @@ from dart_cli.config.schema.base import (
     Folder,
     Positive,
     PositiveSeconds,
-    Seconds,
     Section,
     Threads,
     one_of,
@@ -239,11 +238,12 @@ class TuneConfig(Section):
     """Share of the episodes or screenshots that is not learned: what was learned is measured on it, before and
     after. Of fewer than 24 none are held out, of large sets at most 256 rows; 0 for none."""
 
-    epochs: float | None = Field(default=None, ge=0, le=MANY)
+    epochs: float | None = Field(default=None, gt=0, le=MANY)
     """Passes over the data, over both stages together; unset: as many as make 400 updates, 2 to 40."""
 
-    seconds: Seconds = 0.0
-    """CPU seconds of training in place of `epochs`, on a GPU those of the clock; 0 for `epochs`."""
+    max_minutes: float = Field(default=0.0, ge=0, le=MANY)
+    """The training ends after this many minutes where its epochs take longer, all starts together; the learning rate
+    falls by the end of either. 0 for no limit. The held-out rows are measured before and after it."""
 
     batch: int | None = Field(default=None, ge=1, le=65_536)
     """Examples of an update: items, or steps of trajectories; unset: 8 to 32, by how many there are."""

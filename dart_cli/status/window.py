@@ -1,0 +1,167 @@
+"""The page of a run, whole or as much of it as a window has room for: what is wanted most stands at the top.
+
+StatusPage   what `dart status` and `dart up` show
+
+The order of the parts is that of their importance: how far the run is, what needs attention, success by task,
+processes, training, throughput, pipeline, utilisation, weights, judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.segment import Segment
+from rich.text import Text
+
+from bus.snapshot import Snapshot
+from dart_cli.status.fitting import Lines, Section, fit, narrowed, whole
+from dart_cli.status.page import (
+    TASK_COLUMNS,
+    header,
+    judge_lines,
+    pipeline,
+    problems,
+    task_results,
+    throughput,
+    training,
+)
+from dart_cli.status.workers import SYNC_COLUMNS, processes, utilisation, weights_taken
+
+LOAD_WIDTH = 80
+"""Columns of a window from which on the processes' load is shown."""
+_LEAST_ROWS = 3
+"""A longer table is cut to no fewer of its first rows."""
+_CURVES = (30, 20, 10)
+"""Points of a task's curve: as many as the width has room for."""
+
+
+class StatusPage:
+    """A snapshot as a page; with `is_live` as high as the window at most."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        is_live: bool = False,
+        is_old: bool = False,
+        above: Sequence[RenderableType] = (),
+        below: Sequence[RenderableType] = (),
+    ) -> None:
+        """`is_old`: the data service has not answered since. `above` and `below` are shown with the page, whole."""
+        self._snapshot = snapshot
+        self._is_live = is_live
+        self._top = [*above, header(snapshot, is_old=is_old)]
+        self._below = below
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the page. No part gets the window's height, which a panel would fill."""
+        options = options.update(height=None)
+
+        def lines(part: RenderableType) -> Lines:
+            return console.render_lines(part, options, pad=False)
+
+        top = [line for part in self._top for line in lines(part)]
+        below = [line for part in self._below for line in lines(part)]
+        room = options.size.height - len(top) - len(below) if self._is_live else None
+        draw = cache(lambda section, rows: lines(section.page(rows)))
+        sections = _sections(self._snapshot, console, options)
+        note_lines = 0  # for the note, which depends on what fits beside it
+        while True:
+            fitted = fit(sections, None if room is None else room - note_lines, draw)
+            left_out = [*fitted.lacking, *fitted.missing]
+            note = lines(_note(left_out, is_live=self._is_live)) if left_out else []
+            if len(note) <= note_lines or room is None:
+                break
+            note_lines = len(note)
+        for line in (*top, *fitted.lines, *note, *below):
+            yield from line
+            yield Segment.line()
+
+
+def _note(left_out: Sequence[str], *, is_live: bool) -> Text:
+    """Return the line that names what a page lacks, and where that is shown."""
+    where = "a larger window, dart status --once or dart view shows it"
+    text = f"left out: {', '.join(left_out)}; {where if is_live else 'a wider window shows it'}"
+    return Text(text, "bright_black")
+
+
+def _sections(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> list[Section]:
+    """Return the parts by importance."""
+    texts = problems(snapshot)
+    sections = [_attention(texts)] if texts else []
+    if snapshot.tasks:
+        sections.append(_tasks(snapshot, console, options))
+    if snapshot.processes:
+        slim = _processes(snapshot, has_load=False)
+        has_room = options.max_width >= LOAD_WIDTH
+        sections.append(
+            replace(_processes(snapshot, has_load=True), slim=slim) if has_room else slim
+        )
+    sections.append(_numbers(snapshot))
+    if snapshot.usage:
+        sections.append(whole("utilisation", utilisation(snapshot)))
+    if snapshot.syncs:
+        table, lacking = narrowed(partial(weights_taken, snapshot), SYNC_COLUMNS, console, options)
+        sections.append(whole("weights taken", table, lacking))
+    if lines := [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]:
+        sections.append(whole("judges", Group(*lines)))
+    return sections
+
+
+def _attention(texts: Sequence[str]) -> Section:
+    def page(rows: int) -> Panel:
+        return Panel("\n".join(texts[:rows]), title="needs attention", style="red", box=box.ROUNDED)
+
+    return Section(page, _missing("problems", len(texts)), len(texts))
+
+
+def _tasks(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> Section:
+    for points in _CURVES:
+        build = partial(task_results, snapshot, points=points)
+        _, lacking = narrowed(build, TASK_COLUMNS, console, options)
+        if not lacking:
+            break
+    count = len(snapshot.tasks)
+    return Section(
+        lambda rows: build(frozenset(lacking), rows),
+        _missing("tasks", count),
+        count,
+        min(_LEAST_ROWS, count),
+        lacking,
+    )
+
+
+def _processes(snapshot: Snapshot, *, has_load: bool) -> Section:
+    count = len(snapshot.processes)
+    return Section(
+        lambda rows: processes(snapshot, rows, has_load=has_load),
+        _missing("processes", count),
+        count,
+        min(_LEAST_ROWS, count),
+        () if has_load else ("load",),
+    )
+
+
+def _numbers(snapshot: Snapshot) -> Section:
+    """Return the tables of names and numbers, beside each other as far as the width allows."""
+    tables = {
+        "training": training(snapshot),
+        "throughput": throughput(snapshot),
+        "pipeline": pipeline(snapshot),
+    }
+    return Section(
+        lambda rows: Columns([*tables.values()][:rows], padding=(0, 2)),
+        lambda rows: ", ".join([*tables][rows:]),
+        len(tables),
+    )
+
+
+def _missing(things: str, count: int) -> Callable[[int], str]:
+    """Return what names the missing ones where the first so many are shown."""
+    return lambda rows: f"{count - rows} of {count} {things}" if rows else things
