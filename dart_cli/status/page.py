@@ -71,6 +71,7 @@ def status_page(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
     if found := problems(snapshot):
         parts.append(Panel("\n".join(found), title="needs attention", style="red", box=box.ROUNDED))
     parts.append(_processes(snapshot))
+    parts += [Text(line, "yellow") for line in snapshot.settings]
     if snapshot.usage:
         parts += [Text("\nutilisation, last minute", "bold"), _utilisation(snapshot)]
     if snapshot.syncs:

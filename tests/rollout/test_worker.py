@@ -33,6 +33,8 @@ from bus.messages import (
     ActRequest,
     Completion,
     Heartbeat,
+    JoinReply,
+    JoinRequest,
     Reply,
     Request,
     RunState,
@@ -156,6 +158,8 @@ class Data:
             if isinstance(request, SyncDone):
                 self.done.append(request)
                 return Ack()
+            if isinstance(request, JoinRequest):
+                return JoinReply()
             assert isinstance(request, SyncRequest)
             self.asked.append(request)
         if self.holds:

@@ -17,6 +17,8 @@ from bus.messages import (
     BatchRequest,
     BatchTrained,
     HelloReply,
+    JoinReply,
+    JoinRequest,
     Reply,
     Request,
     TrainerHello,
@@ -49,6 +51,8 @@ class Data:
         return [message for message in self.heard if isinstance(message, kind)]
 
     async def handle(self, _client: str, message: Request) -> Reply:
+        if isinstance(message, JoinRequest):
+            return JoinReply()
         self.heard.append(message)
         if self._crash(message):
             self.crashed.set()
