@@ -2,6 +2,7 @@
 
     Row           keys, who reads them, and why their readers must agree
     ROWS          all rows; the longest name that fits a key is its row
+    read_by       the processes that read a section, for docs/config.md
     Settings      the values that a process was started with, as far as they are not the defaults
     differences   the keys whose values differ between a process and the data service
 
@@ -49,6 +50,7 @@ class Row(NamedTuple):
 ROWS = (
     # Processes that could be compared have met, by whatever name of the host and copy of the keys.
     Row("bus", PROCESSES, free=PROCESSES),
+    Row("run", ("data",)),
     # Where processes meet over tcp, players and engines keep their logs in a folder of their own host.
     Row(
         "run.dir",
@@ -127,6 +129,23 @@ PATHS = frozenset(
 )
 """Keys that may name a file: another spelling of one path is the same value, and a path of another host is
 compared with none."""
+
+
+def read_by(section: str) -> str:
+    """Return which processes read the keys of a section, as a sentence with code marks."""
+    usual = row_of(section).readers
+    others: dict[tuple[str, ...], list[str]] = {}
+    for key, its in section_types()[section].model_fields.items():
+        readers = row_of(f"{section}.{key}").readers
+        if readers != usual and not inner_section(its.annotation):
+            others.setdefault(readers, []).append(f"`{key}`")
+    parts = [f"{', '.join(keys)} by {_listed(readers)}" for readers, keys in others.items()]
+    return f"Read by {_listed(usual)}{'; ' if parts else ''}{'; '.join(parts)}."
+
+
+def _listed(readers: tuple[str, ...]) -> str:
+    *first, last = [f"`dart {each}`" for each in readers]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @cache

@@ -22,10 +22,10 @@ from bus.messages import (
     BatchTrained,
     Chain,
     Heartbeat,
+    JoinRequest,
     Reply,
     Request,
     Sample,
-    JoinRequest,
     TrainerHello,
     VersionSpan,
 )
@@ -33,6 +33,7 @@ from bus.packed import float64s, int32s
 from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config, RunConfig, TrainConfig
+from dart_cli.runtime import joining
 from dart_cli.train import data_client, loop
 from dart_cli.train.base import Update, batch_metrics
 from dart_cli.train.process import run
