@@ -28,6 +28,11 @@ PROCESSES = ("data", "train", "rollout", "env", "serve")
 """The processes of a run, by their roles."""
 
 _PLAY = ("env", "serve")
+_HISTORY = (
+    *("family", "codec", "coordinates", "template"),
+    *("history_images", "history_images_most", "history_turns"),
+)
+"""Keys of [policy] by which a process that plays chooses what a prompt shows, and reads what comes back."""
 _TOKENS = "the engine's log-probabilities would not be those that the trainer computes"
 _PROMPTS = "a screen would become another prompt, or a text another action"
 _THE_END = "the data service and the trainer would not agree when the run is over"
@@ -63,8 +68,11 @@ ROWS = (
     Row("model.path", ("train", "rollout", "data", *_PLAY), equal=_TOKENS),
     Row("model.freeze_vision", ("train",)),
     Row("model.adapters", ("train", "rollout")),  # workers serve what the trainer publishes
-    Row("policy", ("rollout", *_PLAY, "data", "train"), equal=_PROMPTS),
-    Row("env", _PLAY),
+    Row("policy", ("rollout",), equal=_PROMPTS),
+    *(Row(f"policy.{key}", ("rollout", *_PLAY), equal=_PROMPTS) for key in _HISTORY),
+    Row("policy.history_texts", _PLAY, equal=_PROMPTS),
+    Row("policy.pointing", ("rollout", "data", "train"), equal=_PROMPTS),
+    Row("env", ("env",)),
     Row(
         "env.suite",
         ("data", *_PLAY, "rollout"),
@@ -74,8 +82,8 @@ ROWS = (
     Row("env.heldout", ("data",)),
     Row("env.seeds", ("data",)),
     Row("env.slots", ("env", "rollout")),  # engines size their caches of screens by it
-    Row("env.options", (*_PLAY, "data", "rollout")),
-    Row("env.observe", (*_PLAY, "rollout")),
+    Row("env.options", ("env", "rollout")),
+    Row("env.screenshots", _PLAY),
     Row("rollout", ("rollout",)),
     Row("rollout.engine", ("rollout", "data", "train")),
     Row(
@@ -140,7 +148,8 @@ def read_by(section: str) -> str:
         if readers != usual and not inner_section(its.annotation):
             others.setdefault(readers, []).append(f"`{key}`")
     parts = [f"{', '.join(keys)} by {_listed(readers)}" for readers, keys in others.items()]
-    return f"Read by {_listed(usual)}{'; ' if parts else ''}{'; '.join(parts)}."
+    begin = "Read in a run by" if {*usual}.intersection(PROCESSES) else "Read by"
+    return f"{begin} {'; '.join([_listed(usual), *parts])}."
 
 
 def _listed(readers: tuple[str, ...]) -> str:
