@@ -86,7 +86,7 @@ def serve(
 
         await run(config, stop)
 
-    raise typer.Exit(run_role("data", config, keep, force=force))
+    raise typer.Exit(run_role("data", config, keep, force=force, overrides=overrides or []))
 
 
 RunOption = Annotated[

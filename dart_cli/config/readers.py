@@ -4,6 +4,7 @@
     ROWS          all rows; the longest name that fits a key is its row
     read_by       the processes that read a section, for docs/config.md
     Settings      the values that a process was started with, as far as they are not the defaults
+    is_given      whether a --set names a key
     differences   the keys whose values differ between a process and the data service
 
 Every process of a run has a command line of its own. It sends its settings to the data service when it joins
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -212,7 +213,9 @@ class Settings:
             if AUTO in (self.value(FAMILY_KEY), other.value(FAMILY_KEY)):
                 return True
         if key in PATHS:
-            return self.host != other.host or self._whole(mine) == other._whole(theirs)
+            if self.host != other.host:
+                return _is_path(mine) or _is_path(theirs)
+            return bool(self._whole(mine) == other._whole(theirs))
         return False
 
     def _whole(self, name: Any) -> Any:
@@ -221,9 +224,22 @@ class Settings:
             return [self._whole(each) for each in name]
         if not isinstance(name, str):
             return name
+        if not (_is_path(name) or (Path(self.folder) / name).exists()):
+            return name
         path, colon, own = name.partition(".py:")
-        is_path = colon or os.sep in name or (Path(self.folder) / name).exists()
-        return os.path.realpath(os.path.join(self.folder, path)) + colon + own if is_path else name
+        return os.path.realpath(Path(self.folder) / path) + colon + own
+
+
+def _is_path(name: Any) -> bool:
+    """Return True for text, or a list, that has a path: any number of folders, or a file with code."""
+    if isinstance(name, list):
+        return any(map(_is_path, name))
+    return isinstance(name, str) and (os.sep in name or ".py:" in name)
+
+
+def is_given(key: str, given: Collection[str]) -> bool:
+    """Return True where one of the --set, by their names, sets the key, a part of it, or its section."""
+    return any(f"{each}.".startswith(f"{key}.") or key.startswith(f"{each}.") for each in given)
 
 
 def differences(mine: Settings, theirs: Settings) -> Iterator[str]:

@@ -73,6 +73,7 @@ from dart_cli.data.store.rows import RunRow
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Permits
 from dart_cli.data.workers import Usage, WorkerWatch
+from dart_cli.runtime.role import how_started
 from dart_cli.runtime.waits import told_waits
 from envs.base import Task
 
@@ -130,7 +131,7 @@ class DataService:
     ) -> None:
         self._config = config
         self._store = store
-        self._settings = RunSettings(config, store.save_config)
+        self._settings = RunSettings(config, store.save_config, how_started().given)
         self._run: RunRow = store.begin_run(config.run.seed, self._settings.used, tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._commits = Commits(store)

@@ -18,7 +18,7 @@ from typing import Any
 
 from bus.errors import ConfigError, RunDirectoryError
 from bus.messages import JoinReply, JoinRequest
-from dart_cli.config.readers import Row, Settings, differences, row_of
+from dart_cli.config.readers import Row, Settings, differences, is_given, row_of
 from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
 from dart_cli.runtime.run_dir import cannot_write, read_used, save_used, with_processes
@@ -32,8 +32,14 @@ MOST_WORKERS = 4096
 class RunSettings:
     """The settings of one run's processes; one event loop owns it."""
 
-    def __init__(self, config: Config, save: Callable[[str], None]) -> None:
-        """`save` stores the configuration that is used, as JSON; the run directory has it as well."""
+    def __init__(
+        self, config: Config, save: Callable[[str], None], given: Collection[str] = ()
+    ) -> None:
+        """`save` stores the configuration that is used, as JSON; the run directory has it as well.
+
+        `given` are the names of what the data service's --set changed.
+        """
+        self._given = given
         self._run_dir = config.run.dir
         self._own = Settings.of(config)
         self._tree = config.model_dump(mode="json")
@@ -64,7 +70,7 @@ class RunSettings:
         found = {
             key: row_of(key)
             for key in differences(theirs, self._own)
-            if request.role not in row_of(key).free
+            if request.role not in row_of(key).free and not self._is_superseded(request, key)
         }
         if refused := list(self._refused(request, theirs, found)):
             more = f" ({len(refused) - 1} more keys differ)" if len(refused) > 1 else ""
@@ -73,6 +79,11 @@ class RunSettings:
         self._tell(request, theirs, found)
         self._keep(request, {key: theirs.value(key) for key in found if _reads(request, key)})
         return JoinReply(notes=self._joined[request.worker])
+
+    def _is_superseded(self, request: JoinRequest, key: str) -> bool:
+        """Return True where a process does not read what its file says, and dart data had a --set for it."""
+        is_set = is_given(key, request.given)
+        return not (_reads(request, key) or is_set) and is_given(key, self._given)
 
     # --- what is refused --------------------------------------------------------------------
 
@@ -83,17 +94,17 @@ class RunSettings:
         if request.is_forced or not request.is_first:
             return
         for key, row in found.items():
-            here = shown(theirs.value(key))
+            here = _shown(theirs.value(key))
             if request.role in row.readers:
                 if row.equal:
                     yield (
-                        f"{key} is {here} for dart {request.role} and {shown(self._own.value(key))} for dart data: "
+                        f"{key} is {here} for dart {request.role} and {_shown(self._own.value(key))} for dart data: "
                         f"{row.equal}; start both with the same file and the same --set"
                     )
             elif not request.is_supervised and theirs.value(key) not in (used := self._used(key)):
                 reader = row.readers[0]
                 yield (
-                    f"dart {request.role} does not read {key}; dart {reader} does, and has {shown(used[-1])}, "
+                    f"dart {request.role} does not read {key}; dart {reader} does, and has {_shown(used[-1])}, "
                     f"not {here}: start dart {reader} with {key} = {here} (--set, or the same file), or leave "
                     "it out here"
                 )
@@ -131,9 +142,10 @@ class RunSettings:
     def _told(self, request: JoinRequest, theirs: Settings, key: str) -> str:
         """Return one line about a key that differs."""
         row = row_of(key)
+        here, there = theirs.value(key), self._own.value(key)
         says = (
-            f"{request.worker} was started with {key} = {shown(theirs.value(key))}, dart data with "
-            f"{shown(self._own.value(key))}"
+            f"{request.worker} was started {f'without {key}' if here is None else f'with {key} = {shown(here)}'}, "
+            f"dart data {'without it' if there is None else f'with {shown(there)}'}"
         )
         if not _reads(request, key):
             return f"{says}; it does not read it, dart {row.readers[0]} does"
@@ -165,7 +177,11 @@ class RunSettings:
         """Log the settings of a process that were others before it started again."""
         for key, was in before.items():
             if (value := now.get(key, self._own.value(key))) != was:
-                log.warning("%s was %s for %s, is %s now", key, shown(was), worker, shown(value))
+                log.warning("%s was %s for %s, is %s now", key, _shown(was), worker, _shown(value))
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else shown(value)
 
 
 def _of_earlier_start(run_dir: Path) -> dict[str, dict[str, Any]]:

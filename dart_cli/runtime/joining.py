@@ -36,6 +36,7 @@ class Joining:
             host=settings.host,
             folder=settings.folder,
             settings=dict(settings.changed),
+            given=list(start.given),
             is_supervised=start.is_supervised,
             is_forced=start.is_forced,
         )

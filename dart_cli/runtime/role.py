@@ -2,7 +2,7 @@
 
     run_role         runs a role's coroutine from start to clean end; returns the exit code
     take_gpus        lets this process see its share of the GPUs alone
-    how_started      whether `dart up` started this process, and whether with --force
+    how_started      whether `dart up` started this process, and with which options
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,7 @@ class Start:
 
     is_supervised: bool = False  # by `dart up`
     is_forced: bool = False  # with --force
+    given: tuple[str, ...] = ()  # names of what --set changed
 
 
 _start = Start()
@@ -85,17 +86,19 @@ def run_role(
     worker: str = "",
     threads: int = 1,
     force: bool = False,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Run one role of a run until it is over or a signal ends it; returns the exit code.
 
     0 after a clean end, 2 for the user's mistake, 1 for a fault; the error is one line on stderr
     and whole in the log. `threads` bounds the CPU threads of torch and BLAS in this process. `force`
-    goes on with a run of another suite or model.
+    goes on with a run of another suite or model. `overrides` are those in `config`.
     """
     ignore_dumps()  # before another process can know this one
     keep_going()
     limit_threads(threads)
     _start.is_supervised, _start.is_forced = end_with_parent(), force
+    _start.given = tuple(each.partition("=")[0].strip() for each in overrides)
     try:
         make_private_dir(config.run.dir)
         if role != "data" and not force:  # data compares where it saves, and logs what has changed
