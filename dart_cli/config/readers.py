@@ -139,6 +139,9 @@ PATHS = frozenset(
 """Keys that may name a file: another spelling of one path is the same value, and a path of another host is
 compared with none."""
 
+_FAMILY = frozenset({FAMILY_KEY, *(f"policy.{key}" for key in VALUES)})
+"""What a family of models sets."""
+
 
 def read_by(section: str) -> str:
     """Return which processes read the keys of a section, as a sentence with code marks."""
@@ -174,7 +177,9 @@ def values(config: Config) -> dict[str, Any]:
         for key, its in kind.model_fields.items():
             if not inner_section(its.annotation):
                 found[f"{section}.{key}"] = shown.get(key)
-    if "lr" not in config.train.model_fields_set:  # else it follows the model, which not every host has
+    if (
+        "lr" not in config.train.model_fields_set
+    ):  # else it follows the model, which not every host has
         found["train.lr"] = None
     return found
 
@@ -207,11 +212,8 @@ class Settings:
         mine, theirs = self.value(key), other.value(key)
         if mine == theirs:
             return True
-        section, _, name = key.partition(".")
-        if section == "policy" and (key == FAMILY_KEY or name in VALUES):
-            # Only a host that has the model folder knows what "auto" stands for.
-            if AUTO in (self.value(FAMILY_KEY), other.value(FAMILY_KEY)):
-                return True
+        if key in _FAMILY and AUTO in (self.value(FAMILY_KEY), other.value(FAMILY_KEY)):
+            return True  # only a host that has the model folder knows what it stands for
         if key in PATHS:
             if self.host != other.host:
                 return _is_path(mine) or _is_path(theirs)

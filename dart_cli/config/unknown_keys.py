@@ -1,9 +1,9 @@
 """What an error says of a key or section that is none of the schema's.
 
-    unknown        the whole sentence: an old key, another tool's word, or the nearest name
-    where_is       the same for a name without its section
-    did_you_mean   `; did you mean X?` for the nearest of some names
-    WORDS          what users of other tools write (your_words.toml); docs/your-words.md shows it
+unknown        the whole sentence: an old key, another tool's word, or the nearest name
+where_is       the same for a name without its section
+did_you_mean   `; did you mean X?` for the nearest of some names
+WORDS          what users of other tools write (your_words.toml); docs/your-words.md shows it
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.schema import section_types
@@ -38,16 +39,20 @@ class Word:
         if not self.ours:
             return self.how
         *others, last = self.ours
-        listed = f"names for it are {', '.join(others)} and {last}" if others else f"name for it is {last}"
+        listed = (
+            f"names for it are {', '.join(others)} and {last}"
+            if others
+            else f"name for it is {last}"
+        )
         return f"dart's {listed}{self.how and f': {self.how}'}"
 
 
 def _words() -> tuple[Word, ...]:
     tree = tomllib.loads((Path(__file__).parent / "your_words.toml").read_text(encoding="utf-8"))
-    lists = ("theirs", "ours")
+    rows: list[dict[str, Any]] = tree["word"]
     return tuple(
-        Word(**{key: tuple(its) if key in lists else its for key, its in each.items()})
-        for each in tree["word"]
+        Word(**row | {"theirs": tuple(row["theirs"]), "ours": tuple(row.get("ours", ()))})
+        for row in rows
     )
 
 
@@ -159,7 +164,9 @@ def words_page() -> str:
             if word.subject == subject:
                 theirs = ", ".join(map(_their_name, word.theirs))
                 here = ", ".join(f"`{key}`" for key in word.ours)
-                lines.append(f"| {theirs} | {word.of} | {here}{': ' * bool(here and word.how)}{word.how} |")
+                lines.append(
+                    f"| {theirs} | {word.of} | {here}{': ' * bool(here and word.how)}{word.how} |"
+                )
     return "\n".join(lines) + "\n"
 
 

@@ -151,7 +151,11 @@ class RunSettings:
             return f"{says}; it does not read it, dart {row.readers[0]} does"
         if row.equal:
             return f"{says}: {row.equal}; start one of them again"
-        return f"{says}; each uses its own" if "data" in row.readers else f"{says}, which does not use it"
+        return (
+            f"{says}; each uses its own"
+            if "data" in row.readers
+            else f"{says}, which does not use it"
+        )
 
     def _keep(self, request: JoinRequest, read: Mapping[str, Any]) -> None:
         """Store the values of a process that it reads and that differ; log how they were before."""

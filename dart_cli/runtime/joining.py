@@ -1,6 +1,6 @@
 """How a process joins its run: the data service compares what it was started with.
 
-    Joining   sends the settings to each data process that comes; ends the process where they are refused
+Joining   sends the settings to each data process that comes; ends the process where they are refused
 """
 
 from __future__ import annotations

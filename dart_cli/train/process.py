@@ -72,9 +72,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             told_waits(lambda: others.awaited() if data.connected else data_awaited(config))
         )
         joining = Joining(config, "train", WORKER, data)
-        await stack.enter_async_context(
-            background(_listen(states, others, stop), joining.keep())
-        )
+        await stack.enter_async_context(background(_listen(states, others, stop), joining.keep()))
         try:
             await unless_stopped(stop, in_daemon_thread(_import_all))
         except StopRequested:

@@ -14,7 +14,9 @@ from dart_cli.config.schema import section_types
 from dart_cli.config.unknown_keys import WORDS, words_page
 
 ROOT = Path(__file__).parents[2]
-KEYS = {f"{section}.{key}" for section, kind in section_types().items() for key in kind.model_fields}
+KEYS = {
+    f"{section}.{key}" for section, kind in section_types().items() for key in kind.model_fields
+}
 
 ANSWERS = [
     ("train.learning_rate=1", "unknown key train.learning_rate; dart's name for it is train.lr"),

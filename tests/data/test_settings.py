@@ -37,7 +37,9 @@ class Run:
         config = default_config([f"run.dir={self.path}", *overrides])
         save_config(config)
         given = [each.partition("=")[0] for each in overrides]
-        self.settings = RunSettings(config, lambda text: self.stored.append(json.loads(text)), given)
+        self.settings = RunSettings(
+            config, lambda text: self.stored.append(json.loads(text)), given
+        )
 
     def join(self, role: Role, *overrides: str, worker: str = "", **how: Any) -> list[str]:
         """A process of `role` joins, started with the same file and these --set."""
@@ -217,7 +219,9 @@ def test_a_run_that_goes_on_keeps_what_was_used_until_its_reader_joins_again(
 def test_a_path_is_compared_by_where_it_leads_and_never_with_another_host() -> None:
     here = Path.cwd()
     mine = Settings({"model.path": "models/a"}, "box", str(here))
-    assert Settings({"model.path": str(here / "models" / "a")}, "box", "/").is_as(mine, "model.path")
+    assert Settings({"model.path": str(here / "models" / "a")}, "box", "/").is_as(
+        mine, "model.path"
+    )
     assert not Settings({"model.path": "models/a/b"}, "box", str(here)).is_as(mine, "model.path")
     assert Settings({"model.path": "/elsewhere/a"}, "gpu-box", "/").is_as(mine, "model.path")
     assert not Settings({"policy.template": "a/b"}, "box", "/a").is_as(mine, "policy.template")
@@ -226,23 +230,31 @@ def test_a_path_is_compared_by_where_it_leads_and_never_with_another_host() -> N
 def test_only_a_host_with_the_model_folder_knows_what_auto_means() -> None:
     without = Settings({"policy.family": "auto"}, "box", "/")
     resolved = Settings(
-        {"policy.family": "ui-tars", "policy.codec": "uitars", "policy.history_images": 5}, "gpu", "/"
+        {"policy.family": "ui-tars", "policy.codec": "uitars", "policy.history_images": 5},
+        "gpu",
+        "/",
     )
     for key in ("policy.family", "policy.codec", "policy.history_images"):
         assert resolved.is_as(without, key)
     assert not resolved.is_as(Settings({}, "box", "/"), "policy.codec")
 
 
-@pytest.mark.parametrize("key", ["bus.port=9000", "up.envs=3", "eval.episodes=1", "tune.epochs=1.0"])
+@pytest.mark.parametrize(
+    "key", ["bus.port=9000", "up.envs=3", "eval.episodes=1", "tune.epochs=1.0"]
+)
 def test_what_concerns_no_other_process_is_never_compared(run: Run, key: str) -> None:
     for role in ("env", "rollout", "train"):
         assert run.join(role, key) == []  # type: ignore[arg-type]
 
 
-def test_an_env_of_a_folder_of_its_own_joins_and_a_trainer_does_not(run: Run, tmp_path: Path) -> None:
+def test_an_env_of_a_folder_of_its_own_joins_and_a_trainer_does_not(
+    run: Run, tmp_path: Path
+) -> None:
     elsewhere = f"run.dir={tmp_path / 'elsewhere'}"
     assert run.join("env", elsewhere) == []
-    with pytest.raises(ConfigError, match=r"^run\.dir is .*checkpoints would belong to another run"):
+    with pytest.raises(
+        ConfigError, match=r"^run\.dir is .*checkpoints would belong to another run"
+    ):
         run.join("train", elsewhere)
     assert run.join("train", elsewhere, host="another") == []
 
@@ -256,4 +268,5 @@ def test_the_value_of_an_optional_section_that_one_process_unsets_is_kept_as_uns
     assert read_run(tmp_path).env.judge is None
     run.join("env", "env.judge.model=b", "env.judge.url=http://127.0.0.1:1/v1")
     judge = read_run(tmp_path).env.judge
-    assert judge is not None and judge.model == "b"
+    assert judge is not None
+    assert judge.model == "b"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ class Reads:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     found = Reads()
     keys = {
         kind: {k for k, its in kind.model_fields.items() if not inner_section(its.annotation)}
@@ -95,7 +94,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
         return plain(self, name)
 
     monkeypatch.setattr(Section, "__getattribute__", noting)
-    yield found
+    return found
 
 
 async def test_each_process_of_a_run_reads_the_keys_that_the_table_says(
