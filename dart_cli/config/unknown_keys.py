@@ -9,6 +9,7 @@ WORDS          what users of other tools write (your_words.toml); docs/your-word
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ def _words() -> tuple[Word, ...]:
 
 
 WORDS = _words()
+_KEY = re.compile(rf"\b(?:{'|'.join(section_types())})\.\w+|\bdart \w+(?: --\w+)?|\bmax_steps\b")
+"""Keys and commands in a text of the table, which the page shows as code."""
 
 
 @cache
@@ -164,9 +167,8 @@ def words_page() -> str:
             if word.subject == subject:
                 theirs = ", ".join(map(_their_name, word.theirs))
                 here = ", ".join(f"`{key}`" for key in word.ours)
-                lines.append(
-                    f"| {theirs} | {word.of} | {here}{': ' * bool(here and word.how)}{word.how} |"
-                )
+                how = _KEY.sub(r"`\g<0>`", word.how)
+                lines.append(f"| {theirs} | {word.of} | {here}{': ' * bool(here and how)}{how} |")
     return "\n".join(lines) + "\n"
 
 

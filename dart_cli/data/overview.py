@@ -55,10 +55,8 @@ class Moment:
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
     permits: Mapping[str, float]  # worker that may take weights -> seconds it may
-    settings: Sequence[
-        str
-    ]  # what living processes were started with other than this one, a line each
-    unequal: Sequence[str]  # of these, what must be equal
+    settings: Sequence[str]  # what living processes have other than this one, a line each
+    unequal: Sequence[str]  # of these lines, those of keys that must be equal
 
 
 class Overview:

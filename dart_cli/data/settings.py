@@ -152,9 +152,7 @@ class RunSettings:
         if row.equal:
             return f"{says}: {row.equal}; start one of them again"
         return (
-            f"{says}; each uses its own"
-            if "data" in row.readers
-            else f"{says}, which does not use it"
+            f"{says}{'; each uses its own' if 'data' in row.readers else ', which does not use it'}"
         )
 
     def _keep(self, request: JoinRequest, read: Mapping[str, Any]) -> None:
@@ -170,12 +168,12 @@ class RunSettings:
             return
         if was := self._processes.get(worker):
             self._log_changes(was["settings"], read, worker)
-        self._processes = now
-        self._save(self.used)
         try:
             save_used(self._run_dir, self._tree, now)
         except OSError as error:
             raise cannot_write(self._run_dir, error) or error from None
+        self._processes = now
+        self._save(self.used)
 
     def _log_changes(self, before: Mapping[str, Any], now: Mapping[str, Any], worker: str) -> None:
         """Log the settings of a process that were others before it started again."""

@@ -128,13 +128,13 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
                 model = await unless_stopped(stop, in_daemon_thread(lambda: load_model(config)))
             except StopRequested:
                 return
+        receiver = await stack.enter_async_context(receiving(config, worker))
         stack.push_async_callback(model.engine.close)
         with heartbeat.waiting(JOINING, on="data"):
             try:
                 await unless_stopped(stop, joining.done.wait())
             except StopRequested:
                 return
-        receiver = await stack.enter_async_context(receiving(config, worker))
         service.start(
             model,
             WeightSync(

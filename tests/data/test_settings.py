@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
@@ -11,12 +12,19 @@ from typing import Any, Literal
 
 import pytest
 
+from bus.endpoints import DATA, Endpoints
 from bus.errors import ConfigError
-from bus.messages import JoinRequest
+from bus.messages import JoinRequest, StatusReply, StatusRequest
+from bus.requests import Requester
+from bus.snapshot import Snapshot
 from dart_cli.config.load import default_config
 from dart_cli.config.readers import Settings
+from dart_cli.data import service
 from dart_cli.data.settings import RunSettings
+from dart_cli.data.store.open import open_reader
+from dart_cli.env import worker as env_worker
 from dart_cli.runtime.run_dir import read_run, read_used, save_config
+from tests.waiting import PATIENCE_S
 
 Role = Literal["env", "serve", "rollout", "data", "train"]
 
@@ -270,3 +278,39 @@ def test_the_value_of_an_optional_section_that_one_process_unsets_is_kept_as_uns
     judge = read_run(tmp_path).env.judge
     assert judge is not None
     assert judge.model == "b"
+
+
+async def test_the_whole_of_it_over_the_wire(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    config, fewer, other = (
+        default_config([f"run.dir={path}", *each])
+        for each in ([], ["env.slots=3"], ["data.group_size=4"])
+    )
+    save_config(config)
+    stop = asyncio.Event()
+    async with asyncio.timeout(PATIENCE_S):
+        data = asyncio.create_task(service.run(config, stop))
+        with pytest.raises(
+            ConfigError, match=r"^dart env does not read data\.group_size; dart data"
+        ):
+            await env_worker.run(other, "env-1", 1, stop)
+        env = asyncio.create_task(env_worker.run(fewer, "env-0", 3, stop))
+        async with Requester(Endpoints(path).address(DATA)) as requester:
+
+            async def settings() -> list[str]:
+                reply = await requester.request(StatusRequest(), PATIENCE_S)
+                assert isinstance(reply, StatusReply)
+                seen = Snapshot.model_validate(reply.snapshot)
+                assert not any("env.slots" in line for line in seen.warnings)
+                return seen.settings
+
+            while not (shown := await settings()):  # noqa: ASYNC110 - a reply has no event
+                await asyncio.sleep(0.05)
+        stop.set()
+        await asyncio.gather(data, env)
+    line = "env-0 was started with env.slots = 3, dart data with 16, which does not use it"
+    assert shown == [line]
+    assert read_run(path).env.slots == 3
+    with open_reader(path) as reader:
+        assert json.loads(reader.run().config)["env"]["slots"] == 3
