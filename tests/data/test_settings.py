@@ -101,6 +101,14 @@ def test_what_a_process_reads_and_has_other_is_logged_told_and_stored(
     assert run.settings.warnings(["train"]) == []
 
 
+def test_the_value_that_is_kept_is_that_of_the_first_reader(run: Run) -> None:
+    run.join("rollout", "env.slots=5", worker="rollout-0")
+    assert read_run(run.path).env.slots == 16
+    run.join("env", "env.slots=3", worker="env-0")
+    assert read_run(run.path).env.slots == 3
+    assert run.processes == {"rollout-0": {"env.slots": 5}, "env-0": {"env.slots": 3}}
+
+
 UNREAD = [
     ("train", "data.group_size=4", "dart train does not read data.group_size; dart data does, and has 8, not 4"),
     ("rollout", "rollout.temperature=0.5", "dart rollout does not read rollout.temperature; dart data"),
