@@ -187,22 +187,27 @@ CRASHES = {
 async def test_nothing_is_told_before_data_has_taken_the_settings(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, plain = asyncio.Event(), HeartbeatSender.waiting
+    data, waits, plain = Data([]), asyncio.Event(), HeartbeatSender.waiting
+    waited_for_it: list[bool] = []
 
-    def waiting(self: HeartbeatSender, what: str, *more: Any, **named: Any) -> Any:
+    @contextlib.contextmanager
+    def waiting(self: HeartbeatSender, what: str, *more: Any, **named: Any) -> Iterator[None]:
+        with plain(self, what, *more, **named):
+            if what == JOINING:
+                waits.set()
+            yield
         if what == JOINING:
-            waits.set()
-        return plain(self, what, *more, **named)
+            waited_for_it.append(data.joins.is_set())
 
     monkeypatch.setattr(HeartbeatSender, "waiting", waiting)
     none = another_run(config, "none", updates=0)
-    data = Data([])
     data.joins.clear()
     training = asyncio.create_task(train(none, data))
     await waits.wait()
     assert data.heard == []
     data.joins.set()
     await training
+    assert waited_for_it == [True]
     assert isinstance(data.heard[0], TrainerHello)
 
 
