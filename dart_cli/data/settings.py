@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigError, RunDirectoryError
+from pydantic import ValidationError
+
+from bus.errors import ConfigError, ProtocolError, RunDirectoryError, first_line
 from bus.messages import JoinReply, JoinRequest
 from dart_cli.config.readers import Row, Settings, differences, is_given, row_of
 from dart_cli.config.schema import Config
@@ -64,7 +66,8 @@ class RunSettings:
     def join(self, request: JoinRequest) -> JoinReply:
         """Take the settings of a process; return a line for each that differs.
 
-        Raises ConfigError where the process cannot take part with them, DartError where they cannot be stored.
+        Raises ConfigError where the process cannot take part with them, ProtocolError where they are none,
+        DartError where they cannot be stored.
         """
         theirs = Settings(request.settings, request.host, request.folder)
         found = {
@@ -76,8 +79,8 @@ class RunSettings:
             more = f" ({len(refused) - 1} more keys differ)" if len(refused) > 1 else ""
             log.warning("%s was refused: %s", request.worker, refused[0])
             raise ConfigError(f"{refused[0]}{more}")
-        self._tell(request, theirs, found)
         self._keep(request, {key: theirs.value(key) for key in found if _reads(request, key)})
+        self._tell(request, theirs, found)
         return JoinReply(notes=self._joined[request.worker])
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
@@ -166,6 +169,11 @@ class RunSettings:
         now = {**left, worker: {"role": role, "settings": dict(read)}} if read else left
         if now == self._processes:
             return
+        used = json.dumps(with_processes(self._tree, now))
+        try:
+            Config.model_validate_json(used)
+        except ValidationError as error:
+            raise ProtocolError(f"JoinRequest.settings of {worker}: {first_line(error)}") from None
         if was := self._processes.get(worker):
             self._log_changes(was["settings"], read, worker)
         try:
@@ -173,7 +181,7 @@ class RunSettings:
         except OSError as error:
             raise cannot_write(self._run_dir, error) or error from None
         self._processes = now
-        self._save(self.used)
+        self._save(used)
 
     def _log_changes(self, before: Mapping[str, Any], now: Mapping[str, Any], worker: str) -> None:
         """Log the settings of a process that were others before it started again."""

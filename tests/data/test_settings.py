@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from bus.endpoints import DATA, Endpoints
-from bus.errors import ConfigError
+from bus.errors import ConfigError, ProtocolError
 from bus.messages import JoinRequest, StatusReply, StatusRequest
 from bus.requests import Requester
 from bus.snapshot import Snapshot
@@ -273,6 +273,19 @@ def test_an_env_of_a_folder_of_its_own_joins_and_a_trainer_does_not(
     ):
         run.join("train", elsewhere)
     assert run.join("train", elsewhere, host="another") == []
+
+
+def test_settings_that_are_none_are_not_kept(run: Run) -> None:
+    for settings in (
+        {"train.lr": "much"},
+        {"train.lr": float("nan")},
+        {"no.key": 3, "train.lr": []},
+    ):
+        with pytest.raises(ProtocolError, match=r"JoinRequest\.settings of train"):
+            run.join("train", settings=settings)
+    assert run.join("train", settings={"no.key": 3}) == []
+    assert run.processes == {}
+    assert run.settings.notes(["train"]) == []
 
 
 def test_the_value_of_an_optional_section_that_one_process_unsets_is_kept_as_unset(
