@@ -276,14 +276,11 @@ def test_an_env_of_a_folder_of_its_own_joins_and_a_trainer_does_not(
 
 
 def test_settings_that_are_none_are_not_kept(run: Run) -> None:
-    for settings in (
-        {"train.lr": "much"},
-        {"train.lr": float("nan")},
-        {"no.key": 3, "train.lr": []},
-    ):
+    here = {"run.dir": str(run.path), "no.key": 3}
+    for lr in ("much", float("nan"), []):
         with pytest.raises(ProtocolError, match=r"JoinRequest\.settings of train"):
-            run.join("train", settings=settings)
-    assert run.join("train", settings={"no.key": 3}) == []
+            run.join("train", settings={**here, "train.lr": lr})
+    assert run.join("train", settings=here) == []
     assert run.processes == {}
     assert run.settings.notes(["train"]) == []
 
