@@ -9,7 +9,7 @@ A `bytes` field is a raw frame beside the msgpack header, never a part of it, an
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest; `serve`, which plays what others send, stands in the place of env
     train -> data     TrainerHello, BatchRequest, BatchTrained
-    any   -> data     StatusRequest, StopRequest
+    any   -> data     JoinRequest, StatusRequest, StopRequest
     any   -> all      Heartbeat (published)
     data  -> all      RunState (published)
 """
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -442,6 +442,35 @@ class BatchTrained(Request):
 
 
 # --- any -> data ----------------------------------------------------------------------------
+
+
+class JoinReply(Reply):
+    """data -> a process of the run: its settings are accepted; a line for each that differs."""
+
+    notes: list[str] = []
+
+
+class JoinRequest(Request):
+    """env, serve, rollout, train -> data: a process takes part in the run, with these settings.
+
+    Sent when it starts and to each new data process. Settings that the run cannot go on with are refused
+    with a ConfigError.
+    """
+
+    reply_type: ClassVar[type[Reply]] = JoinReply
+    role: Role
+    worker: str
+    host: str
+    folder: str  # its working directory, in which relative paths begin
+    settings: dict[
+        str, Any
+    ]  # section.key -> value as in JSON, of the keys that are not at their defaults
+    given: list[str] = []  # names of what --set changed; all else is in its file
+    is_first: bool = (
+        True  # False where an earlier data process has accepted them: nothing is refused
+    )
+    is_supervised: bool = False  # `dart up` started it: a key that it does not read is not refused
+    is_forced: bool = False  # with --force: nothing is refused
 
 
 class StatusReply(Reply):

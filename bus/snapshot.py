@@ -213,3 +213,4 @@ class Snapshot(Part):
     permits: dict[str, float] = {}  # rollout worker that may take weights -> seconds it may
     stalls: list[StallView] = []  # what waits for what, since when, and the likely cure
     warnings: list[str] = []  # other warnings for the user
+    settings: list[str] = []  # what living processes were started with other than data, a line each

@@ -93,7 +93,7 @@ def serve(
 
         await run(config, stop)
 
-    raise typer.Exit(run_role("data", config, keep, force=force))
+    raise typer.Exit(run_role("data", config, keep, force=force, overrides=overrides or []))
 
 
 RunOption = Annotated[

@@ -85,7 +85,9 @@ def run_(
 
         await run(config, name, config.env.slots, stop)
 
-    raise typer.Exit(run_role("env", config, play, worker=worker, force=force))
+    raise typer.Exit(
+        run_role("env", config, play, worker=worker, force=force, overrides=overrides or [])
+    )
 
 
 @env.command()

@@ -226,9 +226,16 @@ def rollout(
 
         await run(config, name, stop)
 
-    threads = config.rollout.threads
     raise typer.Exit(
-        run_role("rollout", config, serve, worker=worker, threads=threads, force=force)
+        run_role(
+            "rollout",
+            config,
+            serve,
+            worker=worker,
+            threads=config.rollout.threads,
+            force=force,
+            overrides=overrides or [],
+        )
     )
 
 
@@ -265,7 +272,10 @@ def train(
 
         await run(config, stop)
 
-    raise typer.Exit(run_role("train", config, learn, threads=config.train.threads, force=force))
+    threads = config.train.threads
+    raise typer.Exit(
+        run_role("train", config, learn, threads=threads, force=force, overrides=overrides or [])
+    )
 
 
 # --- the whole run --------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md, and a table.
+"""Pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md, your-words.md, and a table.
 
 cli_reference  every verb with its arguments and options, as Markdown
-write_pages    writes it, the reference of every key (config/template.py), and the table of actions in
-               docs/environments/index.md (envs/actions.py)
+write_pages    writes it, the reference of every key (config/template.py), the words of other tools
+               (config/unknown_keys.py), and the table of actions in docs/environments/index.md (envs/actions.py)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import typer
 
 from dart_cli.cli.main import app
 from dart_cli.config.template import config_reference
+from dart_cli.config.unknown_keys import words_page
 from envs.actions import with_table
 
 
@@ -70,9 +71,10 @@ def _options(context: typer.Context) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def write_pages(docs: Path) -> None:
-    """Write docs/cli.md and docs/config.md, and the table in another page."""
+    """Write docs/cli.md, docs/config.md and docs/your-words.md, and the table in another page."""
     (docs / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (docs / "config.md").write_text(config_reference(), encoding="utf-8")
+    (docs / "your-words.md").write_text(words_page(), encoding="utf-8")
     contract = docs / "environments" / "index.md"
     contract.write_text(with_table(contract.read_text(encoding="utf-8")), encoding="utf-8")
 

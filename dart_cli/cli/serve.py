@@ -97,7 +97,9 @@ def serve(
 
         await run(config, name, stop, guarded=token)
 
-    raise typer.Exit(run_role("serve", config, play, worker=worker, force=force))
+    raise typer.Exit(
+        run_role("serve", config, play, worker=worker, force=force, overrides=overrides or [])
+    )
 
 
 def _serve_model(

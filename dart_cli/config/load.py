@@ -12,10 +12,9 @@ the right one.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from pydantic_core import ErrorDetails
 
 from bus.errors import ConfigError
 from dart_cli.config.families import FAMILY_KEY, with_family
-from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.rate import with_rate
-from dart_cli.config.schema import Config, section_types
+from dart_cli.config.schema import Config
+from dart_cli.config.unknown_keys import did_you_mean, unknown, where_is
 from dart_cli.config.values import read_value, shown
 from envs.textfiles import read_text
 
@@ -177,7 +176,7 @@ def _apply(override: str, tree: dict[str, Any], path: Path) -> None:
             f"e.g. --set train.lr=1e-5 ({path})"
         )
     if not parents:
-        raise ConfigError(f"--set {override}: want SECTION.KEY=VALUE{_where_is(key)} ({path})")
+        raise ConfigError(f"--set {override}: want SECTION.KEY=VALUE{where_is(key)} ({path})")
     node = tree
     for depth, parent in enumerate(parents, start=1):
         node = node.setdefault(parent, {})
@@ -215,52 +214,14 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
     for part in error["loc"]:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
     if kind == "extra_forbidden":
-        return key, _unknown(key, value)
+        return key, unknown(key, value)
     if kind == "model_type":
         return key, f"{key} must be a section: write [{key}] above its keys, got {shown(value)}"
     text, hint = error["msg"], context.get("hint", "")
     for theirs, ours in _PHRASES.items():
         text = text.replace(theirs, ours)
     if kind == "literal_error":
-        hint = _did_you_mean(str(value), re.findall(r"'([^']*)'", context["expected"]))
+        hint = did_you_mean(str(value), re.findall(r"'([^']*)'", context["expected"]))
     if kind == "missing":  # a tuple that is too short: the error names its absent element
         key = key.rpartition("[")[0]
     return key, f"{key} {text}, got {shown(value)}{hint}"
-
-
-def _parts(key: str) -> tuple[str, str]:
-    """(section, name) of a key; the section may be one within another, as in `model.lora.rank`."""
-    within = [name for name in section_types() if key.startswith(f"{name}.")]
-    section = max(within, key=len, default=key.partition(".")[0])
-    return section, key[len(section) + 1 :]
-
-
-def _unknown(key: str, value: object) -> str:
-    sections = section_types()
-    section, name = _parts(key)
-    if key in OLD_KEYS:
-        return f"{key} is gone; {OLD_KEYS[key]}"
-    if name:
-        known = list(sections[section].model_fields)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {section}.{close[0]}?" if close else _where_is(name)
-        return f"unknown key {key}{hint or f'; [{section}] has ' + ', '.join(known)}"
-    if isinstance(value, Mapping):
-        hint = _did_you_mean(section, list(sections))
-        return f"unknown section [{key}]{hint or '; there are ' + ', '.join(sections)}"
-    return f"unknown key {key} outside any section{_where_is(key)}"
-
-
-def _where_is(name: str) -> str:
-    """`; did you mean train.lr?` for a key that another section has, or nearly has."""
-    homes: dict[str, str] = {}  # the first section of those that have such a key
-    for section, kind in section_types().items():
-        for field in kind.model_fields:
-            homes.setdefault(field, section)
-    close = difflib.get_close_matches(name, homes, n=1)
-    return f"; did you mean {homes[close[0]]}.{close[0]}?" if close else ""
-
-
-def _did_you_mean(wrong: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(wrong, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from bus.errors import ConfigError
+from dart_cli.config.readers import read_by
 from dart_cli.config.rules.check import reader_of
 from dart_cli.config.schema import Section, inner_section, section_types
 from dart_cli.config.values import to_toml
@@ -144,11 +145,12 @@ def config_reference() -> str:
         "",
         "One TOML file per run. `dart init DIR` writes one with what one must know, `--full` one with",
         "every key and these texts as comments; `--set section.key=value` changes a key for one",
-        "start. This page is made from the code (`python -m dart_cli.cli.reference`), and a test",
+        "start, of the process or verb that reads it: one that does not read a key refuses another value than",
+        "the run has. This page is made from the code (`python -m dart_cli.cli.reference`), and a test",
         "compares them.",
     ]
     for name, section in section_types().items():
-        lines += ["", f"## `[{name}]`", "", summary(section), ""]
+        lines += ["", f"## `[{name}]`", "", f"{summary(section)} {read_by(name)}", ""]
         lines += ["| key | default | meaning |", "| --- | --- | --- |"]
         for key, field in section.model_fields.items():
             default = to_toml(field.default)

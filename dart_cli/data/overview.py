@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.heartbeat import awaited
@@ -56,6 +56,8 @@ class Moment:
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
     permits: Mapping[str, float]  # worker that may take weights -> seconds it may
+    settings: Sequence[str]  # what living processes have other than this one, a line each
+    unequal: Sequence[str]  # of these lines, those of keys that must be equal
 
 
 class Overview:
@@ -131,7 +133,8 @@ class Overview:
             quiet_s=moment.quiet_s,
             next_batch=next_batch(ledger.group_table, self._config.data.groups_per_batch),
             permits=dict(moment.permits),
-            warnings=self._warnings(moment),
+            warnings=[*self._warnings(moment), *moment.unequal],
+            settings=[line for line in moment.settings if line not in moment.unequal],
         )
         return seen.model_copy(update={"stalls": diagnose(seen)})
 

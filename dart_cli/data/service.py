@@ -8,6 +8,7 @@
     Commits         many requests share one transaction; each is answered after it is durable
     LeaseQueue      environment slots that wait for a lease
     SyncQueue       rollout workers that wait for their turn to take new weights
+    RunSettings     what the processes were started with, and what of that differs
     RunEnd          when the run is over, and how long that is announced
     Overview        the run at one moment, for `dart status`
 
@@ -37,6 +38,8 @@ from bus.messages import (
     BatchRequest,
     BatchTrained,
     Heartbeat,
+    JoinReply,
+    JoinRequest,
     LeaseReply,
     LeaseRequest,
     Reply,
@@ -63,12 +66,14 @@ from dart_cli.data.overview import Moment, Overview
 from dart_cli.data.queues import Commits, LeaseQueue, SyncQueue
 from dart_cli.data.run_end import RunEnd
 from dart_cli.data.scheduler import NotYet, Scheduler, make_scheduler
+from dart_cli.data.settings import RunSettings
 from dart_cli.data.stalls import AlertLog
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import RunRow
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Permits
 from dart_cli.data.workers import Usage, WorkerWatch
+from dart_cli.runtime.role import how_started
 from dart_cli.runtime.run_dir import leave_snapshot
 from dart_cli.runtime.waits import told_waits
 from envs.base import Task
@@ -128,7 +133,8 @@ class DataService:
     ) -> None:
         self._config = config
         self._store = store
-        self._run: RunRow = store.begin_run(config.run.seed, config.model_dump_json(), tasks)
+        self._settings = RunSettings(config, store.save_config, how_started().given)
+        self._run: RunRow = store.begin_run(config.run.seed, self._settings.used, tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._commits = Commits(store)
         self._alerts = AlertLog()
@@ -153,6 +159,7 @@ class DataService:
         self._snapshot: dict[str, Any] = {}
         self._snapshot_until = 0.0  # monotonic seconds
         self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply | EncodedReply]]] = {
+            JoinRequest: self._on_join,
             LeaseRequest: self._on_lease,
             StepRecord: self._filed(self.ledger.step),
             TrajectoryEnd: self._filed(self.ledger.end, wakes=True),
@@ -250,6 +257,11 @@ class DataService:
             return reply
 
         return handler
+
+    async def _on_join(self, request: JoinRequest) -> JoinReply:
+        reply = self._settings.join(request)
+        await self._commits.durable()
+        return reply
 
     async def _on_lease(self, request: LeaseRequest) -> LeaseReply:
         if refusal := self._refusal():
@@ -466,6 +478,7 @@ class DataService:
         return self._run.active_s + time.monotonic() - self._started
 
     def _moment(self, now: float) -> Moment:
+        alive = [beat.worker for beat in self._watch.liveness.alive()]
         return Moment(
             now=now,
             run_id=self._run.id,
@@ -478,6 +491,8 @@ class DataService:
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,
             permits=self._permits.held_s(),
+            settings=self._settings.notes(alive),
+            unequal=self._settings.warnings(alive),
         )
 
     def snapshot(self) -> dict[str, Any]:

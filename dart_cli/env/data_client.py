@@ -28,6 +28,7 @@ from bus.messages import (
     TrajectoryEnd,
 )
 from bus.requests import Requester
+from dart_cli.runtime.joining import WHAT as JOINING
 from dart_cli.runtime.logs import RepeatedWarnings
 
 logger = logging.getLogger(__name__)
@@ -93,8 +94,9 @@ class DataClient:
         leases: Requester,
         deadline_s: float,
         heartbeat: HeartbeatSender,
+        joined: asyncio.Event | None = None,
     ) -> None:
-        """`leases` is a connection of its own.
+        """`leases` is a connection of its own. Nothing is leased before `joined` is set.
 
         Data holds a request for a lease for seconds, and a connection has a bounded number in flight:
         hundreds of free slots would keep the steps of others waiting.
@@ -103,6 +105,7 @@ class DataClient:
         self._lease_requester = leases
         self._deadline_s = deadline_s
         self._heartbeat = heartbeat
+        self._joined = joined
         self.leases = LeaseWaitStats()
         self._warnings = RepeatedWarnings(logger)
 
@@ -119,6 +122,8 @@ class DataClient:
         since, what = time.monotonic(), "a lease from data"
         try:
             async with asyncio.timeout(None if within_s == math.inf else within_s + LAST_LEASE_S):
+                if self._joined is not None and not self._joined.is_set():
+                    await self._reporting(self._joined.wait(), JOINING, since, "data")
                 while (waited_s := time.monotonic() - since) < within_s:
                     reply = await self._insist(request, what, since, "lease", self._lease_requester)
                     assert isinstance(reply, LeaseReply)

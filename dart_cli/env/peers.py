@@ -25,6 +25,8 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.router import RolloutRouter
+from dart_cli.runtime.background import background
+from dart_cli.runtime.joining import Joining
 from dart_cli.runtime.waits import data_awaited, receive_telemetry, told_waits
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,10 @@ async def connected(
     *,
     endpoint: str = "",
 ) -> AsyncIterator[Peers]:
-    """The connections of `worker`; its heartbeat tells `load()` and its `endpoint`, where it has one."""
+    """The connections of `worker`; its heartbeat tells `load()` and its `endpoint`, where it has one.
+
+    Raises UserError where the data service refuses its settings.
+    """
     endpoints, curve = run_endpoints(config), run_curve(config)
     async with AsyncExitStack() as stack:
         publisher = await stack.enter_async_context(
@@ -84,7 +89,8 @@ async def connected(
             waits=heartbeat,
         )
         stack.push_async_callback(router.close)
-        data = DataClient(requester, leases, limits.DEADLINE_S, heartbeat)
+        joining = Joining(config, role, worker, requester)
+        data = DataClient(requester, leases, limits.DEADLINE_S, heartbeat, joining.done)
         stack.callback(data.close)
 
         def awaits() -> str:
@@ -93,5 +99,6 @@ async def connected(
             return "" if router.ready() else router.missing()
 
         await stack.enter_async_context(told_waits(awaits))
+        await stack.enter_async_context(background(joining.keep()))
         telemetry = receive_telemetry(subscriber, config, lambda: requester.connected)
         yield Peers(heartbeat, data, router, telemetry)

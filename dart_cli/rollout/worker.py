@@ -62,6 +62,8 @@ from dart_cli.runtime.background import (
     in_daemon_thread,
     unless_stopped,
 )
+from dart_cli.runtime.joining import WHAT as JOINING
+from dart_cli.runtime.joining import Joining
 from dart_cli.runtime.waits import PREFIX, data_awaited, receive_telemetry, told_waits
 from dart_cli.weights.receiver import FileReceiver, Receiver
 
@@ -88,7 +90,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
     """Serve completions until `stop` is set or data announces that the run is over.
 
     Raises ModelError if the model cannot be loaded, BusError if the address is taken, EngineError
-    if the engine no longer answers.
+    if the engine no longer answers, ConfigError if the data service refuses its settings.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     name = worker if worker.startswith("rollout-") else f"rollout-{worker}"
@@ -109,6 +111,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         data = await stack.enter_async_context(
             Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
         )
+        joining = Joining(config, "rollout", worker, data)
         service = _Service(worker, FAULTS_PER_PLACE * config.rollout.max_batch)
         heartbeat = HeartbeatSender(
             publisher, "rollout", worker, service.load, endpoint=replier.endpoint
@@ -119,6 +122,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             return service.awaits() if data.connected else data_awaited(config)
 
         await stack.enter_async_context(told_waits(awaits))
+        await stack.enter_async_context(background(joining.keep()))
         with heartbeat.waiting("the model to load", on="model"):
             try:
                 model = await unless_stopped(stop, in_daemon_thread(lambda: load_model(config)))
@@ -126,6 +130,11 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
                 return
         receiver = await stack.enter_async_context(receiving(config, worker))
         stack.push_async_callback(model.engine.close)
+        with heartbeat.waiting(JOINING, on="data"):
+            try:
+                await unless_stopped(stop, joining.done.wait())
+            except StopRequested:
+                return
         service.start(
             model,
             WeightSync(

@@ -2,6 +2,7 @@
 
 role         the life of one role's process: start, signals, end
 run_dir      its name in the run directory, and the configuration kept there
+joining      how it joins its run: the data service compares what it was started with
 supervisor   child processes: started, restarted, ended together
 commands     the command lines of a run's processes
 liveness     whether the processes of a run live, and what they are doing

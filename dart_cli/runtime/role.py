@@ -2,6 +2,7 @@
 
     run_role         runs a role's coroutine from start to clean end; returns the exit code
     take_gpus        lets this process see its share of the GPUs alone
+    how_started      whether `dart up` started this process, and with which options
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
@@ -22,7 +23,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -61,6 +63,18 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 _finishing: list[str] = []
 
+
+@dataclass
+class Start:
+    """How this process was started."""
+
+    is_supervised: bool = False  # by `dart up`
+    is_forced: bool = False  # with --force
+    given: tuple[str, ...] = ()  # names of what --set changed
+
+
+_start = Start()
+
 Main = Callable[[str, asyncio.Event], Awaitable[None]]
 """A role's coroutine: (worker name, stop event) -> ends when the run is over or stop is set."""
 
@@ -73,17 +87,19 @@ def run_role(
     worker: str = "",
     threads: int = 1,
     force: bool = False,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Run one role of a run until it is over or a signal ends it; returns the exit code.
 
     0 after a clean end, 2 for the user's mistake, 1 for a fault; the error is one line on stderr
     and whole in the log. `threads` bounds the CPU threads of torch and BLAS in this process. `force`
-    goes on with a run of another suite or model.
+    goes on with a run of another suite or model. `overrides` are those in `config`.
     """
     ignore_dumps()  # before another process can know this one
     keep_going()
     limit_threads(threads)
-    end_with_parent()
+    _start.is_supervised, _start.is_forced = end_with_parent(), force
+    _start.given = tuple(each.partition("=")[0].strip() for each in overrides)
     try:
         make_private_dir(config.run.dir)
         if role != "data" and not force:  # data compares where it saves, and logs what has changed
@@ -99,6 +115,11 @@ def run_role(
         ours = _as_dart(error, config.run.dir)
         say_error(str(ours))
         return ours.exit_code
+
+
+def how_started() -> Start:
+    """Return how `run_role` was called; by hand and without --force where it was not."""
+    return replace(_start)
 
 
 def take_gpus(config: Config, role: Role, name: str) -> None:
@@ -154,11 +175,15 @@ def grow_segments(environment: MutableMapping[str, str] = os.environ) -> None:
         environment[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
-def end_with_parent() -> None:
-    """If a `dart up` started this process, end it (as SIGTERM does) when that `dart up` is gone."""
+def end_with_parent() -> bool:
+    """If a `dart up` started this process, end it (as SIGTERM does) when that `dart up` is gone.
+
+    Return True where one did.
+    """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         when_orphaned(int(parent), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return bool(parent)
 
 
 def _guarded(main: Main, name: str, log_file: Path, run_dir: Path) -> int:

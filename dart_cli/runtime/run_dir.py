@@ -6,9 +6,10 @@ leave_error         leaves why this process ended; leave_end, that it ended in o
 cannot_write        the error where a file of the run directory cannot be written
 Place               tells whether the run directory was moved or removed
 save_config         leaves the configuration, where `dart status DIR` finds it
-read_run            the configuration that a run directory was started with
 leave_snapshot      leaves the run at one moment, for `dart status` where no data service answers
 last_snapshot       the newest of these
+save_used           the same, with the values of the processes that were started with others
+read_used, read_run the configuration that a run directory was last used with
 refuse_another_run  the error where a run would go on with another suite, model or adapters
 """
 
@@ -23,7 +24,9 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +37,9 @@ from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from bus.snapshot import Snapshot
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.old_keys import without_old
+from dart_cli.config.readers import Settings, row_of, values
 from dart_cli.config.schema import Config
+from dart_cli.config.values import shown
 from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
 
@@ -53,6 +58,7 @@ LOCK_BYTES = 1024
 """Of a worker's lock file: its pid with its `start_ticks`, and why it ended."""
 PLACE_S = 1.0
 """Between two looks whether the run directory is where it was."""
+_CONFIG = "config.json"
 _MOVED = "start again with run.dir at its new place, where it goes on"
 
 
@@ -227,27 +233,90 @@ def _identity(path: Path) -> tuple[int, int] | None:
 # --- the configuration of a run -------------------------------------------------------------
 
 
+PROCESSES = "processes"
+"""Key of config.json beside the sections: worker -> {role, settings}, of those that were started with other
+settings than the data process."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a run was last used with."""
+
+    config: Config  # each key as the process has it that reads it
+    processes: dict[str, dict[str, Any]]  # see PROCESSES
+
+
 def save_config(config: Config, *, force: bool = False) -> None:
     """Write `config.json` into the run directory; log what changed since the run's last start.
 
-    Raises ConfigError as `refuse_another_run` does, unless `force`.
+    What processes were started with that differed is kept until they join again. Raises ConfigError as
+    `refuse_another_run` does, unless `force`.
     """
-    path = config.run.dir / "config.json"
-    if path.exists():
+    processes: dict[str, dict[str, Any]] = {}
+    if (config.run.dir / _CONFIG).exists():
         if not force:
             refuse_another_run(config)
-        last = read_run(config.run.dir)
-        before, now = last.model_dump(mode="json"), config.model_dump(mode="json")
-        for section, values in now.items():
-            for key, value in values.items():
-                if before[section].get(key) != value:
-                    logger.warning(
-                        "%s.%s was %s at the run's last start, is %s now",
-                        *(section, key, before[section].get(key), value),
-                    )
+        before = read_used(config.run.dir)
+        processes = _of_this_version(before.processes)
+        others = {key for each in processes.values() for key in each["settings"]}
+        _log_changes(before.config, config, others)
+    save_used(config.run.dir, config.model_dump(mode="json"), processes)
+
+
+def _of_this_version(processes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the same without keys that this version does not have."""
+    known = values(Config())
+    return {
+        worker: {**its, "settings": {k: v for k, v in its["settings"].items() if k in known}}
+        for worker, its in processes.items()
+    }
+
+
+def save_used(
+    run_dir: Path, tree: dict[str, Any], processes: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write `config.json`: the data process's configuration as a `tree`, with what `processes` have other."""
+    tree = with_processes(tree, processes)
+    path = run_dir / _CONFIG
     partial = path.with_suffix(".tmp")
-    partial.write_text(config.model_dump_json(indent=1), encoding="utf-8")
+    text = json.dumps({**tree, PROCESSES: processes} if processes else tree, indent=1)
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def with_processes(
+    tree: dict[str, Any], processes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the dump of a configuration in which each key is as its first reader was started with it."""
+    tree = deepcopy(tree)
+    for its in processes.values():
+        for key, value in its["settings"].items():
+            if row_of(key).readers[0] == its["role"]:
+                _put(tree, key, value)
+    return tree
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    outer, node = tree, tree
+    for each in sections:
+        outer, node = node, node.get(each) or {}
+        outer[each] = node
+    node[name] = value
+    if len(sections) > 1 and value is None:  # the section within another is unset
+        outer[sections[-1]] = None
+
+
+def _log_changes(before: Config, now: Config, but: Collection[str]) -> None:
+    """Log each key whose value is another than at the run's last start, except `but`."""
+    was, is_ = values(before), values(now)
+    was["train.lr"], is_["train.lr"] = before.train.lr, now.train.lr
+    for key, value in is_.items():
+        if key not in but and was[key] != value:
+            logger.warning(
+                "%s was %s at the run's last start, is %s now",
+                *(key, shown(was[key]), shown(value)),
+            )
 
 
 def refuse_another_run(now: Config) -> None:
@@ -255,15 +324,15 @@ def refuse_another_run(now: Config) -> None:
 
     So are other adapters (`model.lora`). A model folder or suite file that is only named in another way is the same.
     """
-    if not (now.run.dir / "config.json").exists():
+    if not (now.run.dir / _CONFIG).exists():
         return
     last = read_run(now.run.dir)
+    before, after = Settings.of(last), Settings.of(now)
     for key in IDENTITY:
-        section, _, name = key.partition(".")
-        before, after = (str(getattr(getattr(each, section), name)) for each in (last, now))
-        if before != after and _whole(before) != _whole(after):
+        if not after.is_as(before, key):
             raise ConfigError(
-                f"{key} = {after!r}, but the run in {now.run.dir} was started with {before!r}; set it "
+                f"{key} = {after.value(key)!r}, but the run in {now.run.dir} was started with "
+                f"{before.value(key)!r}; set it "
                 "back, choose another run.dir, or go on with both in one run by --force"
             )
     if problem := adapter_change(last.model.lora, now.model.lora):
@@ -271,12 +340,6 @@ def refuse_another_run(now: Config) -> None:
             f"{problem} when the run in {now.run.dir} was started; set it back, choose another run.dir, "
             "or, as long as there is no checkpoint, go on by --force"
         )
-
-
-def _whole(name: str) -> str:
-    """A path, or the path of `file.py:Suite`, as one from the root; other names are their own."""
-    path, colon, suite = name.partition(".py:")
-    return os.path.realpath(path) + colon + suite if colon or os.sep in name else name
 
 
 def refuse_missing(target: Path) -> None:
@@ -289,23 +352,30 @@ def refuse_missing(target: Path) -> None:
 
 
 def read_run(run_dir: Path) -> Config:
-    """The configuration that the run in `run_dir` was last started with.
+    """The configuration that the run in `run_dir` was last used with.
 
     Raises RunDirectoryError if it is not a run directory.
     """
-    path = run_dir / "config.json"
+    return read_used(run_dir).config
+
+
+def read_used(run_dir: Path) -> Used:
+    """Return the same, and which processes were started with other settings. Raises RunDirectoryError."""
+    path = run_dir / _CONFIG
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        current = without_old(stored) if isinstance(stored, dict) else stored
-        config = Config.model_validate_json(json.dumps(current))
-    except (OSError, ValueError) as error:
+        tree = without_old(stored) if isinstance(stored, dict) else stored
+        processes = tree.pop(PROCESSES, {}) if isinstance(tree, dict) else {}
+        config = Config.model_validate_json(json.dumps(tree))
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is of another version"
         raise RunDirectoryError(
             f"{run_dir}: no readable config.json ({why}); name a run directory that "
             "`dart data` or `dart up` made, or the TOML file of the run"
         ) from None
     # A run directory may have been moved, or be named from elsewhere.
-    return config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir})})
+    here = config.run.model_copy(update={"dir": run_dir})
+    return Used(config.model_copy(update={"run": here}), processes)
 
 
 # --- the run as it was last seen ------------------------------------------------------------

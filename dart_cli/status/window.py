@@ -3,7 +3,7 @@
 StatusPage   what `dart status` and `dart up` show
 
 The order of the parts is that of their importance: how far the run is, what needs attention, success by task,
-processes, training, throughput, pipeline, utilisation, weights, judges.
+processes, settings that differ, training, throughput, pipeline, utilisation, weights, judges.
 """
 
 from __future__ import annotations
@@ -103,14 +103,17 @@ def _sections(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> 
         sections.append(
             replace(_processes(snapshot, has_load=True), slim=slim) if has_room else slim
         )
+    if snapshot.settings:
+        lines = [Text(line, "yellow") for line in snapshot.settings]
+        sections.append(whole("settings that differ", Group(*lines)))
     sections.append(_numbers(snapshot))
     if snapshot.usage:
         sections.append(whole("utilisation", utilisation(snapshot)))
     if snapshot.syncs:
         table, lacking = narrowed(partial(weights_taken, snapshot), SYNC_COLUMNS, console, options)
         sections.append(whole("weights taken", table, lacking))
-    if lines := [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]:
-        sections.append(whole("judges", Group(*lines)))
+    if judged := [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]:
+        sections.append(whole("judges", Group(*judged)))
     return sections
 
 

@@ -63,6 +63,7 @@ from dart_cli.config import endpoints
 from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, unless_stopped
+from dart_cli.runtime.joining import WHAT as JOINING
 from dart_cli.runtime.role import finishing
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
@@ -109,7 +110,10 @@ class Trainer:
         publisher: Publisher,
         stop: asyncio.Event,
         torch_thread: ThreadPoolExecutor,
+        joined: asyncio.Event | None = None,
     ) -> None:
+        """Nothing is told or published before `joined` is set."""
+        self._joined = joined
         self.heartbeat = HeartbeatSender(publisher, "train", "train", self.load)
         self._config = config
         self._data = DataClient(data, self.heartbeat, stop, endpoints.DEADLINE_S)
@@ -215,6 +219,9 @@ class Trainer:
             last_batch_id=self._progress.last_batch_id,
             updates=self._updates_applied,
         )
+        if self._joined is not None:
+            with self.heartbeat.waiting(JOINING, on="data"):
+                await unless_stopped(self._stop, self._joined.wait())
         with self.heartbeat.waiting("data to take TrainerHello", on="data"):
             reply = await self._data.ask(hello)
         assert isinstance(reply, HelloReply)

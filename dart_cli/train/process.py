@@ -22,6 +22,7 @@ from bus.requests import Replier, Requester
 from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, in_daemon_thread, unless_stopped
+from dart_cli.runtime.joining import Joining
 from dart_cli.runtime.waits import data_awaited, told_waits
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         await stack.enter_async_context(
             told_waits(lambda: others.awaited() if data.connected else data_awaited(config))
         )
-        await stack.enter_async_context(background(_listen(states, others, stop)))
+        joining = Joining(config, "train", WORKER, data)
+        await stack.enter_async_context(background(_listen(states, others, stop), joining.keep()))
         try:
             await unless_stopped(stop, in_daemon_thread(_import_all))
         except StopRequested:
@@ -86,7 +88,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             1, "torch", torch.set_num_threads, (config.train.threads,)
         )
         stack.callback(torch_thread.shutdown)
-        trainer = others.trainer = Trainer(config, data, publisher, stop, torch_thread)
+        trainer = others.trainer = Trainer(
+            config, data, publisher, stop, torch_thread, joining.done
+        )
         await stack.enter_async_context(trainer.heartbeat)
         if isinstance(trainer.channel, BroadcastChannel):
             replier = await stack.enter_async_context(

@@ -23,7 +23,8 @@ CASES = [
     Case("colon for equals", "[run]\nseed: 1\n", "line 2", "not TOML"),
     # keys in no or the wrong place
     Case("unknown section", "[trian]\nlr = 1.0\n", "[trian]", "did you mean train"),
-    Case("foreign section", "[optimizer]\nlr = 1.0\n", "[optimizer]", "there are run, bus"),
+    Case("foreign section", "[optimizer]\nlr = 1.0\n", "[optimizer]", "lr is train.lr"),
+    Case("section of nothing", "[banana]\na = 1.0\n", "[banana]", "there are run, bus"),
     Case("key without section", "lr = 1e-5\n", "lr", "did you mean train.lr"),
     Case("key of another section", "[data]\nlr = 1e-5\n", "data.lr", "did you mean train.lr"),
     Case("foreign key", "[data]\nbanana = 1\n", "data.banana", "[data] has group_size"),

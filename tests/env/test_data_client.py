@@ -49,6 +49,33 @@ async def test_a_step_is_taken_however_many_slots_wait_for_a_lease(tmp_path: Pat
         await serving
 
 
+async def test_nothing_is_leased_before_data_has_taken_the_settings(tmp_path: Path) -> None:
+    asked: list[Request] = []
+
+    async def handle(_client: str, request: Request) -> Reply:
+        asked.append(request)
+        return LeaseReply(lease=lease()) if isinstance(request, LeaseRequest) else Ack()
+
+    waits, joined = RecordedWaits(), asyncio.Event()
+    told: Any = waits
+    address = f"ipc://{tmp_path}/data"
+    async with Replier(address) as replier:
+        serving = asyncio.create_task(replier.serve(handle))
+        async with Requester(address) as requester, Requester(address) as leases:
+            data = DataClient(requester, leases, PATIENCE_S, told, joined)
+            request = LeaseRequest(worker="env-0", slot=0, suites=["mini"])
+            asking = asyncio.create_task(data.lease(request))
+            await until(lambda: waits.texts == ["data to take its settings"])
+            end = trajectory_end("t-1", 0)
+            await data.end(end)  # a lease that was asked for would have been asked for before
+            assert asked == [end]
+            joined.set()
+            await asking
+            assert asked == [end, request]
+        await replier.close()
+        await serving
+
+
 def test_the_wait_for_leases_is_of_the_last_minute() -> None:
     now = 0.0
     stats = LeaseWaitStats(clock=lambda: now)

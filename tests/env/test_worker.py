@@ -18,6 +18,8 @@ from bus.messages import (
     ActRequest,
     Completion,
     Heartbeat,
+    JoinReply,
+    JoinRequest,
     LeaseReply,
     LeaseRequest,
     Reply,
@@ -85,6 +87,8 @@ class Data:
                 self.heartbeats.append(message)
 
     async def handle(self, client: str, request: Request) -> Reply:
+        if isinstance(request, JoinRequest):
+            return JoinReply()
         if self.refuse is not None and isinstance(request, self.refuse[0]):
             (_, error), self.refuse = self.refuse, None
             raise error

@@ -33,6 +33,8 @@ from bus.messages import (
     ActRequest,
     Completion,
     Heartbeat,
+    JoinReply,
+    JoinRequest,
     Reply,
     Request,
     RunState,
@@ -62,6 +64,7 @@ from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
 from dart_cli.rollout.worker import load_model, run
 from dart_cli.runtime.background import background
+from dart_cli.runtime.joining import WHAT as JOINING
 from dart_cli.train.publishing import make_channel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.file import FileChannel
@@ -110,6 +113,8 @@ class Data:
         self.asked: list[SyncRequest] = []
         self.done: list[SyncDone] = []
         self.newest: Heartbeat | None = None
+        self.joins = asyncio.Event()  # clear while it does not answer a process that joins
+        self.joins.set()
         self._heard = asyncio.Condition()
 
     def announce(self, published: Published) -> None:
@@ -149,6 +154,8 @@ class Data:
                 self._heard.notify_all()
 
     async def answer(self, _client: str, request: Request) -> Reply:
+        if isinstance(request, JoinRequest):
+            await self.joins.wait()
         async with self._heard:
             self._heard.notify_all()
             if self.refusals and isinstance(request, self.refusals[0][0]):
@@ -156,6 +163,8 @@ class Data:
             if isinstance(request, SyncDone):
                 self.done.append(request)
                 return Ack()
+            if isinstance(request, JoinRequest):
+                return JoinReply()
             assert isinstance(request, SyncRequest)
             self.asked.append(request)
         if self.holds:
@@ -269,6 +278,20 @@ async def test_nothing_is_answered_before_the_first_weights(config: Config) -> N
             "transfer_s",
             "pause_s",
         } <= set(heartbeat.gauges)
+
+
+async def test_nothing_is_taken_before_data_has_taken_the_settings(config: Config) -> None:
+    async with telemetry(config.run.dir) as data:
+        data.joins.clear()
+        async with worker(scripted(config)):
+            data.announce(publish({"w": torch.zeros(1)}, config.run.dir / "weights", 4))
+            await data.heard(lambda hb: hb.waiting_for == JOINING)
+            assert data.asked == []
+            data.joins.set()
+            await data.heard(lambda hb: hb.policy_version == 4)
+        data.refusals = [(JoinRequest, ConfigError("dart rollout does not read data.group_size"))]
+        with pytest.raises(ConfigError, match="does not read data"):
+            await run(scripted(config), "rollout-0", asyncio.Event())
 
 
 async def test_a_missing_data_process_is_named(

@@ -46,6 +46,8 @@ def test_a_step_of_the_clock_ends_no_process(
             monkeypatch.setattr(boot_time, lambda: now + step_s)
         [worker] = workers_of(tmp_path)
     assert (worker.name, worker.pid, worker.liveness) == ("env-0", os.getpid(), "running")
+
+
 @pytest.mark.parametrize(
     ("state", "liveness", "error", "word"),
     [

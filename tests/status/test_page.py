@@ -144,6 +144,11 @@ def test_a_silent_process_and_a_stall_need_attention() -> None:
     assert "lost" in page
 
 
+def test_settings_that_a_process_was_started_with_alone_are_shown() -> None:
+    line = "train was started with train.lr = 0.0001, the data service with 0.0004"
+    assert line in shown(snapshot(settings=[line]), 120)
+
+
 def test_processes_that_ended_with_the_run_are_no_problem() -> None:
     run = snapshot(processes=[process("env-0", alive=False)], stopping=True, reason="all done")
     assert problems(run) == []

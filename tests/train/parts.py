@@ -17,6 +17,8 @@ from bus.messages import (
     BatchRequest,
     BatchTrained,
     HelloReply,
+    JoinReply,
+    JoinRequest,
     Reply,
     Request,
     TrainerHello,
@@ -43,12 +45,17 @@ class Data:
         self.heard: list[Request] = []
         self.crashed = asyncio.Event()
         self.idle = asyncio.Event()  # set when a batch is asked for and none is left
+        self.joins = asyncio.Event()  # clear while it does not answer a trainer that joins
+        self.joins.set()
         self._crash = crash
 
     def of(self, kind: type[Request]) -> list[Request]:
         return [message for message in self.heard if isinstance(message, kind)]
 
     async def handle(self, _client: str, message: Request) -> Reply:
+        if isinstance(message, JoinRequest):
+            await self.joins.wait()
+            return JoinReply()
         self.heard.append(message)
         if self._crash(message):
             self.crashed.set()

@@ -11,12 +11,14 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bus.endpoints import TELEMETRY_IN, TELEMETRY_OUT, Endpoints
 from bus.errors import CheckpointError, ConfigError, DartError, ProtocolError
+from bus.heartbeat import HeartbeatSender
 from bus.messages import (
     Batch,
     BatchReply,
@@ -32,6 +34,7 @@ from bus.pubsub import Forwarder, Publisher, Subscriber
 from bus.weights import WeightsPublished
 from dart_cli.config import endpoints
 from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
+from dart_cli.runtime.joining import WHAT as JOINING
 from dart_cli.train import loop
 from dart_cli.train.checkpoints import checkpoint as checkpoints
 from dart_cli.train.checkpoints.checkpoint import load_newest
@@ -179,6 +182,33 @@ CRASHES = {
         isinstance(m, BatchTrained) and m.batch_id == 3
     ),
 }
+
+
+async def test_nothing_is_told_before_data_has_taken_the_settings(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, waits, plain = Data([]), asyncio.Event(), HeartbeatSender.waiting
+    waited_for_it: list[bool] = []
+
+    @contextlib.contextmanager
+    def waiting(self: HeartbeatSender, what: str, *more: Any, **named: Any) -> Iterator[None]:
+        with plain(self, what, *more, **named):
+            if what == JOINING:
+                waits.set()
+            yield
+        if what == JOINING:
+            waited_for_it.append(data.joins.is_set())
+
+    monkeypatch.setattr(HeartbeatSender, "waiting", waiting)
+    none = another_run(config, "none", updates=0)
+    data.joins.clear()
+    training = asyncio.create_task(train(none, data))
+    await waits.wait()
+    assert data.heard == []
+    data.joins.set()
+    await training
+    assert waited_for_it == [True]
+    assert isinstance(data.heard[0], TrainerHello)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from bus.errors import ConfigError
 from bus.messages import Batch, BatchTrained, TrainerHello
+from dart_cli.config.load import default_config
 from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
+from dart_cli.train.ranks.processes import refuse_other_settings
+from dart_cli.train.ranks.watch import Membership
 from tests.train.parts import Data, final_weights
 from tests.train.trainers import ROOT, run_trainer
 from tests.waiting import PATIENCE_S, until
@@ -62,6 +66,34 @@ def test_ranks_that_torchrun_starts_anew_meet_again(tmp_path: Path) -> None:
         "rank-1-of-start-1-met-2",
     }
     assert len(list((tmp_path / "ranks").iterdir())) == 2  # a board of each start
+
+
+class Store:
+    """As much of torch's store as two ranks need that meet."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+
+def test_a_rank_that_was_started_with_other_settings_than_rank_0_is_refused(tmp_path: Path) -> None:
+    def rank(number: int) -> Membership:
+        return Membership(number, 2, number, tmp_path, is_ours=False)
+
+    store, same = Store(), default_config(["train.lr=1e-4"])
+    refuse_other_settings(same, rank(0), store)
+    refuse_other_settings(same, rank(1), store)
+    own = default_config(["train.lr=1e-4", "train.threads=2", "env.slots=3"])
+    refuse_other_settings(own, rank(1), store)
+    with pytest.raises(
+        ConfigError, match=r"^train\.lr is 0\.5 for rank 1 .* and 0\.0001 for rank 0"
+    ):
+        refuse_other_settings(default_config(["train.lr=0.5"]), rank(1), store)
 
 
 def config_file(config: Config, path: Path) -> Path:

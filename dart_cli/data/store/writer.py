@@ -65,6 +65,10 @@ class Store(Reader, Transactions):
         self.commit()
         return self.run()
 
+    def save_config(self, config: str) -> None:
+        """Note the configuration (JSON) that the run is used with, since a process joined with another."""
+        self._write("UPDATE runs SET config = ?", (config,))
+
     def save_active_s(self, active_s: float) -> None:
         """Note how long the run has been served, over all starts."""
         self._write("UPDATE runs SET active_s = ?", (active_s,))

@@ -2,6 +2,7 @@
 
     Ranks           what one process holds for being a rank: watch, group, and on rank 0 the others
     RankProcesses   the ranks that rank 0 started on this host
+    refuse_other_settings   the error where torchrun started a rank with other settings than rank 0
 
 `dart train` with `train.ranks = N` is rank 0 and starts the others (follower.py); torchrun starts all
 ranks itself, each with the same `dart train`. Rank 0 alone holds the bus, the loop, the weight channel and
@@ -13,16 +14,21 @@ resumes from its checkpoint (docs/box.md).
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from bus.errors import ConfigError
+from dart_cli.config.readers import Settings, differences, row_of
 from dart_cli.config.schema import Config
+from dart_cli.config.values import shown
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.run_dir import leave_error
 from dart_cli.runtime.streams import say_error
@@ -116,6 +122,30 @@ class RankProcesses:
             child.wait()
 
 
+_SETTINGS = "dart-settings"
+_OWN = ("train.device", "train.threads")
+"""Keys of a trainer that each rank may have as its host needs them."""
+
+
+def refuse_other_settings(config: Config, member: Membership, store: Any) -> None:
+    """Raise ConfigError where this rank was started with other settings of a trainer than rank 0.
+
+    `store` is that by which torchrun's ranks meet; rank 0 leaves its settings there.
+    """
+    mine = Settings.of(config)
+    if member.rank == 0:
+        store.set(_SETTINGS, json.dumps(asdict(mine)))
+        return
+    first = Settings(**json.loads(store.get(_SETTINGS)))
+    for key in differences(mine, first):
+        row = row_of(key)
+        if "train" in row.readers and "train" not in row.free and key not in _OWN:
+            raise ConfigError(
+                f"{key} is {shown(mine.value(key))} for rank {member.rank} of the trainer and "
+                f"{shown(first.value(key))} for rank 0; start all ranks with the same file and the same --set"
+            )
+
+
 class Ranks:
     """A rank's part in a trainer of several: a context manager for the computing thread."""
 
@@ -144,6 +174,7 @@ class Ranks:
         device = device_of(member, config.train.device)
         if not member.is_ours:
             member, store = met(member, self.start_s)
+            refuse_other_settings(config, member, store)
             self.member = member
         with contextlib.ExitStack() as stack:
             if member.rank == 0:

@@ -22,6 +22,7 @@ from bus.messages import (
     BatchTrained,
     Chain,
     Heartbeat,
+    JoinRequest,
     Reply,
     Request,
     Sample,
@@ -32,6 +33,7 @@ from bus.packed import float64s, int32s
 from bus.pubsub import Forwarder, Subscriber
 from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config, RunConfig, TrainConfig
+from dart_cli.runtime import joining
 from dart_cli.train import data_client, loop
 from dart_cli.train.base import Update, batch_metrics
 from dart_cli.train.process import run
@@ -151,7 +153,8 @@ async def test_weights_are_published_where_the_update_whose_turn_it_is_was_skipp
 async def test_the_trainer_outlives_a_data_process_whose_disk_is_full(
     timed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_client, "RETRY_S", 0.05)
+    for module in (data_client, joining):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
     refused: set[type[Request]] = set()
 
     class Full(Data):
@@ -164,7 +167,7 @@ async def test_the_trainer_outlives_a_data_process_whose_disk_is_full(
     data = Full([batch(number) for number in (1, 2, 3)])
     async with serving(timed.run.dir, data), asyncio.timeout(PATIENCE_S):
         await run(timed, asyncio.Event())
-    assert refused == {TrainerHello, WeightsPublished, BatchRequest, BatchTrained}
+    assert refused == {JoinRequest, TrainerHello, WeightsPublished, BatchRequest, BatchTrained}
     assert [message.batch_id for message in data.of(BatchTrained)] == [1, 2, 3]  # type: ignore[attr-defined]
     assert versions(data) == [0, 1, 2, 3]
 

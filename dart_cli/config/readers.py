@@ -1,0 +1,251 @@
+"""Which process of a run reads which key of the configuration, and what two processes have different.
+
+    Row           keys, who reads them, and why their readers must agree
+    ROWS          all rows; the longest name that fits a key is its row
+    read_by       the processes that read a section, for docs/config.md
+    Settings      the values that a process was started with, as far as they are not the defaults
+    is_given      whether a --set names a key
+    differences   the keys whose values differ between a process and the data service
+
+Every process of a run has a command line of its own. It sends its settings to the data service when it joins
+(dart_cli/runtime/joining.py), which compares them by these rows (dart_cli/data/settings.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dart_cli.config.families import AUTO, FAMILY_KEY, VALUES
+from dart_cli.config.rules import value_of
+from dart_cli.config.schema import Config, inner_section, section_types
+
+PROCESSES = ("data", "train", "rollout", "env", "serve")
+"""The processes of a run, by their roles."""
+
+_PLAY = ("env", "serve")
+_HISTORY = (
+    *("family", "codec", "coordinates", "template"),
+    *("history_images", "history_images_most", "history_turns"),
+)
+"""Keys of [policy] by which a process that plays chooses what a prompt shows, and reads what comes back."""
+_TOKENS = "the engine's log-probabilities would not be those that the trainer computes"
+_PROMPTS = "a screen would become another prompt, or a text another action"
+_THE_END = "the data service and the trainer would not agree when the run is over"
+
+
+class Row(NamedTuple):
+    """A section or a key, and which processes and verbs read it.
+
+    The configuration that is kept of a run has the value of the first reader. Where `equal` is set, readers
+    with different values are refused, and it says what would go wrong. `free` names processes whose own
+    values are compared with nothing.
+    """
+
+    keys: str
+    readers: tuple[str, ...]
+    equal: str = ""
+    free: tuple[str, ...] = ()
+
+
+ROWS = (
+    # Processes that could be compared have met, by whatever name of the host and copy of the keys.
+    Row("bus", PROCESSES, free=PROCESSES),
+    Row("run", ("data",)),
+    # Where processes meet over tcp, players and engines keep their logs in a folder of their own host.
+    Row(
+        "run.dir",
+        PROCESSES,
+        equal="the trainer's checkpoints would belong to another run than the data service's records",
+        free=("rollout", *_PLAY),
+    ),
+    Row("run.seed", ("data", "train", "serve")),
+    Row("model", ("train", "rollout"), equal=_TOKENS),
+    Row("model.path", ("train", "rollout", "data", *_PLAY), equal=_TOKENS),
+    Row("model.freeze_vision", ("train",)),
+    Row("model.adapters", ("train", "rollout")),  # workers serve what the trainer publishes
+    Row("policy", ("rollout",), equal=_PROMPTS),
+    *(Row(f"policy.{key}", ("rollout", *_PLAY), equal=_PROMPTS) for key in _HISTORY),
+    Row("policy.history_texts", _PLAY, equal=_PROMPTS),
+    Row("policy.pointing", ("rollout", "data", "train"), equal=_PROMPTS),
+    Row("env", ("env",)),
+    Row(
+        "env.suite",
+        ("data", *_PLAY, "rollout"),
+        equal="an environment cannot play the tasks of another suite",
+    ),
+    Row("env.tasks", ("data",)),
+    Row("env.heldout", ("data",)),
+    Row("env.seeds", ("data",)),
+    Row("env.slots", ("env", "rollout")),  # engines size their caches of screens by it
+    Row("env.options", ("env", "rollout")),
+    Row("env.screenshots", _PLAY),
+    Row("rollout", ("rollout",)),
+    Row("rollout.engine", ("rollout", "data", "train")),
+    Row(
+        "rollout.temperature",
+        ("data", "serve"),
+        equal="the trainer would divide logits by another temperature than the samples were drawn with",
+    ),
+    Row(
+        "rollout.max_tokens",
+        ("data", "serve"),
+        equal="completions would be cut off at two lengths",
+    ),
+    Row("rollout.deadline_s", (*_PLAY, "rollout")),
+    Row("rollout.device", ("rollout", "train")),  # GPUs are shared out by these three
+    Row("vllm", ("rollout",)),
+    Row("vllm.tensor_parallel", ("rollout", "train")),
+    Row("serve", ("serve",)),
+    Row("data", ("data",)),
+    Row("data.max_staleness", ("data", "rollout", *_PLAY)),
+    Row("train", ("train",)),
+    Row("train.learner", ("train", "rollout")),
+    Row("train.updates", ("data", "train"), equal=_THE_END),
+    Row("train.max_minutes", ("data", "train"), equal=_THE_END),
+    Row("train.max_trajectories", ("data", "train"), equal=_THE_END),
+    Row("train.stop_at", ("data",)),
+    Row("train.reuse", ("data",)),
+    Row("train.checkpoint_every", ("train", "data")),
+    Row("train.ranks", ("train", "rollout")),
+    Row("train.device", ("train", "rollout")),
+    Row("weights", ("train",)),
+    Row(
+        "weights.channel",
+        ("train", "rollout"),
+        equal="workers would wait for weights that the trainer sends in another way",
+    ),
+    Row(
+        "weights.publish_every",
+        ("train", "data"),
+        equal="the data service would count another staleness than there is",
+    ),
+    Row("weights.concurrent", ("data",)),
+    # Read by verbs that are no process of a run; GPUs named by a person's shell go before [up].
+    Row("up", ("up", "train", "rollout"), free=PROCESSES),
+    Row("eval", ("eval", "up"), free=PROCESSES),
+    Row("tune", ("tune",), free=PROCESSES),
+)
+
+PATHS = frozenset(
+    {"run.dir", "model.path", "model.adapters", "policy.codec", "policy.verifier", "env.suite"}
+    | {"rollout.engine", "train.learner", "weights.directory", "data.pool"}
+)
+"""Keys that may name a file: another spelling of one path is the same value, and a path of another host is
+compared with none."""
+
+_FAMILY = frozenset({FAMILY_KEY, *(f"policy.{key}" for key in VALUES)})
+"""What a family of models sets."""
+
+
+def read_by(section: str) -> str:
+    """Return which processes read the keys of a section, as a sentence with code marks."""
+    usual = row_of(section).readers
+    others: dict[tuple[str, ...], list[str]] = {}
+    for key, its in section_types()[section].model_fields.items():
+        readers = row_of(f"{section}.{key}").readers
+        if readers != usual and not inner_section(its.annotation):
+            others.setdefault(readers, []).append(f"`{key}`")
+    parts = [f"{', '.join(keys)} by {_listed(readers)}" for readers, keys in others.items()]
+    begin = "Read in a run by" if {*usual}.intersection(PROCESSES) else "Read by"
+    return f"{begin} {'; '.join([_listed(usual), *parts])}."
+
+
+def _listed(readers: tuple[str, ...]) -> str:
+    *first, last = [f"`dart {each}`" for each in readers]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+@cache
+def row_of(key: str) -> Row:
+    """Return the row of a key, the one with the longest name that fits."""
+    fits = [row for row in ROWS if key == row.keys or key.startswith(f"{row.keys}.")]
+    return max(fits, key=lambda row: len(row.keys))
+
+
+def values(config: Config) -> dict[str, Any]:
+    """Return every key of the configuration with its value as JSON has it; None where its section is unset."""
+    found: dict[str, Any] = {}
+    for section, kind in section_types().items():
+        part = value_of(config, section)
+        shown = {} if part is None else part.model_dump(mode="json")
+        for key, its in kind.model_fields.items():
+            if not inner_section(its.annotation):
+                found[f"{section}.{key}"] = shown.get(key)
+    if (
+        "lr" not in config.train.model_fields_set
+    ):  # else it follows the model, which not every host has
+        found["train.lr"] = None
+    return found
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return values(Config())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a process was started with, and where its relative paths begin."""
+
+    changed: Mapping[str, Any]  # key -> value, of those that are not the default
+    host: str = field(default_factory=socket.gethostname)
+    folder: str = field(default_factory=os.getcwd)
+
+    @classmethod
+    def of(cls, config: Config) -> Settings:
+        """Return the settings of this process."""
+        default = _defaults()
+        return cls({key: v for key, v in values(config).items() if v != default[key]})
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key as JSON has it."""
+        return self.changed.get(key, _defaults().get(key))
+
+    def is_as(self, other: Settings, key: str) -> bool:
+        """Return True where the key means the same to both, or where that cannot be compared."""
+        mine, theirs = self.value(key), other.value(key)
+        if mine == theirs:
+            return True
+        if key in _FAMILY and AUTO in (self.value(FAMILY_KEY), other.value(FAMILY_KEY)):
+            return True  # only a host that has the model folder knows what it stands for
+        if key in PATHS:
+            if self.host != other.host:
+                return _is_path(mine) or _is_path(theirs)
+            return bool(self._whole(mine) == other._whole(theirs))
+        return False
+
+    def _whole(self, name: Any) -> Any:
+        """Return a path, or the path of `file.py:Suite`, as one from the root; other names as they are."""
+        if isinstance(name, list):
+            return [self._whole(each) for each in name]
+        if not isinstance(name, str):
+            return name
+        if not (_is_path(name) or (Path(self.folder) / name).exists()):
+            return name
+        path, colon, own = name.partition(".py:")
+        return os.path.realpath(Path(self.folder) / path) + colon + own
+
+
+def _is_path(name: Any) -> bool:
+    """Return True for text, or a list, that has a path: any number of folders, or a file with code."""
+    if isinstance(name, list):
+        return any(map(_is_path, name))
+    return isinstance(name, str) and (os.sep in name or ".py:" in name)
+
+
+def is_given(key: str, given: Collection[str]) -> bool:
+    """Return True where one of the --set, by their names, sets the key, a part of it, or its section."""
+    return any(f"{each}.".startswith(f"{key}.") or key.startswith(f"{each}.") for each in given)
+
+
+def differences(mine: Settings, theirs: Settings) -> Iterator[str]:
+    """Yield the keys whose values differ, in the order of the schema."""
+    for key in _defaults():
+        if (key in mine.changed or key in theirs.changed) and not mine.is_as(theirs, key):
+            yield key
