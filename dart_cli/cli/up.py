@@ -17,7 +17,6 @@ import contextlib
 import logging
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
-from dart_cli.runtime.role import end_with_parent
+from dart_cli.runtime.role import end_with_parent, stop_signals
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
 from dart_cli.runtime.supervisor import RESTARTS, Progress, StartProcess, Supervisor, start_here
@@ -201,7 +200,7 @@ async def _bring_to_end(
     display = LiveDisplay()
     killable: list[Supervisor | _Whereabouts] = []
 
-    def on_signal() -> None:
+    def on_signal(what: str) -> None:
         if stop.is_set():
             try:
                 for each in killable:
@@ -211,10 +210,11 @@ async def _bring_to_end(
                 os._exit(INTERRUPTED)
         stop.set()  # before anything is told: the reader may have ended of the same Ctrl-C
         display.notice("stopping; a second Ctrl-C stops at once")
+        logger.info("dart up was asked to end by %s", what)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    for number, what in stop_signals().items():
+        loop.add_signal_handler(number, on_signal, what)
 
     checkpoints = Progress("checkpoint", lambda: newest_updates(config.run.dir / "checkpoints"))
 
@@ -229,6 +229,7 @@ async def _bring_to_end(
             notice=display.notice,
             start=there.start,
             progress={"train": checkpoints},
+            is_over=lambda: display.is_over,
         )
         killable.append(supervisor)
         await supervisor.run(stop)
@@ -288,8 +289,9 @@ def _learned(config: Config) -> str:
     """The line of a run that train.stop_at has ended; empty if it has not."""
     try:
         with open_reader(config.run.dir) as reader:
+            line = learned(reader.run().learned, config.train)
             trained = sum(batch.state == "trained" for batch in reader.batches())
-            return learned(reader.run().learned, trained, config.train)
+            return f"{line} after {trained} of {config.train.updates} updates" if line else ""
     except (
         RunDirectoryError,
         StoreError,

@@ -51,6 +51,7 @@ class Moment:
     run_s: float  # served over all starts
     stopping: bool
     reason: str  # why it stops; empty while it runs
+    ending: str  # as in Snapshot
     free_slots: int  # environment slots that wait for a lease
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
@@ -93,6 +94,7 @@ class Overview:
             run_s=moment.run_s,
             stopping=moment.stopping,
             reason=moment.reason,
+            ending=moment.ending,
             policy_version=newest,
             updates=ledger.updates,
             updates_total=self._config.train.updates,

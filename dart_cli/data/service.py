@@ -105,8 +105,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
     The run is over when train.updates are trained, train.max_minutes have been served,
     train.max_trajectories are over, success has reached train.stop_at, or a StopRequest came: then
-    RunState announces it for a few seconds. `stop` ends only this process; the next `dart data` continues
-    the run. It also continues a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
+    RunState announces it, and this process ends after the others (run_end.py). `stop` ends only this process; the
+    next `dart data` continues the run. It also continues a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
     is carried out by the next one. Raises RunDirectoryError if another process serves the run,
     ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
     written.
@@ -441,9 +441,9 @@ class DataService:
         )
 
     def _awaits(self) -> str:
-        """The processes that the run waits for; empty once it is over."""
-        absent = self._watch.absent()
-        return awaited(*absent) if absent and not self._end.is_over else ""
+        """The processes that the run waits for, or this process before it ends."""
+        absent = [] if self._end.is_over else self._watch.absent()
+        return self._end.awaited or (awaited(*absent) if absent else "")
 
     def _load(self) -> Load:
         group_table = self.ledger.group_table
@@ -469,6 +469,7 @@ class DataService:
             run_s=self._served_s(),
             stopping=self._end.is_over,
             reason=self._end.reason,
+            ending=self._end.awaited,
             free_slots=len(self._lease_queue),
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,

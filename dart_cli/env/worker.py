@@ -67,6 +67,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             ends = [asyncio.create_task(event.wait()) for event in (stop, peers.over)]
             try:
                 await asyncio.wait([*tasks, *ends], return_when=asyncio.FIRST_COMPLETED)
+                stop.set()  # from now on the time to end runs, whatever it ends for
             finally:
                 counters.state = "stopping"
                 heartbeat.beat()

@@ -195,6 +195,7 @@ class Child:
     began_at: float = 0.0  # the loop's seconds when `process` was started
     restarts: Restarts = field(default_factory=Restarts)
     last_line: str = ""  # of its output, to report why it ended
+    noticed: str = ""  # the newest line that a person saw
     heard_at: float = 0.0  # the loop's seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
 
@@ -238,12 +239,14 @@ class Supervisor:
         notice: Callable[[str], None],
         start: StartProcess = start_here,
         progress: Mapping[str, Progress] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
         The supervisor is done when all `leaders` ended with 0. `restarts` bounds how often in a row each child
         is started again; `notice` is called with each line that a person should see. `start` says where they
-        run. `progress` has the Progress of children by name.
+        run. `progress` has the Progress of children by name. A child that dies while `is_over` is not started
+        again, as there is nothing left to do for it; but the last command is, which the others still talk to.
         """
         known = progress or {}
         self._children = {
@@ -254,6 +257,8 @@ class Supervisor:
         self._log_file = log_file
         self._notice = notice
         self._start = start
+        self._last = list(self._children.values())[-1]
+        self._is_over = is_over
         self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -304,6 +309,9 @@ class Supervisor:
                 why = f": {child.last_line}" if child.last_line else ""
                 if child.has_recovered(loop.time()):
                     child.deaths = 0
+                if code != USER_ERROR_CODE and child is not self._last and self._is_over():
+                    self._notice(f"{what}{why}; the run is over, so it is not started again")
+                    return
                 if code == USER_ERROR_CODE or child.deaths >= self._restarts:
                     raise ChildError(
                         f"{what}{why or ' without output'}; {child.in_vain()}, "
@@ -356,7 +364,10 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     log.write(f"{child.name} | {line}\n")
                 child.last_line = line.strip().removeprefix("error: ")[:300]
-                if _NOTICED.match(line):
+                if _NOTICED.match(line) and child.last_line != child.noticed:
+                    child.noticed = (
+                        child.last_line
+                    )  # a process that still finishes its work repeats itself
                     self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()
@@ -375,8 +386,8 @@ class Supervisor:
     async def _end(self) -> None:
         """End everything: first all but the last command, which the others still talk to."""
         self._ending.set()
-        *others, last = self._children.values()
-        for part in (others, [last]):
+        others = [child for child in self._children.values() if child is not self._last]
+        for part in (others, [self._last]):
             for child in part:
                 if child.running:
                     child.signal_group(signal.SIGTERM)

@@ -68,6 +68,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
                     await asyncio.wait(
                         [serving, *tasks, *ends], return_when=asyncio.FIRST_COMPLETED
                     )
+                    stop.set()  # from now on the time to end runs, whatever it ends for
                 finally:
                     why = "the run is over" if peers.over.is_set() else STOPPED
                     await sessions.give_back(why)

@@ -92,6 +92,7 @@ def progress_line(snapshot: Snapshot) -> str:
         f"{_until_stop(snapshot)}  "
         f"{snapshot.rates.trajectories:.0f} trajectories/min  "
         f"staleness {snapshot.staleness.mean:.1f}  {alive} processes"
+        f"{_ending(snapshot)}"
     )
 
 
@@ -136,7 +137,9 @@ def _block(above: float, span: float) -> str:
 
 def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
     filled = round(_BAR_CELLS * min(1.0, max(share for share, _ in _ends(snapshot))))
-    state = Text(f"stopping: {snapshot.reason}", "yellow") if snapshot.stopping else Text("running")
+    state = Text("running")
+    if snapshot.stopping:
+        state = Text(f"stopping: {snapshot.reason}{_ending(snapshot)}", "yellow")
     if problems(snapshot):
         state = Text("needs attention", "bold red")
     if is_old:
@@ -185,6 +188,11 @@ def _until_stop(snapshot: Snapshot) -> str:
     if stop.counted < stop.wanted:
         return text + f"trajectory {stop.counted}/{stop.wanted}"
     return text + f"{fraction(stop.bound)} (lowest {stop.lowest} {fraction(stop.lowest_success)})"
+
+
+def _ending(snapshot: Snapshot) -> str:
+    """What a run that ends waits for; empty if nothing."""
+    return f"  waits for {snapshot.ending}" if snapshot.ending else ""
 
 
 def _is_partial(snapshot: Snapshot) -> bool:

@@ -25,6 +25,7 @@ import torch
 from bus.errors import UserError
 from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.runtime.role import stop_signals
 from dart_cli.runtime.tables import progress
 from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
@@ -73,7 +74,7 @@ def train_stages(
 ) -> None:
     """All stages from where they are; the model has the weights then.
 
-    Raises KeyboardInterrupt where SIGINT or SIGTERM came: a second start goes on from there.
+    Raises KeyboardInterrupt where a signal asked it to end: a second start goes on from there.
     """
     stages = _stages(config.tune, use, learned)
     tensors = kept.state()
@@ -185,11 +186,11 @@ def dtype_of(name: str) -> torch.dtype:
 
 @contextmanager
 def _told_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM has come; both then end the training between two updates."""
+    """Whether a signal has asked the process to end; it then ends the training between two updates."""
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda sent, _: came.append(sent))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in stop_signals()
     }
     try:
         yield lambda: bool(came)
