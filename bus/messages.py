@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Raised by any change of a message's fields or meaning; other versions are refused by name."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -232,6 +232,10 @@ class Batch(Message):
     ages: list[VersionAge] = []  # of each version that sampled a token of it
     reuse: Count = 0  # how often its samples were trained on before; 0 of a fresh batch
     trajectories: Count = 0  # of the run that had ended when it was formed; never falls
+    reward: Reward | None = None  # mean of its groups, as data files it
+    success: Reward | None = (
+        None  # of the run's tasks when it was served, as `dart status` shows it
+    )
 
     def prompt(self, sample: Sample) -> IntArray:
         """The tokens [P] that the policy read."""

@@ -307,7 +307,11 @@ class Ledger:
 
         Then groups in it were dropped, or a trainer began elsewhere, while it was loaded.
         """
-        return self._batches.take(plan, batch, self.trainer_version)
+        taken = self._batches.take(plan, batch, self.trainer_version)
+        if taken is None:
+            return None
+        reward, success = self.store.batch(taken.batch_id).reward, self.progress.mean_success()
+        return taken.model_copy(update={"reward": reward, "success": success})
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
         """The batch is in the weights; a second report of it changes nothing."""

@@ -69,6 +69,7 @@ from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, unless_stopped
 from dart_cli.runtime.role import LAST_WORK_S, finishing
+from dart_cli.runtime.tables import fraction
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
@@ -464,10 +465,13 @@ class Trainer:
         curves.add(self._progress.updates, metrics)
         values = {name.removeprefix(REPLAY_METRIC): value for name, value in metrics.items()}
         log.info(
-            "update %d on batch %d%s: loss %.4f, entropy %.3f, grad norm %.3f, %d samples in %.1f s, v%d",
+            "update %d on batch %d%s: loss %.4f, success %s, reward %s, entropy %.3f, grad norm %.3f, "
+            "%d samples in %.1f s, v%d",
             *(self._progress.updates, self._progress.last_batch_id),
             f" (replay {batch.reuse})" if batch.reuse else "",
-            *(values.get(name, 0.0) for name in ("loss", "entropy", "grad_norm", "samples")),
+            values.get("loss", 0.0),
+            *map(fraction, (batch.success, batch.reward)),
+            *(values.get(name, 0.0) for name in ("entropy", "grad_norm", "samples")),
             values["step_s"],
             self._version,
         )
