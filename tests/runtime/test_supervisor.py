@@ -32,6 +32,7 @@ def supervisor(
     leaders: Sequence[str],
     *,
     restarts: int = 0,
+    is_over: bool = False,
 ) -> tuple[Supervisor, list[str]]:
     """A supervisor and its notices."""
     told: list[str] = []
@@ -41,6 +42,7 @@ def supervisor(
         restarts=restarts,
         log_file=tmp_path / "logs" / "up.log",
         notice=told.append,
+        is_over=lambda: is_over,
     )
     return made, told
 
@@ -98,6 +100,37 @@ async def test_the_address_of_an_endpoint_is_shown_once_with_its_name(tmp_path: 
     stream.feed_eof()
     await made._read(Child("serve-0", []), stream, io.StringIO())
     assert told == ["serve-0: http://127.0.0.1:8480/v1"]
+
+
+async def test_what_a_child_still_finishes_is_shown_once(tmp_path: Path) -> None:
+    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    stream = asyncio.StreamReader()
+    for doing in ("in its update", "in its update", "writing its last checkpoint"):
+        stream.feed_data(f"progress: train is still {doing}\n".encode())
+    stream.feed_eof()
+    await made._read(Child("train", []), stream, io.StringIO())
+    assert told == [
+        "train: progress: train is still in its update",
+        "train: progress: train is still writing its last checkpoint",
+    ]
+
+
+@pytest.mark.parametrize(("name", "starts"), [("train", 1), ("data", 2)])
+async def test_once_the_run_is_over_only_the_process_that_the_others_talk_to_is_started_again(
+    config_path: Path, tmp_path: Path, name: str, starts: int
+) -> None:
+    commands = {each: ["--version"] for each in ("train", "data")}
+    commands[name] = ["data", str(config_path), "--set", f"run.dir={config_path}/x"]  # fails with 1
+    made, told = supervisor(tmp_path, commands, ["train", "data"], restarts=1, is_over=True)
+    ending = made.run(asyncio.Event())
+    if name == "data":
+        with pytest.raises(ChildError, match="restarted 1 times"):
+            await asyncio.wait_for(ending, PATIENCE_S)
+    else:
+        await asyncio.wait_for(ending, PATIENCE_S)
+        assert "the run is over, so it is not started again" in told[0]
+    log = (tmp_path / "logs" / "up.log").read_text()
+    assert log.count(f"{name} | error") == starts
 
 
 async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
