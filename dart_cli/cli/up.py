@@ -33,6 +33,7 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks
 from dart_cli.data.run_end import learned
 from dart_cli.data.store.open import DATABASE, open_reader
+from dart_cli.doctor.planned import refuse_full
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime.commands import commands_of
@@ -78,7 +79,7 @@ def run_up(
     With `ray`, on the cluster at that address, which `refuse_ray` accepts. Raises UserError where there is none.
 
     Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
-    with this configuration, ChildError if one of its processes could not be kept alive.
+    with this configuration or has no room on its disk, ChildError if one of its processes could not be kept alive.
     """
     began = time.monotonic()
     keep_going()
@@ -87,6 +88,8 @@ def run_up(
         from dart_cli.cluster.connection import refuse_unreachable
 
         refuse_unreachable(ray)  # before an older run is moved
+    else:
+        refuse_full(config)
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,17 @@ def test_a_run_whose_checkpoint_is_of_another_model_is_refused_before_anything_i
 
 def path_of_checkpoint(config: Config) -> Path:
     return checkpoint_path(config.run.dir / "checkpoints", 3)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_whose_disk_is_full_is_refused_before_anything_starts(
+    config_path: Path, supervisors: list[list[str]], monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    config = load_config(config_path, ["eval.around=true"])
+    (config.run.dir / "eval").mkdir(parents=True)
+    usage = shutil.disk_usage(config_path)._replace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match=r"too full.*1\.0 GB free at .*run; free some, or choose"):
+        run_up(config, config_path, [], fresh=fresh)
+    assert supervisors == []
+    assert [path.name for path in config.run.dir.iterdir()] == ["eval"]
