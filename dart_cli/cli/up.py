@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.endpoints import make_private_dir
-from bus.errors import RunDirectoryError, StoreError
+from bus.errors import AttentionError, RunDirectoryError, StoreError
 from dart_cli.cli.live_display import LiveDisplay
 from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
@@ -42,7 +42,14 @@ from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
 from dart_cli.runtime.role import end_with_parent, stop_signals
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.runtime.streams import keep_going
-from dart_cli.runtime.supervisor import RESTARTS, Progress, StartProcess, Supervisor, start_here
+from dart_cli.runtime.supervisor import (
+    RESTARTS,
+    ChildError,
+    Progress,
+    StartProcess,
+    Supervisor,
+    start_here,
+)
 from dart_cli.train.checkpoints.identity import newest_updates
 
 if TYPE_CHECKING:
@@ -79,7 +86,8 @@ def run_up(
     With `ray`, on the cluster at that address, which `refuse_ray` accepts. Raises UserError where there is none.
 
     Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
-    with this configuration or has no room on its disk, ChildError if one of its processes could not be kept alive.
+    with this configuration or has no room on its disk, ChildError if one of its processes could not be kept alive, or,
+    after the report, the run was ended for train.attention_minutes.
     """
     began = time.monotonic()
     keep_going()
@@ -104,14 +112,23 @@ def run_up(
         if force and (config.run.dir / "config.json").exists():
             save_config(config, force=True)  # its processes find the run as it is now
         arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
+        unattended: ChildError | None = None
         with _cluster(config, ray) as cluster:
-            finished = asyncio.run(_bring_to_end(config, config_path, overrides, cluster))
+            try:
+                finished = asyncio.run(_bring_to_end(config, config_path, overrides, cluster))
+            except ChildError as error:
+                if error.exit_code != AttentionError.exit_code:
+                    raise
+                unattended, finished = error, True
     if not finished:
         on_ray = ["--ray", ray] if ray else []
         say = f"stopped; go on with: dart up {shlex.join([*arguments, *on_ray])}"
         sys.stderr.write(f"{say}\n")
         return INTERRUPTED
-    write_report(config, minutes_total=(time.monotonic() - began) / 60)
+    minutes_total = (time.monotonic() - began) / 60
+    write_report(config, minutes_total=minutes_total, ended_by=str(unattended or ""))
+    if unattended is not None:  # no evaluation is played where something is broken
+        raise unattended
     return 0
 
 

@@ -25,6 +25,7 @@ import math
 import socket
 import time
 
+from bus.errors import AttentionError
 from bus.heartbeat import Liveness
 from bus.messages import PLAYERS, Heartbeat
 from dart_cli.config.schema import Config, TrainConfig
@@ -40,6 +41,8 @@ STOP_S = 10.0
 STOP_LEAST_S = 2.0
 """Shortest such time; a process unheard for as long is no longer waited for."""
 LOOK_S = 0.1
+UNATTENDED = "it needed attention"
+"""What the reason of such an end begins with."""
 TRAINER_S = LAST_WORK_S + 3 * GRACE_S
 """Longest time that the service stays up for a trainer that finishes its work: longer than that may take."""
 
@@ -66,6 +69,8 @@ class RunEnd:
         self._liveness = liveness
         self._over = asyncio.Event()
         self._known = store.run().learned
+        self._attention = ""  # what the run needs it for; empty if it does not
+        self._attention_since = 0.0  # monotonic seconds
 
     @property
     def is_over(self) -> bool:
@@ -83,7 +88,25 @@ class RunEnd:
             return f"{ledger.trajectories} trajectories were played"
         if 0 < 60 * train.max_minutes <= served_s:
             return f"{train.max_minutes:g} minutes are over"
-        return ""
+        return self._unattended()
+
+    def note_attention(self, what: str) -> None:
+        """Note what the run needs attention for at the moment; a moment without it begins the count anew."""
+        if not self._attention:
+            self._attention_since = time.monotonic()
+        self._attention = what
+
+    def discount_pause(self, seconds: float) -> None:
+        """Note that this process stood still for so long."""
+        self._attention_since += seconds
+
+    def _unattended(self) -> str:
+        """Return the line of a run that has needed attention for train.attention_minutes; else nothing."""
+        needed_s = time.monotonic() - self._attention_since
+        if not (self._attention and 0 < 60 * self._train.attention_minutes <= needed_s):
+            return ""
+        minutes = self._train.attention_minutes
+        return f"{UNATTENDED} for {minutes:g} minutes (train.attention_minutes): {self._attention}"
 
     def _learned(self) -> str:
         """The line of `learned`, kept in the database for the next start: trajectories still come in."""
@@ -105,7 +128,7 @@ class RunEnd:
         return True
 
     async def announced(self, stop: asyncio.Event) -> None:
-        """Return when this process may end: see the module."""
+        """Return when this process may end: see the module. Raises AttentionError where it ends for that."""
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -118,6 +141,8 @@ class RunEnd:
             self._ledger.settle_end()
         if self.is_over and not stop.is_set():
             self._store.save_stop_reason("")
+        if self.reason.startswith(UNATTENDED):
+            raise AttentionError(f"{self.reason}; once that is fixed, the same command goes on")
 
     async def _others_end(self, stop: asyncio.Event) -> None:
         """Wait for the processes that are still to be served, with what is awaited in `awaited`."""

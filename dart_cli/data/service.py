@@ -107,7 +107,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     train.max_trajectories are over, success has reached train.stop_at, or a StopRequest came: then
     RunState announces it, and this process ends after the others (run_end.py). `stop` ends only this process; the
     next `dart data` continues the run. It also continues a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
-    is carried out by the next one. Raises RunDirectoryError if another process serves the run,
+    is carried out by the next one. Raises AttentionError once the run has ended for train.attention_minutes, RunDirectoryError if another process serves the run,
     ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
     written.
     """
@@ -377,7 +377,7 @@ class DataService:
             self._publish()
             if time.monotonic() - looked >= min(STALL_LOOK_S, endpoints.STALL_S / 4):
                 looked = time.monotonic()
-                self._alerts.update(self.snapshot()["stalls"])
+                self._look_for_stalls()
             if time.monotonic() - saved >= SAVE_S:
                 saved = time.monotonic()
                 self._save()
@@ -385,6 +385,13 @@ class DataService:
             slept = time.monotonic()
             await asyncio.sleep(HOUSEKEEPING_S)
             self._discount_pause(time.monotonic() - slept - HOUSEKEEPING_S)
+
+    def _look_for_stalls(self) -> None:
+        stalls = self.snapshot()["stalls"]
+        self._alerts.update(stalls)
+        absent = self._watch.absent()
+        missing = f"it waits for {awaited(*absent)}" if absent else ""
+        self._end.note_attention(stalls[0]["text"] if stalls else missing)
 
     def _end_at_bound(self) -> None:
         if reason := self._end.bound(self._served_s()):
@@ -397,6 +404,7 @@ class DataService:
         log.warning("was paused for %.0f s; leases expire that much later", overslept_s)
         self._watch.discount_pause(overslept_s)
         self._advanced_at += overslept_s
+        self._end.discount_pause(overslept_s)
         self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:

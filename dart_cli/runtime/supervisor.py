@@ -33,13 +33,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from bus.errors import DartError, UserError
+from bus.errors import AttentionError, DartError, UserError
 from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
 
 FOLLOW_S = 20.0
 """Seconds the other children may go on once one leader has ended cleanly."""
 
-USER_ERROR_CODE = UserError.exit_code
+FINAL_CODES = (UserError.exit_code, AttentionError.exit_code)
+"""Exit codes of errors that no restart mends."""
 _BACKOFF_S = 0.5
 RESTARTS = 3
 """Times in a row that a process which died is started again; its next death ends the run."""
@@ -217,13 +218,13 @@ class Child:
         return self.reached > before
 
     def in_vain(self) -> str:
-        """Return how often it was started again in vain, for an error."""
-        times = f"restarted {self.deaths} times"
+        """Return how often it was started again in vain, for an error; empty if it never was."""
         if not self.deaths:
-            return times
+            return ""
+        times = f"restarted {self.deaths} times"
         if self.progress is not None:
-            return f"{times} without a new {self.progress.unit}"
-        return f"{times}, and it never lived for {HEALTHY_S:.0f} s"
+            return f"{times} without a new {self.progress.unit}, "
+        return f"{times}, and it never lived for {HEALTHY_S:.0f} s, "
 
 
 class Supervisor:
@@ -309,14 +310,13 @@ class Supervisor:
                 why = f": {child.last_line}" if child.last_line else ""
                 if child.has_recovered(loop.time()):
                     child.deaths = 0
-                if code != USER_ERROR_CODE and child is not self._last and self._is_over():
+                if code not in FINAL_CODES and child is not self._last and self._is_over():
                     self._notice(f"{what}{why}; the run is over, so it is not started again")
                     return
-                if code == USER_ERROR_CODE or child.deaths >= self._restarts:
+                if code in FINAL_CODES or child.deaths >= self._restarts:
                     raise ChildError(
-                        f"{what}{why or ' without output'}; {child.in_vain()}, "
-                        f"its log is {self._log_file}",
-                        USER_ERROR_CODE if code == USER_ERROR_CODE else DartError.exit_code,
+                        f"{what}{why or ' without output'}; {child.in_vain()}its log is {self._log_file}",
+                        code if code in FINAL_CODES else DartError.exit_code,
                     )
                 child.deaths += 1
                 child.restarts.add(loop.time())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -118,3 +119,19 @@ def test_ctrl_c_within_an_update_counts_it_everywhere(
     assert child.returncode == 130, err
     assert counted(config) == (2, 2, 2)
     assert "WARNING" not in err
+
+
+def test_a_run_that_has_needed_attention_for_too_long_ends_and_says_why(
+    tmp_path: Path, children: list[subprocess.Popen[str]]
+) -> None:
+    path = held_run(tmp_path, HELD, around=True)
+    limit = ("--set", "up.rollouts=0", "--set", "train.attention_minutes=0.001")
+    child = start("up", path, *limit)
+    children.append(child)
+    out, err = finish(child)
+    assert child.returncode == 3, err
+    why = r"it needed attention for 0\.001 minutes \(train\.attention_minutes\): it waits for .*dart rollout"
+    [line] = [each for each in err.splitlines() if each.startswith("error: ")]
+    assert re.match(rf"error: data ended with 3: {why}.*; once that is fixed", line)
+    assert re.search(why, json.loads(out.splitlines()[-1])["note"])
+    assert "evaluating after the run" not in err
