@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 
 from bus.errors import DeadlineError, StoreError
 from bus.heartbeat import HeartbeatSender
@@ -64,14 +65,17 @@ class DataClient:
 
         Its process ends the wait for one that is there and does not answer (`finishing`).
         """
+        request_id = uuid.uuid4().bytes  # of one message, which a busy data service executes once
         while True:
             try:
-                return await self._requester.request(message, LAST_REPORT_S)
+                return await self._requester.request(message, LAST_REPORT_S, request_id=request_id)
             except (DeadlineError, StoreError) as error:
                 if not self._requester.connected:
                     log.warning("%s; data will learn it from the next TrainerHello", error)
                     return None
-                await asyncio.sleep(RETRY_S)
+                if isinstance(error, StoreError):  # the old id would only get the old answer
+                    request_id = uuid.uuid4().bytes
+                    await asyncio.sleep(RETRY_S)
 
     async def ask(self, message: Request) -> Reply:
         """Data's answer; waits while data is absent, or restarts because its disk is full.

@@ -6,18 +6,20 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
+from bus.heartbeat import Liveness
 from bus.messages import BatchTrained, StopRequest
 from dart_cli.config.schema import Config
 from dart_cli.data import run_end, service
-from dart_cli.data.store.open import open_reader
+from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.runtime.background import background
 from tests.data.client import Client, connect
-from tests.data.parts import MIXED, heartbeat
+from tests.data.parts import MIXED, heartbeat, make_ledger
 from tests.waiting import PATIENCE_S, until
 
 UPDATE = "its update on batch 1"
@@ -157,6 +159,37 @@ async def test_a_signal_ends_data_after_a_trainer_that_ends_too(config: Config) 
             await acknowledge(client)
         leave(client)
     assert counted(config) == (1, 1, 1)
+
+
+def test_a_run_ends_once_it_has_needed_attention_for_long_in_a_row(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = config.train.model_copy(update={"attention_minutes": 2.0})
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with open_store(config.run.dir) as store:
+        store.begin_run(0, "{}", [])
+        ledger = make_ledger(config, store)
+        ends, never = (
+            run_end.RunEnd(each, store, ledger, Liveness())
+            for each in (config.model_copy(update={"train": train}), config)
+        )
+        for seconds, what, is_over in (
+            (0, "a stall", False),
+            (119, "another", False),
+            (1, "", False),
+            (500, "a stall", False),
+            (120, "the stall", True),
+        ):
+            now += seconds
+            for end in (ends, never):
+                end.note_attention(what)
+                assert bool(end.bound(0.0)) == (is_over and end is ends)
+        assert ends.bound(0.0) == (
+            "it needed attention for 2 minutes (train.attention_minutes): the stall"
+        )
+        ends.discount_pause(1.0)
+        assert ends.bound(0.0) == ""
 
 
 async def test_a_signal_ends_data_at_once_where_the_trainer_goes_on(config: Config) -> None:

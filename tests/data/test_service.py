@@ -106,6 +106,8 @@ async def test_a_run_from_lease_to_trained(config: Config) -> None:
             groups = [await client.play_group(MIXED, version=version) for _ in range(2)]
             batch = await client.must_batch(version)
             assert batch.group_ids == groups
+            assert batch.reward == 0.5
+            await client.eventually(lambda seen, batch=batch: seen.success == batch.success)  # type: ignore[misc]
             assert set(batch.images) == {h for s in batch.samples for h in batch.image_hashes(s)}
             assert await train(client, version) == version + 1
     with open_reader(config.run.dir) as reader:
