@@ -242,7 +242,8 @@ class Overview:
         if not known.isdisjoint(PLAYERS):
             known |= {"env"}
         missing = [role for role in WORKING if role not in known]
-        if missing and not moment.stopping and moment.uptime_s >= HEARD_AFTER_S:
+        is_ending = moment.stopping or moment.ending
+        if missing and not is_ending and moment.uptime_s >= HEARD_AFTER_S:
             ended = [each for each in workers_of(self._config.run.dir) if each.error]
             for role in missing:
                 why = [

@@ -79,8 +79,8 @@ SUCCESSES_FIRST = (
 
 
 def diagnose(seen: Snapshot) -> list[StallView]:
-    """Every stall; empty where the run makes progress, or is over."""
-    if seen.stopping:
+    """Return every stall; empty where the run makes progress, is over, or its data service ends."""
+    if seen.stopping or seen.ending:
         return []
     living = [process for process in seen.processes if process.alive]
     causes = [_silence(process) for process in seen.processes if _is_missed(process)]

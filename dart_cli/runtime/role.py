@@ -254,6 +254,7 @@ class _Stopping:
         self._is_signalled = False
         self._asked_at = 0.0  # monotonic seconds at which it was first asked to end
         self._put_off = False
+        self._told = ""  # the work that a person was told of
         self._moved: RunDirectoryError | None = None
 
     async def watch(self, main: Main) -> None:
@@ -333,9 +334,12 @@ class _Stopping:
         waited_s = time.monotonic() - self._asked_at
         work = _finishing[-1] if _finishing else None
         if work is not None and waited_s < work.within_s:
-            say_at_once(
-                f"progress: {self._name} is still {work.what}; a second signal stops at once"
-            )
+            # `dart up` must hear it again and again, a person once.
+            if work.what != self._told or not os.isatty(2):
+                self._told = work.what
+                say_at_once(
+                    f"progress: {self._name} is still {work.what}; a second signal stops at once"
+                )
             self._put_off = True
             self._end_in(GRACE_S / 2)
         elif self._put_off:  # that work is done; the rest has its time now

@@ -138,8 +138,9 @@ def _block(above: float, span: float) -> str:
 def _header(snapshot: Snapshot, is_old: bool) -> RenderableType:
     filled = round(_BAR_CELLS * min(1.0, max(share for share, _ in _ends(snapshot))))
     state = Text("running")
-    if snapshot.stopping:
-        state = Text(f"stopping: {snapshot.reason}{_ending(snapshot)}", "yellow")
+    if snapshot.stopping or snapshot.ending:
+        reason = f": {snapshot.reason}" if snapshot.reason else ""
+        state = Text(f"stopping{reason}{_ending(snapshot)}", "yellow")
     if problems(snapshot):
         state = Text("needs attention", "bold red")
     if is_old:
