@@ -8,7 +8,7 @@
     Commits         many requests share one transaction; each is answered after it is durable
     LeaseQueue      environment slots that wait for a lease
     SyncQueue       rollout workers that wait for their turn to take new weights
-    RunEnd          when the run is over, and how long that is announced
+    RunEnd          when the run is over, and how long this process outlives it
     Overview        the run at one moment, for `dart status`
 
 A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
@@ -105,10 +105,12 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
     The run is over when train.updates are trained, train.max_minutes have been served,
     train.max_trajectories are over, success has reached train.stop_at, or a StopRequest came: then
-    RunState announces it, and this process ends after the others (run_end.py). `stop` ends only this process; the
-    next `dart data` continues the run. It also continues a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
-    is carried out by the next one. Raises AttentionError once the run has ended for train.attention_minutes, RunDirectoryError if another process serves the run,
-    ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
+    RunState announces it, and this process ends after the others (run_end.py). `stop` ends only this
+    process; the next `dart data` continues the run. It also continues a run whose StopRequest was carried
+    out; a StopRequest that was cut off by the death of this process is carried out by the next one.
+
+    Raises AttentionError once the run has ended for train.attention_minutes, RunDirectoryError if another
+    process serves the run, ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
     written.
     """
     tasks = training_tasks(config)

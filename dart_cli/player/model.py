@@ -2,7 +2,7 @@
 
 loaded_model     the configured engine with the weights to play
 chosen_weights   which weights that are
-newest_announced   the run's newest, by its database
+newest_announced the run's newest, by its database
 folder_digest    what tells a model folder from another one, wherever it lies
 """
 
