@@ -1,7 +1,7 @@
 """Every error `dart` raises on purpose, in one tree.
 
 `UserError` and its children are the user's to fix (exit code 2); the others are faults of the
-run (exit code 1). Each message names the place and the cure in one line.
+run (exit code 1; `AttentionError` 3). Each message names the place and the cure in one line.
 """
 
 from __future__ import annotations
@@ -85,6 +85,12 @@ class MissingPartError(UserError):
 
 class RunDirectoryError(UserError):
     """A run directory cannot be used: wrong owner or mode, another schema, already in use."""
+
+
+class AttentionError(DartError):
+    """A run has needed attention for so long that it has ended, in order: train.attention_minutes."""
+
+    exit_code = 3
 
 
 class DiskError(DartError):

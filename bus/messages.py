@@ -232,6 +232,8 @@ class Batch(Message):
     ages: list[VersionAge] = []  # of each version that sampled a token of it
     reuse: Count = 0  # how often its samples were trained on before; 0 of a fresh batch
     trajectories: Count = 0  # of the run that had ended when it was formed; never falls
+    reward: Reward | None = None  # mean of its groups, as data files it
+    success: Reward | None = None  # of the run's tasks when it was served
 
     def prompt(self, sample: Sample) -> IntArray:
         """The tokens [P] that the policy read."""

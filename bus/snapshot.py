@@ -180,6 +180,7 @@ class Snapshot(Part):
     run_s: float  # that data processes have served the run, over all starts
     stopping: bool
     reason: str  # why it stops; empty while it runs
+    ending: str = ""  # what data waits for before it ends: which process, for what
     policy_version: int  # newest published; -1 before the first
     updates: int  # batches in the weights
     updates_total: int  # config.train.updates: the run ends there

@@ -41,6 +41,11 @@ class LiveDisplay:
         self._live: Live | None = None
         self._stalls: dict[tuple[str, str], str] = {}  # known ones: kind, who -> text
 
+    @property
+    def is_over(self) -> bool:
+        """Whether data has said that the run is over."""
+        return self._snapshot is not None and self._snapshot.stopping
+
     def notice(self, text: str) -> None:
         """Show and log a line that a person should know."""
         logger.info("%s", text)

@@ -17,7 +17,6 @@ import contextlib
 import logging
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.endpoints import make_private_dir
-from bus.errors import RunDirectoryError, StoreError
+from bus.errors import AttentionError, RunDirectoryError, StoreError
 from dart_cli.cli.live_display import LiveDisplay
 from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
@@ -35,15 +34,23 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks
 from dart_cli.data.run_end import learned
 from dart_cli.data.store.open import DATABASE, open_reader
+from dart_cli.doctor.planned import refuse_full
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to
-from dart_cli.runtime.role import end_with_parent
+from dart_cli.runtime.role import end_with_parent, stop_signals
 from dart_cli.runtime.run_dir import claim, leave_signal, refuse_live, save_config
 from dart_cli.runtime.streams import keep_going
-from dart_cli.runtime.supervisor import RESTARTS, Progress, StartProcess, Supervisor, start_here
+from dart_cli.runtime.supervisor import (
+    RESTARTS,
+    ChildError,
+    Progress,
+    StartProcess,
+    Supervisor,
+    start_here,
+)
 from dart_cli.train.checkpoints.identity import newest_updates
 
 if TYPE_CHECKING:
@@ -80,7 +87,8 @@ def run_up(
     With `ray`, on the cluster at that address, which `refuse_ray` accepts. Raises UserError where there is none.
 
     Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
-    with this configuration, ChildError if one of its processes could not be kept alive.
+    with this configuration or has no room on its disk, ChildError if one of its processes could not be kept alive, or,
+    after the report, the run was ended for train.attention_minutes.
     """
     began = time.monotonic()
     keep_going()
@@ -89,6 +97,8 @@ def run_up(
         from dart_cli.cluster.connection import refuse_unreachable
 
         refuse_unreachable(ray)  # before an older run is moved
+    else:
+        refuse_full(config)
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
@@ -103,14 +113,23 @@ def run_up(
         if force and (config.run.dir / "config.json").exists():
             save_config(config, force=True)  # its processes find the run as it is now
         arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
+        unattended: ChildError | None = None
         with _cluster(config, ray) as cluster:
-            finished = asyncio.run(_bring_to_end(config, config_path, overrides, cluster))
+            try:
+                finished = asyncio.run(_bring_to_end(config, config_path, overrides, cluster))
+            except ChildError as error:
+                if error.exit_code != AttentionError.exit_code:
+                    raise
+                unattended, finished = error, True
     if not finished:
         on_ray = ["--ray", ray] if ray else []
         say = f"stopped; go on with: dart up {shlex.join([*arguments, *on_ray])}"
         sys.stderr.write(f"{say}\n")
         return INTERRUPTED
-    write_report(config, minutes_total=(time.monotonic() - began) / 60)
+    minutes_total = (time.monotonic() - began) / 60
+    write_report(config, minutes_total=minutes_total, ended_by=str(unattended or ""))
+    if unattended is not None:  # no evaluation is played where something is broken
+        raise unattended
     return 0
 
 
@@ -200,7 +219,7 @@ async def _bring_to_end(
     display = LiveDisplay()
     killable: list[Supervisor | _Whereabouts] = []
 
-    def on_signal() -> None:
+    def on_signal(what: str) -> None:
         if stop.is_set():
             try:
                 for each in killable:
@@ -210,10 +229,11 @@ async def _bring_to_end(
                 os._exit(INTERRUPTED)
         stop.set()  # before anything is told: the reader may have ended of the same Ctrl-C
         display.notice("stopping; a second Ctrl-C stops at once")
+        logger.info("dart up was asked to end by %s", what)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    for number, what in stop_signals().items():
+        loop.add_signal_handler(number, on_signal, what)
 
     checkpoints = Progress("checkpoint", lambda: newest_updates(config.run.dir / "checkpoints"))
 
@@ -229,6 +249,7 @@ async def _bring_to_end(
             start=there.start,
             progress={"train": checkpoints},
             on_kill=partial(leave_signal, config.run.dir),
+            is_over=lambda: display.is_over,
         )
         killable.append(supervisor)
         await supervisor.run(stop)
@@ -288,8 +309,9 @@ def _learned(config: Config) -> str:
     """The line of a run that train.stop_at has ended; empty if it has not."""
     try:
         with open_reader(config.run.dir) as reader:
+            line = learned(reader.run().learned, config.train)
             trained = sum(batch.state == "trained" for batch in reader.batches())
-            return learned(reader.run().learned, trained, config.train)
+            return f"{line} after {trained} of {config.train.updates} updates" if line else ""
     except (
         RunDirectoryError,
         StoreError,

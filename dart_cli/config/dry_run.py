@@ -105,6 +105,9 @@ def _train(config: Config) -> str:
         "minutes": f"{train.max_minutes:g}" if train.max_minutes else "",
         "trajectories": f"{train.max_trajectories}" if train.max_trajectories else "",
         "of success": f"{train.stop_at:g}" if train.stop_at else "",
+        "minutes of needed attention": f"{train.attention_minutes:g}"
+        if train.attention_minutes
+        else "",
     }
     text = " or ".join(f"{value} {unit}" for unit, value in ends.items() if value)
     text += f", lr {train.rate:g}" + (f" ({origin})" if origin else "")

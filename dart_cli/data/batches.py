@@ -322,6 +322,10 @@ class Batches:
                 "served again, its screenshots were removed to keep data.max_gb; "
                 "use a newer checkpoint, or another run.dir"
             )
+        self.count_until(last_batch_id)
+
+    def count_until(self, last_batch_id: int) -> None:
+        """Count the batches up to that one as trained on, and those after it as batches to serve again."""
         after = set(range(last_batch_id + 1, self.formed + 1))
         for batch_id in sorted(self.untrained - after):
             self._store.batch_in_checkpoint(batch_id, self._wall())

@@ -307,7 +307,11 @@ class Ledger:
 
         Then groups in it were dropped, or a trainer began elsewhere, while it was loaded.
         """
-        return self._batches.take(plan, batch, self.trainer_version)
+        taken = self._batches.take(plan, batch, self.trainer_version)
+        if taken is None:
+            return None
+        reward, success = self.store.batch(taken.batch_id).reward, self.progress.mean_success()
+        return taken.model_copy(update={"reward": reward, "success": success})
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
         """The batch is in the weights; a second report of it changes nothing."""
@@ -351,6 +355,34 @@ class Ledger:
         self.lineage.add(version, weights.updates)
         self.weights = weights
         return Ack()
+
+    def settle_end(self) -> None:
+        """Count the updates that are in the newest announced weights, and no others.
+
+        For a trainer that has ended: one that was killed may have acknowledged an update whose weights it did not
+        announce, or announced weights whose update it did not acknowledge.
+        """
+        if self.weights is None:
+            return
+        last = self._last_batch_of(self.weights.updates)
+        if last == self.updates:
+            return
+        log.warning(
+            "the trainer ended without a report: v%d holds %d updates, which count; the run counted %d",
+            *(self.weights.policy_version, last, self.updates),
+        )
+        self._batches.count_until(last)
+        self.progress.forget_metrics(last)
+
+    def _last_batch_of(self, applied: int) -> int:
+        """Return the newest batch in weights that `applied` updates have changed: a skipped batch changes nothing."""
+        skipped = self.store.skipped_batches()
+        left = applied
+        for batch_id in range(1, self._batches.formed + 1):
+            left -= batch_id not in skipped
+            if left < 0:
+                return batch_id - 1
+        return self._batches.formed
 
     def make_room(self, most: int) -> int:
         """Remove up to `most` screenshots that no batch can need again; how many were removed.

@@ -51,7 +51,8 @@ class Moment:
     run_s: float  # served over all starts
     stopping: bool
     reason: str  # why it stops; empty while it runs
-    ending: bool  # this process ends, whose run may go on later; the others have ended before it
+    is_ending: bool  # this process ends, whose run may go on later; the others have ended before it
+    ending: str  # as in Snapshot
     free_slots: int  # environment slots that wait for a lease
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
@@ -96,6 +97,7 @@ class Overview:
             run_s=moment.run_s,
             stopping=moment.stopping,
             reason=moment.reason,
+            ending=moment.ending,
             policy_version=newest,
             updates=ledger.updates,
             updates_total=self._config.train.updates,
@@ -244,7 +246,7 @@ class Overview:
         if not known.isdisjoint(PLAYERS):
             known |= {"env"}
         missing = [role for role in WORKING if role not in known]
-        is_ending = moment.stopping or moment.ending
+        is_ending = moment.stopping or moment.is_ending or moment.ending
         if missing and not is_ending and moment.uptime_s >= HEARD_AFTER_S:
             ended = [each for each in workers_of(self._config.run.dir) if each.error]
             for role in missing:

@@ -1,7 +1,20 @@
-"""The end of a run: its bounds, and how long it is announced.
+"""The end of a run: its bounds, and how long this process outlives it.
 
-RunEnd    whether the run is over, why, and when this process may follow it
+RunEnd    whether the run is over, why, what is waited for, and when this process may end
 learned   whether train.stop_at has ended a run, in a line
+
+The order of an ending, however it begins:
+
+    data             leases nothing more, and announces the end each second (RunState)
+    env, rollout     end at once; data waits for them for STOP_S at most
+    train            finishes its update, publishes, acknowledges, writes its last checkpoint, within
+                     LAST_WORK_S of dart_cli/runtime/role.py; its heartbeats say what it finishes
+    data             ends after the trainer, or TRAINER_S after the run
+
+So what the trainer did is counted before anything reads the database. Where it was killed, or took longer, the
+updates in the newest announced weights count, and no others (Ledger.settle_end).
+
+A signal ends this process alone: at once where the trainer goes on, and after the trainer where that ends, too.
 """
 
 from __future__ import annotations
@@ -9,13 +22,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import time
 
+from bus.errors import AttentionError
 from bus.heartbeat import Liveness
 from bus.messages import PLAYERS, Heartbeat
 from dart_cli.config.schema import Config, TrainConfig
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
+from dart_cli.runtime.liveness import process_liveness
+from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, finishing
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +40,19 @@ STOP_S = 10.0
 """Longest time the service stays up for the other processes after the run is over."""
 STOP_LEAST_S = 2.0
 """Shortest such time; a process unheard for as long is no longer waited for."""
+LOOK_S = 0.1
+UNATTENDED = "it needed attention"
+"""What the reason of such an end begins with."""
+TRAINER_S = LAST_WORK_S + 3 * GRACE_S
+"""Longest time that the service stays up for a trainer that finishes its work: longer than that may take."""
 
 
-def learned(success: float, updates: int, train: TrainConfig) -> str:
-    """The line of a run that ends since its tasks' success is at least this; empty if it is too low."""
+def learned(success: float, train: TrainConfig) -> str:
+    """Return the line of a run that ends since its tasks' success is at least this; empty if it is too low."""
     if not 0 < train.stop_at <= success:
         return ""
-    return (
-        f"learned: success is at least {math.floor(1000 * success) / 1000:.3f} (train.stop_at = "
-        f"{train.stop_at:g}); ends after {updates} of {train.updates} updates"
-    )
+    proved = math.floor(1000 * success) / 1000
+    return f"learned: success is at least {proved:.3f} (train.stop_at = {train.stop_at:g})"
 
 
 class RunEnd:
@@ -41,13 +61,16 @@ class RunEnd:
     def __init__(self, config: Config, store: Store, ledger: Ledger, liveness: Liveness) -> None:
         self.reason = ""
         """Why the run is over; empty while it goes on."""
+        self.awaited = ""
+        """What this process waits for before it ends, after `waits for`; empty if nothing."""
         self._train = config.train
         self._store = store
         self._ledger = ledger
         self._liveness = liveness
         self._over = asyncio.Event()
-        self._over_at = 0.0  # monotonic seconds
         self._known = store.run().learned
+        self._attention = ""  # what the run needs it for; empty if it does not
+        self._attention_since = 0.0  # monotonic seconds
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +88,25 @@ class RunEnd:
             return f"{ledger.trajectories} trajectories were played"
         if 0 < 60 * train.max_minutes <= served_s:
             return f"{train.max_minutes:g} minutes are over"
-        return ""
+        return self._unattended()
+
+    def note_attention(self, what: str) -> None:
+        """Note what the run needs attention for at the moment; a moment without it begins the count anew."""
+        if not self._attention:
+            self._attention_since = time.monotonic()
+        self._attention = what
+
+    def discount_pause(self, seconds: float) -> None:
+        """Note that this process stood still for so long."""
+        self._attention_since += seconds
+
+    def _unattended(self) -> str:
+        """Return the line of a run that has needed attention for train.attention_minutes; else nothing."""
+        needed_s = time.monotonic() - self._attention_since
+        if not (self._attention and 0 < 60 * self._train.attention_minutes <= needed_s):
+            return ""
+        minutes = self._train.attention_minutes
+        return f"{UNATTENDED} for {minutes:g} minutes (train.attention_minutes): {self._attention}"
 
     def _learned(self) -> str:
         """The line of `learned`, kept in the database for the next start: trajectories still come in."""
@@ -75,7 +116,7 @@ class RunEnd:
         if self._train.stop_at <= success and success > self._known:
             self._known = success
             self._store.save_learned(success)
-        return learned(self._known, self._ledger.updates, self._train)
+        return learned(self._known, self._train)
 
     def finish(self, reason: str) -> bool:
         """The run is over; False if it was already."""
@@ -83,25 +124,76 @@ class RunEnd:
             return False
         log.info("the run is over: %s", reason)
         self.reason = reason
-        self._over_at = time.monotonic()
         self._over.set()
         return True
 
     async def announced(self, stop: asyncio.Event) -> None:
-        """Return when `stop` is set, or the run is over and the other processes had time to hear it."""
+        """Return when this process may end: see the module. Raises AttentionError where it ends for that."""
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            while not stop.is_set():
-                announced_s = time.monotonic() - self._over_at
-                others = [beat for beat in self._liveness.alive() if self._is_heard(beat)]
-                if announced_s >= STOP_S or (announced_s >= STOP_LEAST_S and not others):
-                    self._store.save_stop_reason("")
-                    return
-                await asyncio.sleep(0.1)
+            with finishing("waiting for the trainer to end", TRAINER_S + GRACE_S):
+                await self._others_end(stop)
         finally:
             for wait in waits:
                 wait.cancel()
+        if self.is_over or not any(map(self._goes_on, self._liveness.alive("train"))):
+            self._ledger.settle_end()
+        if self.is_over and not stop.is_set():
+            self._store.save_stop_reason("")
+        if self.reason.startswith(UNATTENDED):
+            raise AttentionError(f"{self.reason}; once that is fixed, the same command goes on")
+
+    async def _others_end(self, stop: asyncio.Event) -> None:
+        """Wait for the processes that are still to be served, with what is awaited in `awaited`."""
+        began = time.monotonic()
+        while True:
+            since_s = time.monotonic() - began
+            if (trainer := self._awaited_trainer(since_s)) is not None:
+                if since_s >= TRAINER_S:
+                    log.warning("does not wait any longer for %s", self.awaited)
+                    return
+                what = trainer.waiting_for or "its process to end"
+                self.awaited = f"{trainer.worker}: {what}, {TRAINER_S:.0f} s at most"
+            else:
+                self.awaited = ""
+                if stop.is_set() or not self._is_to_be_announced(since_s):
+                    return
+            await asyncio.sleep(LOOK_S)
+
+    def _is_to_be_announced(self, since_s: float) -> bool:
+        """Return True if others than the trainer may not have heard of an end that began so long ago."""
+        if since_s < STOP_LEAST_S:
+            return True
+        others = (*PLAYERS, "rollout")
+        return since_s < STOP_S and any(
+            beat.role in others and self._is_heard(beat) for beat in self._liveness.alive()
+        )
+
+    def _awaited_trainer(self, since_s: float) -> Heartbeat | None:
+        """Return the heartbeat of the trainer that this process outlives; None if there is none.
+
+        Where this process alone was asked to end, a trainer at work has STOP_LEAST_S to say that it ends, too.
+        """
+        for beat in self._liveness.alive("train"):
+            may_end = since_s < STOP_LEAST_S and beat.state in ("training", "syncing")
+            is_awaited = self.is_over or may_end or not self._goes_on(beat)
+            if is_awaited and not (self._has_finished(beat) or self._is_gone(beat)):
+                return beat
+        return None
+
+    def _has_finished(self, trainer: Heartbeat) -> bool:
+        """Return True if nothing is heard any more of a trainer that had nothing left to do."""
+        return not trainer.waiting_for and not self._is_heard(trainer)
+
+    def _goes_on(self, trainer: Heartbeat) -> bool:
+        """Return True if the trainer lives, and has not said that it ends."""
+        return trainer.state != "stopping" and not self._is_gone(trainer)
+
+    def _is_gone(self, beat: Heartbeat) -> bool:
+        """Return True if the process was on this host, and is there no more."""
+        heard_at = time.time() - self._liveness.silent_s(beat.worker)
+        return beat.host == socket.gethostname() and process_liveness(beat.pid, heard_at) == "gone"
 
     def _is_trained_on(self) -> bool:
         """Whether a living trainer has a batch left to train on, once nothing more is played."""
@@ -109,7 +201,5 @@ class RunEnd:
         return has_trainer and self._ledger.has_batch
 
     def _is_heard(self, beat: Heartbeat) -> bool:
-        """Whether another process of the run was heard in the last moments."""
-        return beat.role in (*PLAYERS, "rollout", "train") and (
-            self._liveness.silent_s(beat.worker) < STOP_LEAST_S
-        )
+        """Return True if the process was heard in the last moments."""
+        return self._liveness.silent_s(beat.worker) < STOP_LEAST_S

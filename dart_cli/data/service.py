@@ -9,7 +9,7 @@
     LeaseQueue      environment slots that wait for a lease
     SyncQueue       rollout workers that wait for their turn to take new weights
     RunSettings     what the processes were started with, and what of that differs
-    RunEnd          when the run is over, and how long that is announced
+    RunEnd          when the run is over, and how long this process outlives it
     Overview        the run at one moment, for `dart status`
 
 A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
@@ -112,10 +112,12 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
     The run is over when train.updates are trained, train.max_minutes have been served,
     train.max_trajectories are over, success has reached train.stop_at, or a StopRequest came: then
-    RunState announces it for a few seconds. `stop` ends only this process; the next `dart data` continues
-    the run. It also continues a run whose StopRequest was carried out; a StopRequest that was cut off by the death of this process
-    is carried out by the next one. Raises RunDirectoryError if another process serves the run,
-    ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
+    RunState announces it, and this process ends after the others (run_end.py). `stop` ends only this
+    process; the next `dart data` continues the run. It also continues a run whose StopRequest was carried
+    out; a StopRequest that was cut off by the death of this process is carried out by the next one.
+
+    Raises AttentionError once the run has ended for train.attention_minutes, RunDirectoryError if another
+    process serves the run, ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
     written.
     """
     tasks = training_tasks(config)
@@ -392,7 +394,7 @@ class DataService:
             self._publish()
             if time.monotonic() - looked >= min(STALL_LOOK_S, endpoints.STALL_S / 4):
                 looked = time.monotonic()
-                self._alerts.update(self.snapshot()["stalls"])
+                self._look_for_stalls()
             if time.monotonic() - saved >= SAVE_S:
                 saved = time.monotonic()
                 self._save()
@@ -400,6 +402,13 @@ class DataService:
             slept = time.monotonic()
             await asyncio.sleep(HOUSEKEEPING_S)
             self._discount_pause(time.monotonic() - slept - HOUSEKEEPING_S)
+
+    def _look_for_stalls(self) -> None:
+        stalls = self.snapshot()["stalls"]
+        self._alerts.update(stalls)
+        absent = self._watch.absent()
+        missing = f"it waits for {awaited(*absent)}" if absent else ""
+        self._end.note_attention(stalls[0]["text"] if stalls else missing)
 
     def _end_at_bound(self) -> None:
         if reason := self._end.bound(self._served_s()):
@@ -412,6 +421,7 @@ class DataService:
         log.warning("was paused for %.0f s; leases expire that much later", overslept_s)
         self._watch.discount_pause(overslept_s)
         self._advanced_at += overslept_s
+        self._end.discount_pause(overslept_s)
         self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:
@@ -457,9 +467,9 @@ class DataService:
         )
 
     def _awaits(self) -> str:
-        """The processes that the run waits for; empty once it is over."""
-        absent = self._watch.absent()
-        return awaited(*absent) if absent and not self._end.is_over else ""
+        """The processes that the run waits for, or this process before it ends."""
+        absent = [] if self._end.is_over else self._watch.absent()
+        return self._end.awaited or (awaited(*absent) if absent else "")
 
     def _load(self) -> Load:
         group_table = self.ledger.group_table
@@ -486,7 +496,8 @@ class DataService:
             run_s=self._served_s(),
             stopping=self._end.is_over,
             reason=self._end.reason,
-            ending=self._ending,
+            is_ending=self._ending,
+            ending=self._end.awaited,
             free_slots=len(self._lease_queue),
             is_full=self._is_full,
             quiet_s=now - self._advanced_at,

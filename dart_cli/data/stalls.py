@@ -79,11 +79,11 @@ SUCCESSES_FIRST = (
 
 
 def diagnose(seen: Snapshot) -> list[StallView]:
-    """Every stall; empty where the run makes progress, or is over."""
-    if seen.stopping:
+    """Return every stall; empty where the run makes progress, is over, or its data service ends."""
+    if seen.stopping or seen.ending:
         return []
     living = [process for process in seen.processes if process.alive]
-    causes = [_silence(process) for process in seen.processes if not process.alive]
+    causes = [_silence(process) for process in seen.processes if _is_missed(process)]
     causes += _held_permits(seen)
     for process in living:
         for wait in process.waits:
@@ -107,6 +107,11 @@ _SILENCES = {
     "": "has been silent for {silent_s:.0f} s; see that its host is up, and start it again",
 }
 """Liveness -> the text on a silent process."""
+
+
+def _is_missed(process: ProcessView) -> bool:
+    """Return True for a process that is silent, and has not said before that it ends."""
+    return not process.alive and process.state != "stopping"
 
 
 def _silence(process: ProcessView) -> StallView:
@@ -197,13 +202,24 @@ def _effects(
         what = (
             f"a batch: {seen.next_batch}" if wait.on == "batch" and seen.next_batch else wait.what
         )
+        cure = _session_cure(living) if wait.on == "batch" and not seen.queues.leases else ""
         why = "".join(f"; {cause.text.partition(';')[0]}" for cause in causes[:_MOST_CAUSES])
         yield StallView(
             kind="waits",
             who=process.worker,
             since_s=wait.longest_s,
-            text=f"{process.worker} has waited {wait.longest_s:.0f} s for {what}{why}",
+            text=f"{process.worker} has waited {wait.longest_s:.0f} s for {what}{cure}{why}",
         )
+
+
+def _session_cure(living: Sequence[ProcessView]) -> str:
+    """Return what must happen where agents of other programs play, and none does; empty where dart plays itself."""
+    if any(process.role == "env" for process in living):
+        return ""
+    places = [process.endpoint for process in living if process.role == "serve"]
+    if not places:
+        return ""
+    return f"; an agent must open a session at {' or '.join(places)} (docs/serve.md)"
 
 
 def _tasks(seen: Snapshot) -> Iterator[StallView]:

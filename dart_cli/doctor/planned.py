@@ -3,12 +3,14 @@
 plan            its findings
 absent_gpus     GPUs that [up] names and this host has not, where only nvidia-smi tells
 refuse_misfit   its lines; raises what cannot fit
+refuse_full     raises what the disk has no room for
 planned         the plan, the room for it, and where its steps come from
 plan_lines      its text, a line for each subject
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -38,6 +40,7 @@ from dart_cli.doctor.fit import Room, gb, problems, together_at_most
 from dart_cli.doctor.host_room import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
 from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
+from dart_cli.doctor.run import existing, judge_room
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -131,6 +134,20 @@ def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[st
         if each.level == "error":
             raise ConfigError(f"the run does not fit: {each.text}; {each.cure}")
         yield "warning", f"{each.text}; {each.cure}"
+
+
+def refuse_full(config: Config) -> None:
+    """Raise ConfigError where doctor finds an error of the disk of run.dir, with the cure."""
+    place = existing(config.run.dir)
+    found = [judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
+    with contextlib.suppress(ModelError):  # what loads the model refuses it
+        if (made := planned(config)) is not None:
+            found += [
+                each for each in problems(made.plan, config, made.room) if each.subject == "disk"
+            ]
+    for each in found:
+        if each.level == "error":
+            raise ConfigError(f"the disk is too full for the run: {each.text}; {each.cure}")
 
 
 def planned(config: Config, steps: int | None = None) -> Planned | None:

@@ -62,7 +62,7 @@ def configuration(config: Config) -> Iterator[Finding]:
 def directory(config: Config) -> Iterator[Finding]:
     """Permissions, owner, file system and free space of run.dir, which is not made here."""
     path = config.run.dir
-    place = _existing(path)
+    place = existing(path)
     if path.exists():
         yield from _own(path)
     elif os.access(place, os.W_OK | os.X_OK):
@@ -248,7 +248,7 @@ def model(config: Config) -> Iterator[Finding]:
     yield ok("model", found)
     lora = config.model.lora
     published = count if lora is None else shape.adapters(lora.rank)
-    place = _existing(weights_dir(config))
+    place = existing(weights_dir(config))
     free = shutil.disk_usage(place).free
     yield judge_weights(published * wide, config.weights.keep, free, place)
 
@@ -344,7 +344,7 @@ def values(config: Config) -> Iterator[Finding]:
     yield ok("values", f"all of {len(names)} tensors are finite ({read:.2f} GB, {seconds:.1f} s)")
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
     whole = path.absolute()
     return next(each for each in (whole, *whole.parents) if each.exists())

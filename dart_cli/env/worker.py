@@ -68,8 +68,10 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             try:
                 await asyncio.wait([*tasks, *ends], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                counters.state = "stopping"
-                heartbeat.beat()
+                if stop.is_set() or peers.over.is_set():  # not where an error ends it
+                    counters.state = "stopping"
+                    heartbeat.beat()
+                stop.set()  # from now on the time to end runs
                 for task in (*tasks, *ends):
                     task.cancel()
                 results = await asyncio.gather(*tasks, return_exceptions=True)

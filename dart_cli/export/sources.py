@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 from bus.errors import RunDirectoryError, UserError, WeightsError
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config, LoraConfig
+from dart_cli.player.model import newest_announced
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import newest_weights
 from dart_cli.weights import manifest
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import newest_version
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def published_weights(config: Config, version: int | None) -> Trained:
             "another host; `dart train` publishes the first when it begins"
         )
     if version is None:
-        newest = newest_version(directory)
+        newest = newest_announced(config)
         if newest is None:
             raise WeightsError(
                 f"{directory}: none of its versions is whole; see `dart export --checkpoint`"

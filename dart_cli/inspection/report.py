@@ -51,10 +51,11 @@ NO_LEARNING = 0.9
 """Share of dropped groups from which on a run that made too few updates is told why."""
 
 
-def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
+def write_report(config: Config, *, minutes_total: float, ended_by: str = "") -> dict[str, Any]:
     """Draw, print the summary and, as the last line of stdout, its JSON; returns that object.
 
     `minutes_total` is how long this `dart up` took; earlier ones may have done parts of the run.
+    `ended_by` is the trouble that ended it, if any did.
     Raises RunDirectoryError if there is no run.
     """
     run_dir = config.run.dir
@@ -75,7 +76,7 @@ def write_report(config: Config, *, minutes_total: float) -> dict[str, Any]:
         "updates": counts.replays.updates,
         "updates_planned": config.train.updates,
         "stopped_at": run.learned or None,  # success that was proved when train.stop_at ended it
-        "note": why_short(config, run, counts),
+        "note": "; ".join(filter(None, [why_short(config, run, counts), ended_by])),
         **judge_learning(config, own, before, after, curve)._asdict(),
         "seed": config.run.seed,
         "run_dir": str(run_dir),

@@ -2,6 +2,7 @@
 
 loaded_model     the configured engine with the weights to play
 chosen_weights   which weights that are
+newest_announced the run's newest, by its database
 folder_digest    what tells a model folder from another one, wherever it lies
 """
 
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bus.errors import UserError
+from bus.errors import RunDirectoryError, StoreError, UserError
 from dart_cli.config.adapters import ADAPTER_TENSORS
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.model_folder import (
@@ -27,12 +28,14 @@ from dart_cli.config.model_folder import (
     model_folder,
 )
 from dart_cli.config.schema import Config
+from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.waits import OpenWaits
 from dart_cli.train.checkpoints.identity import model_identity
 
 if TYPE_CHECKING:
     from bus.messages import ActRequest, Completion
     from dart_cli.engines.base import Model, PromptEncoder, Responder
+    from dart_cli.weights.manifest import Published
 
 _SMALL = (
     "config.json",
@@ -125,8 +128,25 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
         if not weights.is_dir():
             raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
         return weights, read_manifest(weights).policy_version
-    found = newest_version(weights_dir(config))
+    found = newest_announced(config)
     return (None, -1) if found is None else (found.path, found.policy_version)
+
+
+def newest_announced(config: Config) -> Published | None:
+    """Return the run's newest version that is on disk; None where it has none yet.
+
+    Of these the newest that the trainer announced: the updates in any later one are in no account of the run. Where
+    there is no database, as on another host, or none of its versions is on disk, any version.
+    """
+    from dart_cli.weights.manifest import newest_version
+
+    directory = weights_dir(config)
+    try:
+        with open_reader(config.run.dir) as reader:
+            announced = {row.policy_version: row.digest for row in reader.versions()}
+    except (RunDirectoryError, StoreError):
+        announced = {}
+    return newest_version(directory, announced) or newest_version(directory)
 
 
 def folder_digest(folder: Path, adapters: str = "") -> str:

@@ -18,11 +18,11 @@ from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.data.loading import chained
 from dart_cli.data.store.open import open_reader
+from dart_cli.player.model import newest_announced
 from dart_cli.policy.model import weight_tensors
 from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import limit_of, rescore
 from dart_cli.weights.file import load
-from dart_cli.weights.manifest import newest_version
 
 MERGED = 0.01
 """Nats by which the mean may differ where adapters were merged, which rounds them to bfloat16: 0.002 was seen."""
@@ -48,7 +48,7 @@ def compare(config: Config, exported: Path) -> Compared:
     batch = _last_batch(config)
     after = rescore(theirs, batch, config.train.pack_tokens)
     ours = TrainModel.load_frozen(_alone(config, {}))
-    published = newest_version(weights_dir(config))
+    published = newest_announced(config)
     if published is None:
         raise RunDirectoryError(f"{weights_dir(config)} holds no weights")
     mine = weight_tensors(ours.policy.model)

@@ -42,9 +42,8 @@ class Seen:
 
 def look(config: Config) -> Seen:
     """Read it from the run's database. Raises RunDirectoryError, StoreError."""
-    from dart_cli.config.endpoints import weights_dir
+    from dart_cli.player.model import newest_announced
     from dart_cli.policy.model import load_policy
-    from dart_cli.weights.manifest import newest_version
 
     policy = load_policy(config.model.path, weights=False)
     outcomes = Counter[str]()
@@ -67,7 +66,7 @@ def look(config: Config) -> Seen:
                     texts = [token for token in prompt if token != policy.image_token_id]
                     header = max(header, len(texts))
     shown = [token for token in prompt if token != policy.image_token_id]
-    published = newest_version(weights_dir(config))
+    published = newest_announced(config)
     return Seen(
         episodes,
         steps,

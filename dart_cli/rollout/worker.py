@@ -127,6 +127,8 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             try:
                 model = await unless_stopped(stop, in_daemon_thread(lambda: load_model(config)))
             except StopRequested:
+                service.stopping = True
+                heartbeat.beat()
                 return
         receiver = await stack.enter_async_context(receiving(config, worker))
         stack.push_async_callback(model.engine.close)
@@ -330,7 +332,8 @@ class _Service:
         """The heartbeat's changing part."""
         if self._model is None or self._sync is None:
             loading_s = time.monotonic() - self._began
-            return Load("starting", gauges={STARTING: loading_s})
+            state = "stopping" if self.stopping else "starting"
+            return Load(state, gauges={STARTING: loading_s})
         state = "ready" if self._sync.ready.is_set() else "starting"
         if self._sync.syncing and state == "ready":
             state = "syncing"

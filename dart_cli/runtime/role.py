@@ -3,14 +3,16 @@
     run_role         runs a role's coroutine from start to clean end; returns the exit code
     take_gpus        lets this process see its share of the GPUs alone
     how_started      whether `dart up` started this process, and with which options
+    stop_signals     the signals that ask a process to end
     finishing        puts the end off for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
     limit_threads    bounds the CPU threads of torch and BLAS
     grow_segments    lets torch's allocator extend its segments of GPU memory
 
-The first SIGINT or SIGTERM sets the stop event and gives the role `GRACE_S` to end cleanly, more
-if it is finishing something (`finishing`); the second signal, or the end of that time, ends the process
-at once. Nothing acknowledged is lost either way. SIGUSR1 dumps all stacks to the log (logs.py).
+The first SIGINT, SIGTERM or SIGHUP sets the stop event, which a role also sets where data says that the run is over.
+From then on the role has `GRACE_S` to end cleanly, more if it is finishing something (`finishing`). The second signal,
+or the end of that time, ends the process at once. Nothing acknowledged is lost either way. SIGUSR1 dumps all stacks to
+the log (logs.py).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ GRACE_S = 10.0
 """Seconds a process may take to end after it was asked to."""
 
 LAST_WORK_S = 900.0
-"""Seconds by which `finishing` may put off the end: a checkpoint of some 100 GB."""
+"""Seconds by which `finishing` may put off the end: an update of a large model, and a checkpoint of some 100 GB."""
 
 PARENT_VARIABLE = "DART_PARENT_PID"
 """Environment variable by which `dart up` passes its pid to its children."""
@@ -61,7 +63,16 @@ PARENT_VARIABLE = "DART_PARENT_PID"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Variables that torch reads the settings of its allocator from; the second and third are older names."""
 
-_finishing: list[str] = []
+
+@dataclass(frozen=True)
+class _LastWork:
+    """Work that puts off the end of this process."""
+
+    what: str  # the rest of a sentence: "train is still ..."
+    within_s: float  # of the moment at which it was asked to end
+
+
+_finishing: list[_LastWork] = []
 
 
 @dataclass
@@ -148,14 +159,33 @@ def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -
         return _guarded(main, name, log_file, config.run.dir)
 
 
+def stop_signals() -> dict[signal.Signals, str]:
+    """Return the signals that ask a process to end, in words for its log.
+
+    SIGHUP is not among them under `nohup`, which ignores it.
+    """
+    signals = {
+        signal.SIGINT: "Ctrl-C, or SIGINT",
+        signal.SIGTERM: "SIGTERM",
+        signal.SIGHUP: "SIGHUP, which comes where a terminal is closed",
+    }
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        del signals[signal.SIGHUP]
+    return signals
+
+
 @contextlib.contextmanager
-def finishing(what: str) -> Iterator[None]:
-    """While inside, the first signal ends this process only once `what` is done, or after `LAST_WORK_S`."""
-    _finishing.append(what)
+def finishing(what: str, within_s: float | None = None) -> Iterator[None]:
+    """While inside, end this process only once `what` is done, or `within_s` after it was asked to end.
+
+    `within_s` is by default `LAST_WORK_S`.
+    """
+    work = _LastWork(what, LAST_WORK_S if within_s is None else within_s)
+    _finishing.append(work)
     try:
         yield
     finally:
-        _finishing.remove(what)
+        _finishing.remove(work)
 
 
 def limit_threads(threads: int) -> None:
@@ -246,17 +276,21 @@ class _Stopping:
         self._event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: threading.Timer | None = None
-        self._asked_at = 0.0  # monotonic seconds of the first signal
+        self._signals = stop_signals()
+        self._is_signalled = False
+        self._asked_at = 0.0  # monotonic seconds at which it was first asked to end
         self._put_off = False
+        self._told = ""  # the work that a person was told of
         self._moved: RunDirectoryError | None = None
 
     async def watch(self, main: Main) -> None:
-        """Run `main` with a stop event that SIGINT and SIGTERM set."""
+        """Run `main` with a stop event that the signals set, and that begins the time to end however it is set."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         # Not loop.add_signal_handler: such a handler never runs while a long call blocks the loop.
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in self._signals:
             signal.signal(each, self._on_signal)
+        stopping = asyncio.create_task(self._begin_at(self._event))
         task = asyncio.current_task()
         assert task is not None
         not_watched = self._place.watch(partial(self._on_move, self._loop, task))
@@ -268,8 +302,14 @@ class _Stopping:
             raise
         finally:
             not_watched.set()
+            stopping.cancel()
         if self._moved is not None:
             raise self._moved
+
+    async def _begin_at(self, event: asyncio.Event) -> None:
+        """Begin the time to end where the role itself sets the stop event: the run is over."""
+        await event.wait()
+        self._begin()
 
     def _on_move(
         self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], error: RunDirectoryError
@@ -289,15 +329,27 @@ class _Stopping:
             loop.call_soon_threadsafe(task.cancel)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._deadline is not None:
+        if self._is_signalled:
             os._exit(128 + number)
         # Before anything is printed: a reader may send the second signal at once.
-        self._asked_at = time.monotonic()
-        self._end_in(GRACE_S)
-        if self._loop is not None and self._event is not None:
+        self._is_signalled = True
+        self._begin()
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
-                self._loop.call_soon_threadsafe(self._event.set)
+                self._loop.call_soon_threadsafe(self._stop, signal.Signals(number))
         say_at_once(f"{self._name}: stopping; a second signal stops at once")
+
+    def _begin(self) -> None:
+        """Begin the time that the process has to end, unless it has begun."""
+        if self._deadline is None:
+            self._asked_at = time.monotonic()
+            self._end_in(GRACE_S)
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Set the stop event, with a line in the log: the terminal may be gone."""
+        if self._event is not None:
+            self._event.set()
+        logger.info("%s was asked to end by %s", self._name, self._signals[number])
 
     def _end_in(self, seconds: float) -> None:
         self._deadline = threading.Timer(seconds, self._too_late)
@@ -306,17 +358,22 @@ class _Stopping:
 
     def _too_late(self) -> None:
         waited_s = time.monotonic() - self._asked_at
-        if _finishing and waited_s < LAST_WORK_S:
-            say_at_once(
-                f"progress: {self._name} is still {_finishing[-1]}; a second signal stops at once"
-            )
+        work = _finishing[-1] if _finishing else None
+        if work is not None and waited_s < work.within_s:
+            # `dart up` must hear it again and again, a person once.
+            if work.what != self._told or not os.isatty(2):
+                self._told = work.what
+                say_at_once(
+                    f"progress: {self._name} is still {work.what}; a second signal stops at once"
+                )
             self._put_off = True
             self._end_in(GRACE_S / 2)
         elif self._put_off:  # that work is done; the rest has its time now
             self._put_off = False
             self._end_in(GRACE_S)
         else:
-            say_at_once(f"{self._name}: did not end within {waited_s:.0f} s of the signal")
+            doing = f", and is still {work.what}" if work is not None else ""
+            say_at_once(f"{self._name}: did not end within {waited_s:.0f} s{doing}; ended at once")
             os._exit(1)
 
     def forget(self) -> None:

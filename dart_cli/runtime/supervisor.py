@@ -33,14 +33,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from bus.errors import DartError, UserError
+from bus.errors import AttentionError, DartError, UserError
 from dart_cli.runtime.logs import cut_log
 from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
 
 FOLLOW_S = 20.0
 """Seconds the other children may go on once one leader has ended cleanly."""
 
-USER_ERROR_CODE = UserError.exit_code
+FINAL_CODES = (UserError.exit_code, AttentionError.exit_code)
+"""Exit codes of errors that no restart mends."""
 _BACKOFF_S = 0.5
 RESTARTS = 3
 """Times in a row that a process which died is started again; its next death ends the run."""
@@ -196,6 +197,7 @@ class Child:
     began_at: float = 0.0  # the loop's seconds when `process` was started
     restarts: Restarts = field(default_factory=Restarts)
     last_line: str = ""  # of its output, to report why it ended
+    noticed: str = ""  # the newest line that a person saw
     heard_at: float = 0.0  # the loop's seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
 
@@ -217,13 +219,13 @@ class Child:
         return self.reached > before
 
     def in_vain(self) -> str:
-        """Return how often it was started again in vain, for an error."""
-        times = f"restarted {self.deaths} times"
+        """Return how often it was started again in vain, for an error; empty if it never was."""
         if not self.deaths:
-            return times
+            return ""
+        times = f"restarted {self.deaths} times"
         if self.progress is not None:
-            return f"{times} without a new {self.progress.unit}"
-        return f"{times}, and it never lived for {HEALTHY_S:.0f} s"
+            return f"{times} without a new {self.progress.unit}, "
+        return f"{times}, and it never lived for {HEALTHY_S:.0f} s, "
 
 
 class Supervisor:
@@ -241,6 +243,7 @@ class Supervisor:
         progress: Mapping[str, Progress] | None = None,
         follow_s: float | None = FOLLOW_S,
         on_kill: Callable[[str, int], None] = lambda _name, _number: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """`commands` is name -> arguments of `dart`, the last ones ended last.
 
@@ -248,7 +251,8 @@ class Supervisor:
         ends the others; None lets each take its time. `restarts` bounds how often in a row each child
         is started again; `notice` is called with each line that a person should see. `start` says where they
         run. `progress` has the Progress of children by name. `on_kill` is called with a child's name and the
-        number of the signal that killed it.
+        number of the signal that killed it. A child that dies while `is_over` is not started again, as there is
+        nothing left to do for it; but the last command is, which the others still talk to.
         """
         known = progress or {}
         self._children = {
@@ -261,6 +265,8 @@ class Supervisor:
         self._notice = notice
         self._start = start
         self._on_kill = on_kill
+        self._last = list(self._children.values())[-1]
+        self._is_over = is_over
         self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -313,11 +319,13 @@ class Supervisor:
                 why = f": {child.last_line}" if child.last_line else ""
                 if child.has_recovered(loop.time()):
                     child.deaths = 0
-                if code == USER_ERROR_CODE or child.deaths >= self._restarts:
+                if code not in FINAL_CODES and child is not self._last and self._is_over():
+                    self._notice(f"{what}{why}; the run is over, so it is not started again")
+                    return
+                if code in FINAL_CODES or child.deaths >= self._restarts:
                     raise ChildError(
-                        f"{what}{why or ' without output'}; {child.in_vain()}, "
-                        f"its log is {self._log_file}",
-                        USER_ERROR_CODE if code == USER_ERROR_CODE else DartError.exit_code,
+                        f"{what}{why or ' without output'}; {child.in_vain()}its log is {self._log_file}",
+                        code if code in FINAL_CODES else DartError.exit_code,
                     )
                 child.deaths += 1
                 child.restarts.add(loop.time())
@@ -365,7 +373,10 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     log.write(f"{child.name} | {line}\n")
                 child.last_line = line.strip().removeprefix("error: ")[:300]
-                if _NOTICED.match(line):
+                if _NOTICED.match(line) and child.last_line != child.noticed:
+                    child.noticed = (
+                        child.last_line
+                    )  # a process that still finishes its work repeats itself
                     self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()
@@ -385,8 +396,8 @@ class Supervisor:
     async def _end(self) -> None:
         """End everything: first all but the last command, which the others still talk to."""
         self._ending.set()
-        *others, last = self._children.values()
-        for part in (others, [last]):
+        others = [child for child in self._children.values() if child is not self._last]
+        for part in (others, [self._last]):
             for child in part:
                 if child.running:
                     child.signal_group(signal.SIGTERM)

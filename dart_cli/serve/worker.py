@@ -72,6 +72,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
                         [serving, *tasks, *ends], return_when=asyncio.FIRST_COMPLETED
                     )
                 finally:
+                    stop.set()  # from now on the time to end runs
                     why = "the run is over" if peers.over.is_set() else STOPPED
                     await sessions.give_back(why)
                     heartbeat.beat()

@@ -42,6 +42,7 @@ def progress_line(snapshot: Snapshot) -> str:
         f"{until and f'  {until}'}  "
         f"{snapshot.rates.trajectories:.0f} trajectories/min  "
         f"staleness {snapshot.staleness.mean:.1f}  {alive} processes"
+        f"{_ending(snapshot)}"
     )
 
 
@@ -109,8 +110,10 @@ def header(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
 
 
 def _state(snapshot: Snapshot, *, is_old: bool) -> Text:
-    if snapshot.stopping:
-        return Text(f"{'over' if is_old else 'stopping'}: {snapshot.reason}", "yellow")
+    if snapshot.stopping or snapshot.ending:
+        reason = f": {snapshot.reason}" if snapshot.reason else ""
+        state = f"over{reason}" if is_old else f"stopping{reason}{_ending(snapshot)}"
+        return Text(state, "yellow")
     if is_old:
         return Text(f"as last reported at {moment(snapshot.now)}", "bold red")
     return Text("needs attention", "bold red") if problems(snapshot) else Text("running")
@@ -159,6 +162,11 @@ def _until_stop(snapshot: Snapshot) -> str:
         return text + f"needs {stop.wanted:,} trajectories, has {stop.counted:,}"
     lowest = f"lowest task {stop.lowest} {fraction(stop.lowest_success)}"
     return f"{text}{fraction(stop.bound)} so far, {lowest}"
+
+
+def _ending(snapshot: Snapshot) -> str:
+    """Return what a run that ends waits for; empty if nothing."""
+    return f"  waits for {snapshot.ending}" if snapshot.ending else ""
 
 
 def _is_partial(snapshot: Snapshot) -> bool:

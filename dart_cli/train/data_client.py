@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 
 from bus.errors import DeadlineError, StoreError
 from bus.heartbeat import HeartbeatSender
@@ -23,7 +24,7 @@ BATCH_RETRY_S = 15.0
 """Time after which a request for a batch is repeated: a large batch takes seconds to arrive, and a
 repetition sends it once more. A data process that comes back is asked at once."""
 LAST_REPORT_S = 3.0
-"""How long a stopping trainer still tries to report to data."""
+"""How long a trainer that ends tries to report to a data service that is absent."""
 
 
 class DataClient:
@@ -45,21 +46,36 @@ class DataClient:
     async def tell(self, message: Request) -> None:
         """Send data a message that must not be lost; repeat until it is answered.
 
-        Once a stop is requested, it is tried for `LAST_REPORT_S` more; what data then has not received
-        it learns from the next TrainerHello.
+        Once a stop is requested, an absent data service is waited for no longer than `LAST_REPORT_S`. What it
+        then has not received it learns from the next TrainerHello.
         """
         with self._heartbeat.waiting(f"data to take {type(message).__name__}", on="data"):
             try:
-                reply = await self.ask(message)
+                reply: Reply | None = await self.ask(message)
             except StopRequested:
-                try:
-                    reply = await self._requester.request(message, LAST_REPORT_S)
-                except (DeadlineError, StoreError) as error:
-                    log.warning("%s; data will learn it from the next TrainerHello", error)
-                    return
+                reply = await self._report(message)
+        if reply is None:
+            return
         assert isinstance(reply, Ack)
         if not reply.accepted:
             log.warning("data: %s", reply.note)
+
+    async def _report(self, message: Request) -> Reply | None:
+        """Return data's answer to a trainer that ends; None where the data service is absent, with a warning.
+
+        Its process ends the wait for one that is there and does not answer (`finishing`).
+        """
+        request_id = uuid.uuid4().bytes  # of one message, which a busy data service executes once
+        while True:
+            try:
+                return await self._requester.request(message, LAST_REPORT_S, request_id=request_id)
+            except (DeadlineError, StoreError) as error:
+                if not self._requester.connected:
+                    log.warning("%s; data will learn it from the next TrainerHello", error)
+                    return None
+                if isinstance(error, StoreError):  # the old id would only get the old answer
+                    request_id = uuid.uuid4().bytes
+                    await asyncio.sleep(RETRY_S)
 
     async def ask(self, message: Request) -> Reply:
         """Data's answer; waits while data is absent, or restarts because its disk is full.

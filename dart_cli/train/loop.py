@@ -28,8 +28,13 @@ The order of an update, and what a crash after each step costs:
                   own under the next number (FileChannel.resume), so versions never decrease, and
                   what they sampled is as old as it would have been (dart_cli/data/versions.py)
 
-A version is announced before the next one begins. The last one of a run is announced before its update
-is acknowledged, since data ends the run with that; a stop waits for it, too.
+A version is announced before the next one begins. The last one is announced before its update is
+acknowledged, since data ends the run with that.
+
+A trainer that is asked to end, or hears that the run is over, finishes the update that is under way, publishes all
+that it has learned, acknowledges, and writes its last checkpoint, all within LAST_WORK_S of dart_cli/runtime/role.py.
+The data service waits for it (dart_cli/data/run_end.py). So what it did is counted everywhere. Where the trainer is
+killed meanwhile, or takes longer, what it has not announced is counted nowhere.
 
 So each batch is in the weights exactly once, relative to the checkpoint they descend from.
 """
@@ -40,7 +45,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,7 +69,8 @@ from dart_cli.config.devices import made_by_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, unless_stopped
 from dart_cli.runtime.joining import WHAT as JOINING
-from dart_cli.runtime.role import finishing
+from dart_cli.runtime.role import LAST_WORK_S, finishing
+from dart_cli.runtime.tables import fraction
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
@@ -142,14 +148,14 @@ class Trainer:
         """Resume from the last checkpoint, train, end with a checkpoint and weights on disk."""
         error: BaseException | None = None
         try:
-            async with background(self._beats()):
+            async with background(self._beats(), self._tell_end()):
                 await self._run()
         except BaseException as raised:
             error = raised
             raise
         finally:
             await self._publications.close()
-            with finishing("bringing its weights and its last checkpoint to disk"):
+            with self._finishing("bringing its weights and its last checkpoint to disk"):
                 # After an error a rank may not write its part.
                 await self._in_torch(self._close, error is None or self._ranks is None)
             if self._ranks is not None:
@@ -165,19 +171,21 @@ class Trainer:
         self._stopping = True
         self._time.enter("publishing")
         self.heartbeat.beat()  # the next regular one may come too late
-        with finishing("in its last checkpoint"):
-            await self._save_is_complete()
-        with finishing("publishing its last weights"):
+        with self._finishing("publishing its last weights"):
+            if not self._is_published:
+                await self._publish(learner)
             await self._publications.complete()
-        if self._progress.batches_trained:
-            with finishing("writing its last checkpoint"):
+        with self._finishing("writing its last checkpoint"):
+            await self._save_is_complete()
+            if self._progress.batches_trained:
                 await self._checkpoint(learner)
                 await self._save_is_complete()
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
         """The heartbeat's changing part."""
-        state = "stopping" if self._stopping else PHASES[self._time.phase]
+        is_ending = self._stopping or self._stop.is_set()
+        state = "stopping" if is_ending else PHASES[self._time.phase]
         gauges = {
             "updates": float(self._progress.updates),
             "skipped": float(self._progress.skipped),
@@ -264,6 +272,19 @@ class Trainer:
         self._lead = RankedLearner.begin(self._config, self._ranks)
         return self._lead
 
+    async def _tell_end(self) -> None:
+        """Tell data at once that this process is about to end, and a person what it finishes before."""
+        await self._stop.wait()
+        beat = self.heartbeat.beat()
+        if self._time.phase in ("training", "publishing"):
+            log.info("ends after %s, within %.0f s", beat.waiting_for, LAST_WORK_S)
+
+    @contextlib.contextmanager
+    def _finishing(self, what: str) -> Iterator[None]:
+        """While inside, the end of this process waits for `what`, and heartbeats name it."""
+        with finishing(what), self.heartbeat.waiting(what, on="update"):
+            yield
+
     async def _beats(self) -> None:
         """Tell the other ranks that this one lives, whenever the torch thread has nothing to do."""
         while True:
@@ -297,11 +318,11 @@ class Trainer:
                 log.warning("batch %d is already in the weights", batch.batch_id)
                 await self._acknowledge(batch, {})
                 continue
-            with finishing("in an update"):
+            with finishing(f"in its update on batch {batch.batch_id}"):
                 metrics = await self._step(learner, batch, curves) | {"waiting_s": waiting_s}
-            self._time.enter("waiting")
-            self._record(batch, curves, metrics)
-            await self._acknowledge(batch, metrics)
+                self._time.enter("waiting")
+                self._record(batch, curves, metrics)
+                await self._acknowledge(batch, metrics)
 
     async def _next_batch(self) -> Batch:
         """The next batch, however long it takes to fill.
@@ -352,11 +373,12 @@ class Trainer:
                 times["checkpoint_s"] = time.monotonic() - copying
             if self._is_publication_due():
                 await self._publish(learner)
-            if self._progress.updates == self._config.train.updates:
+            if self._is_last:
                 await self._publications.complete()
         times |= {"step_s": time.monotonic() - began, **self._publications.times()}
         self._tokens += update.metrics["tokens"]
-        return named_metrics(batch, update.metrics | seen | times)
+        skipped = {"skipped": float(not update.applied)}
+        return named_metrics(batch, skipped | dict(update.metrics) | seen | times)
 
     def _note(self, batch: Batch, update: Update) -> None:
         """Record that the batch is in the weights, or was skipped. Raises DartError after too many."""
@@ -384,10 +406,13 @@ class Trainer:
         )
 
     def _is_publication_due(self) -> bool:
-        done = self._progress.updates
-        every = self._config.weights.publish_every
-        is_turn = done % every == 0 or done == self._config.train.updates
-        return is_turn and not self._is_published
+        is_turn = self._progress.updates % self._config.weights.publish_every == 0
+        return (is_turn or self._is_last) and not self._is_published
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no update comes after those that are done."""
+        return self._stop.is_set() or self._progress.updates == self._config.train.updates
 
     async def _checkpoint(self, learner: Learner) -> None:
         """Begin a checkpoint, once the one before is complete; it is written beside what follows."""
@@ -449,10 +474,13 @@ class Trainer:
         curves.add(self._progress.updates, metrics)
         values = {name.removeprefix(REPLAY_METRIC): value for name, value in metrics.items()}
         log.info(
-            "update %d on batch %d%s: loss %.4f, entropy %.3f, grad norm %.3f, %d samples in %.1f s, v%d",
+            "update %d on batch %d%s: loss %.4f, success %s, reward %s, entropy %.3f, grad norm %.3f, "
+            "%d samples in %.1f s, v%d",
             *(self._progress.updates, self._progress.last_batch_id),
             f" (replay {batch.reuse})" if batch.reuse else "",
-            *(values.get(name, 0.0) for name in ("loss", "entropy", "grad_norm", "samples")),
+            values.get("loss", 0.0),
+            *map(fraction, (batch.success, batch.reward)),
+            *(values.get(name, 0.0) for name in ("entropy", "grad_norm", "samples")),
             values["step_s"],
             self._version,
         )

@@ -39,8 +39,8 @@ def run_tune(
 ) -> Tuned | None:
     """Train as a checked configuration says; None for a dry run.
 
-    Raises UserError, ConfigError and ModelError before anything starts, and KeyboardInterrupt where SIGINT
-    or SIGTERM came: a second start goes on from there.
+    Raises UserError, ConfigError and ModelError before anything starts, and KeyboardInterrupt where a
+    signal asked it to end: a second start goes on from there.
     """
     with ExitStack() as held:
         data = read_data(config)

@@ -24,6 +24,7 @@ import torch
 from bus.errors import UserError
 from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.policy.model import LoadedPolicy
+from dart_cli.runtime.role import stop_signals
 from dart_cli.runtime.tables import progress
 from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
@@ -74,7 +75,7 @@ def train_stages(
 ) -> None:
     """Train all stages from where they are; the model has the weights then.
 
-    Raises KeyboardInterrupt where SIGINT or SIGTERM came: a second start goes on from there.
+    Raises KeyboardInterrupt where a signal asked it to end: a second start goes on from there.
     """
     stages = _stages(config.tune, use, learned)
     budgets = [_budget(config.tune, use, stage, training_set) for stage in stages]
@@ -224,11 +225,11 @@ def dtype_of(name: str) -> torch.dtype:
 
 @contextmanager
 def _told_to_stop() -> Iterator[Callable[[], bool]]:
-    """Give a function that returns True once SIGINT or SIGTERM has come, which end the training between two updates."""
+    """Give a function that returns True once a signal has asked the process to end, which ends the training between two updates."""
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda sent, _: came.append(sent))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in stop_signals()
     }
     try:
         yield lambda: bool(came)

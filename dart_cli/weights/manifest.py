@@ -196,16 +196,22 @@ def versions(directory: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
 
 
-def newest_version(directory: Path) -> Published | None:
-    """The newest version in `directory` whose tensors are there; None if there is none."""
+def newest_version(directory: Path, announced: Mapping[int, str] | None = None) -> Published | None:
+    """Return the newest version in `directory` whose tensors are there; None if there is none.
+
+    With `announced`, version -> digest, only one of these.
+    """
     for version in reversed(versions(directory)):
         path = path_of(directory, version)
         try:
             manifest = read_manifest(path)
         except WeightsError:  # removed after it was listed, or no weight set
             continue
-        if (path / WEIGHTS).is_file():  # false for a link into shared memory that was freed
-            return published(path, manifest)
+        if not (path / WEIGHTS).is_file():  # false for a link into shared memory that was freed
+            continue
+        found = published(path, manifest)
+        if announced is None or announced.get(version) == found.digest:
+            return found
     return None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bus.errors import ConfigError, RunDirectoryError
+from bus.errors import AttentionError, ConfigError, RunDirectoryError
 from dart_cli.cli.main import main
 from dart_cli.cli.up import run_up, set_aside
 from dart_cli.config.load import load_config
@@ -17,7 +18,7 @@ from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.evaluation.results import ModeScore, TaskScore
 from dart_cli.runtime.run_dir import claim, read_run, save_config
-from dart_cli.runtime.supervisor import Progress
+from dart_cli.runtime.supervisor import ChildError, Progress
 from dart_cli.train.checkpoints.checkpoint import complete, draft_of
 from dart_cli.train.checkpoints.checkpoint import path_of as checkpoint_path
 from dart_cli.train.checkpoints.identity import (
@@ -71,6 +72,33 @@ def test_a_before_without_a_valid_episode_is_played_again(
     (config.run.dir / "eval" / "before.json").write_text(kept.model_dump_json())
     assert run_up(config, config_path, [], fresh=False) == 130
     assert [commands[0] for commands in supervisors] == [first]
+
+
+def test_a_run_that_ended_for_attention_is_reported_and_not_evaluated(
+    config_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    reported: list[str] = []
+
+    class Recorded:
+        def __init__(self, commands: Mapping[str, Sequence[str]], **_: Any) -> None:
+            self._commands = commands
+
+        async def run(self, _stop: asyncio.Event) -> None:
+            started.extend(self._commands)
+            if "data" in self._commands:
+                raise ChildError("data ended with 3: it needed attention", AttentionError.exit_code)
+
+    monkeypatch.setattr("dart_cli.cli.up.Supervisor", Recorded)
+    monkeypatch.setattr(
+        "dart_cli.cli.up.write_report", lambda *_, ended_by, **__: reported.append(ended_by)
+    )
+    config = load_config(config_path, ["eval.around=true"])
+    with pytest.raises(ChildError, match="it needed attention") as ended:
+        run_up(config, config_path, [], fresh=False)
+    assert ended.value.exit_code == 3
+    assert reported == ["data ended with 3: it needed attention"]
+    assert started.count("eval") == 1
 
 
 @pytest.mark.parametrize("role", ["data", "train"])
@@ -218,3 +246,17 @@ def test_a_run_whose_checkpoint_is_of_another_model_is_refused_before_anything_i
 
 def path_of_checkpoint(config: Config) -> Path:
     return checkpoint_path(config.run.dir / "checkpoints", 3)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_whose_disk_is_full_is_refused_before_anything_starts(
+    config_path: Path, supervisors: list[list[str]], monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    config = load_config(config_path, ["eval.around=true"])
+    (config.run.dir / "eval").mkdir(parents=True)
+    usage = shutil.disk_usage(config_path)._replace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match=r"too full.*1\.0 GB free at .*run; free some, or choose"):
+        run_up(config, config_path, [], fresh=fresh)
+    assert supervisors == []
+    assert [path.name for path in config.run.dir.iterdir()] == ["eval"]

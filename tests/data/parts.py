@@ -430,20 +430,27 @@ def _assert_steps_are_conserved(store: Store, batch_id: int) -> None:
 
 
 def heartbeat(
-    worker: str, version: int = -1, *, state: str = "ready", trajectories: Sequence[str] = ()
+    worker: str,
+    version: int = -1,
+    *,
+    state: str = "ready",
+    trajectories: Sequence[str] = (),
+    waiting_for: str = "",
+    host: str = "here",
+    pid: int = 1,
 ) -> Heartbeat:
     """What a process says each second; its role follows from its name."""
     return Heartbeat(
         role=next((role for role in ("rollout", "train") if worker.startswith(role)), "env"),
         worker=worker,
-        host="here",
-        pid=1,
+        host=host,
+        pid=pid,
         started_at=1.0,
         sent_at=2.0,
         endpoint="",
         policy_version=version,
         state=state,
-        waiting_for="",
+        waiting_for=waiting_for,
         waiting_s=0.0,
         gauges={"slots": 2.0},
         trajectories=list(trajectories),

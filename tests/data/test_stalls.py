@@ -10,6 +10,7 @@ from bus.snapshot import (
     GroupsView,
     OwnView,
     ProcessView,
+    QueuesView,
     StallView,
     TaskView,
 )
@@ -66,6 +67,30 @@ def test_a_silent_process_is_reported_with_what_its_host_knows(
     assert (stall.kind, stall.who, stall.since_s) == (kind, "env-0", 12.0)
     assert stall.text.startswith("env-0 (pid 42 on box) ")
     assert cure in stall.text
+
+
+def test_a_process_that_said_that_it_ends_is_not_missed() -> None:
+    ended = process("rollout-0", alive=False, state="stopping", liveness="gone")
+    assert found(ended) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "leases", "is_told"),
+    [
+        (["serve-0"], 0, True),
+        (["serve-0"], 2, False),
+        (["serve-0", "env-0"], 0, False),
+        ([], 0, False),
+    ],
+)
+def test_a_run_that_no_agent_plays_names_the_address_to_open_a_session_at(
+    others: list[str], leases: int, is_told: bool
+) -> None:
+    players = [process(name, endpoint="http://127.0.0.1:8480/v1") for name in others]
+    queues = QueuesView(leases=leases)
+    [stall] = found(BATCH, *players, quiet_s=88.0, queues=queues)
+    cure = "; an agent must open a session at http://127.0.0.1:8480/v1"
+    assert (cure in stall.text) is is_told
 
 
 def test_a_waiting_trainer_is_reported_with_what_delays_its_batch() -> None:

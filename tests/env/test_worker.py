@@ -439,6 +439,7 @@ async def test_a_process_most_of_whose_slots_are_stuck_ends_with_an_error(
         ):
             await worker.run(hanging, "env-0", 3, asyncio.Event())
     assert (data.leased_of[0], data.leased_of[2]) == (2, 2)
+    assert data.heartbeats[-1].state != "stopping"  # it is missed
     await rollout.close()
     await data.close()
 

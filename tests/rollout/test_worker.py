@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -809,3 +810,17 @@ def test_vllm_is_told_how_many_tokens_the_screens_in_play_have(
     )
     load_model(config)
     assert given["shown"] == 5 * (2 + 1) * (336 // 28) * (168 // 28)
+
+
+async def test_a_worker_that_is_stopped_while_its_model_loads_is_not_missed(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, stop = threading.Event(), asyncio.Event()
+    monkeypatch.setattr(rollout_worker, "load_model", lambda _: loaded.wait(PATIENCE_S))
+    async with telemetry(config.run.dir) as data:
+        running = asyncio.create_task(run(config, "rollout-0", stop))
+        await data.heard(lambda beat: beat.state == "starting")
+        stop.set()
+        await data.heard(lambda beat: beat.state == "stopping")
+        await running
+    loaded.set()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from dart_cli.config.schema import Config, UpConfig
 from dart_cli.runtime import run_dir
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import logging_to
-from dart_cli.runtime.role import run_role
+from dart_cli.runtime.role import run_role, stop_signals
 from dart_cli.runtime.run_dir import claim
 from dart_cli.status.processes import last_error
 from dart_cli.weights.storage import atomic_directory
@@ -38,7 +39,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture(autouse=True)
 def _restore_process_state() -> Iterator[None]:
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {each: signal.getsignal(each) for each in stop_signals()}
     yield
     for each, handler in handlers.items():
         signal.signal(each, handler)
@@ -76,13 +77,27 @@ def test_a_refused_configuration_is_in_the_log_too(config: Config) -> None:
     assert "no readable config.json" in last_error(config.run.dir / "logs" / "data.log")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_for_a_clean_end(config: Config, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks_for_a_clean_end_which_the_log_tells(
+    config: Config, number: signal.Signals
+) -> None:
     async def wait(_name: str, stop: asyncio.Event) -> None:
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 60)
+        await asyncio.wait_for(stop.wait(), PATIENCE_S)
 
     assert run_role("env", config, wait) == 0
+    log = (config.run.dir / "logs" / "env-0.log").read_text()
+    assert re.search(rf"env-0 was asked to end by .*{number.name}.*\n.*env-0 ended", log)
+
+
+def test_a_process_under_nohup_outlives_its_terminal(config: Config) -> None:
+    async def work(_name: str, stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.is_set()
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert run_role("env", config, work) == 0
+    assert "was asked to end" not in (config.run.dir / "logs" / "env-0.log").read_text()
 
 
 BUSY = """
@@ -110,6 +125,7 @@ def _busy(config: Config, grace_s: float) -> AbstractContextManager[subprocess.P
 def _running(script: str, config: Config, seconds: float) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(config.run.dir), str(seconds)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -158,7 +174,43 @@ def test_what_would_be_lost_is_finished(config: Config, last_work_s: float, code
         out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     assert ("written" in out) == (code == 0)
-    assert ("still writing a checkpoint" in err) == (code == 0)
+    assert ("progress: env-0 is still writing a checkpoint" in err) == (code == 0)
+    assert ("did not end within 2 s, and is still writing a checkpoint" in err) == (code == 1)
+
+
+OVER = """
+import asyncio, sys
+from pathlib import Path
+from dart_cli.runtime import role
+from dart_cli.config.schema import Config
+role.GRACE_S = float(sys.argv[2])
+
+async def hears_the_end(name, stop):
+    stop.set()  # data has said that the run is over
+    print("ready", flush=True)
+    if await asyncio.to_thread(sys.stdin.readline) == "":
+        await asyncio.sleep(1e6)
+
+config = Config.model_validate({"run": {"dir": Path(sys.argv[1])}})
+sys.exit(role.run_role("env", config, hears_the_end))
+"""
+
+
+def test_a_process_ends_in_time_when_the_run_is_over_too(config: Config) -> None:
+    with _running(OVER, config, 0.2) as child:
+        _, err = child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 1
+    assert "did not end within" in err
+
+
+def test_the_first_signal_after_the_end_of_the_run_cuts_nothing_off(config: Config) -> None:
+    with _running(OVER, config, 600) as child:
+        child.terminate()
+        assert child.stderr is not None
+        while "second signal" not in child.stderr.readline():
+            pass
+        child.communicate("done\n", timeout=PATIENCE_S)
+    assert child.returncode == 0
 
 
 def test_it_is_ended_though_its_output_is_not_read(config: Config) -> None:

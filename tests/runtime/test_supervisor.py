@@ -35,6 +35,7 @@ def supervisor(
     *,
     restarts: int = 0,
     on_kill: Callable[[str, int], None] = lambda _name, _number: None,
+    is_over: bool = False,
 ) -> tuple[Supervisor, list[str]]:
     """A supervisor and its notices."""
     told: list[str] = []
@@ -45,6 +46,7 @@ def supervisor(
         log_file=tmp_path / "logs" / "up.log",
         notice=told.append,
         on_kill=on_kill,
+        is_over=lambda: is_over,
     )
     return made, told
 
@@ -127,6 +129,19 @@ async def test_the_address_of_an_endpoint_is_shown_once_with_its_name(tmp_path: 
     assert told == ["serve-0: http://127.0.0.1:8480/v1"]
 
 
+async def test_what_a_child_still_finishes_is_shown_once(tmp_path: Path) -> None:
+    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    stream = asyncio.StreamReader()
+    for doing in ("in its update", "in its update", "writing its last checkpoint"):
+        stream.feed_data(f"progress: train is still {doing}\n".encode())
+    stream.feed_eof()
+    await made._read(Child("train", []), stream, io.StringIO())
+    assert told == [
+        "train: progress: train is still in its update",
+        "train: progress: train is still writing its last checkpoint",
+    ]
+
+
 async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
     commands = {"data": ["data", "no.toml"]}
     made = Supervisor(
@@ -167,6 +182,30 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
     for worker in ("env-0", "data"):
         with claim(config, worker, worker):
             pass  # no process is left
+
+
+async def test_once_the_run_is_over_only_the_process_that_the_others_talk_to_is_started_again(
+    tmp_path: Path, config_path: Path
+) -> None:
+    config = load_config(config_path)
+    commands = {
+        "env-0": ["env", str(config_path), "--worker", "env-0"],
+        "data": ["data", str(config_path)],
+    }
+    made, told = supervisor(tmp_path, commands, ["data"], restarts=1, is_over=True)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    async with asyncio.timeout(PATIENCE_S):
+        for worker in ("env-0", "data"):
+            os.kill(await _alive(config, worker), signal.SIGKILL)
+        while len(told) < 2:  # noqa: ASYNC110 - a list
+            await asyncio.sleep(0.01)
+        stop.set()
+        await running
+    [env] = [line for line in told if line.startswith("env-0")]
+    assert env.startswith("env-0 was ended by SIGKILL")
+    assert env.endswith("the run is over, so it is not started again")
+    assert any("data was ended by SIGKILL" in line and "(1/1)" in line for line in told)
 
 
 async def test_a_stop_does_not_hang_on_a_child_that_is_to_start_again_later(

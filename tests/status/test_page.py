@@ -153,6 +153,11 @@ def test_processes_that_ended_with_the_run_are_no_problem() -> None:
     run = snapshot(processes=[process("env-0", alive=False)], stopping=True, reason="all done")
     assert problems(run) == []
     assert "stopping: all done" in shown(run)
+    waits = "waits for train: its update on batch 6, 930 s at most"
+    ending = snapshot(stopping=True, reason="all done", ending=waits.removeprefix("waits for "))
+    assert f"stopping: all done {waits}" in " ".join(shown(ending).split())
+    assert progress_line(ending).endswith(waits)
+    assert waits not in progress_line(run)
 
 
 def test_texts_of_the_run_are_never_read_as_markup() -> None:

@@ -35,7 +35,8 @@ from bus.weights import WeightsPublished
 from dart_cli.config import endpoints
 from dart_cli.config.schema import Config, LoraConfig, WeightsConfig
 from dart_cli.runtime.joining import WHAT as JOINING
-from dart_cli.train import loop
+from dart_cli.train import data_client, loop
+from dart_cli.train.base import Update
 from dart_cli.train.checkpoints import checkpoint as checkpoints
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import (
@@ -427,6 +428,63 @@ async def test_a_stop_ends_with_a_checkpoint_of_everything(
     checkpoint = load_newest(config.run.dir / "checkpoints")
     assert checkpoint is not None
     assert checkpoint.progress.batches_trained == [1, 2, 3]
+
+
+class Busy(Data):
+    """A data service that is there, and takes longer to answer than an absent one is waited for."""
+
+    async def handle(self, client: str, message: Request) -> Reply:
+        if isinstance(message, WeightsPublished | BatchTrained) and self.trained:
+            await asyncio.sleep(3 * data_client.LAST_REPORT_S)
+        return await super().handle(client, message)
+
+
+async def test_an_update_under_way_at_a_stop_is_announced_acknowledged_and_in_the_last_checkpoint(
+    config: Config,
+    batches: list[Batch],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(data_client, "LAST_REPORT_S", 0.2)
+    caplog.set_level(logging.INFO)
+    config = another_run(config, "stopped", checkpoint_every=100, updates=100)
+    config = config.model_copy(update={"weights": WeightsConfig(publish_every=10)})
+    told = {"success": 0.25, "reward": 0.5}
+    data, stop = Busy([batches[0], batches[1].model_copy(update=told)]), asyncio.Event()
+    update, here = PolicyLearner.update, asyncio.get_running_loop()
+
+    def stop_within(learner: PolicyLearner, batch: Batch, *done: Any) -> Update:
+        if batch.batch_id == 2:
+            here.call_soon_threadsafe(stop.set)
+        return update(learner, batch, *done)
+
+    monkeypatch.setattr(PolicyLearner, "update", stop_within)
+    async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
+        await run(config, stop)
+    assert [type(message) for message in data.heard[-2:]] == [WeightsPublished, BatchTrained]
+    assert [message.updates for message in data.of(WeightsPublished)] == [0, 2]  # type: ignore[attr-defined]
+    checkpoint = load_newest(config.run.dir / "checkpoints")
+    assert checkpoint is not None
+    assert (checkpoint.progress.updates, checkpoint.progress.policy_version) == (2, 1)
+    assert "ends after its update on batch 2, within 900 s" in caplog.text
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    lines = [re.sub(r"loss [\d.]+", "loss", each) for each in caplog.messages if "update" in each]
+    assert any("batch 1: loss, success -, reward -, entropy" in each for each in lines)
+    assert any("batch 2: loss, success 0.25, reward 0.50, entropy" in each for each in lines)
+
+
+async def test_a_stop_while_it_waits_publishes_the_updates_that_no_version_has(
+    config: Config, batches: list[Batch]
+) -> None:
+    config = another_run(config, "stopped", checkpoint_every=1, updates=100)
+    config = config.model_copy(update={"weights": WeightsConfig(publish_every=10)})
+    data, stop = Data(batches[:1]), asyncio.Event()
+    async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
+        task = asyncio.create_task(run(config, stop))
+        await data.idle.wait()
+        stop.set()
+        await task
+    assert [message.updates for message in data.of(WeightsPublished)] == [0, 1]  # type: ignore[attr-defined]
 
 
 async def test_a_trainer_that_is_stopped_says_goodbye(config: Config) -> None:

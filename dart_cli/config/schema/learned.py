@@ -121,6 +121,10 @@ class TrainConfig(Section):
     """The run ends once its tasks' mean success is at least this, by the lower bound of its 95 %
     confidence interval over the newest 1500 trajectories, as many of each task; 0 for never."""
 
+    attention_minutes: float = Field(default=0.0, ge=0, le=MANY)
+    """The run ends, with exit code 3, once it has needed attention for so many minutes in a row: a stall, which
+    `dart status` names, or a role without a process. For rented hosts, where waiting costs; 0 for never."""
+
     lr: float | None = Field(default=None, ge=0, le=1)
     """AdamW learning rate after warm-up; 0 trains nothing (a control). Unset it follows the size of the
     model: 4e-4 for one of 0.6 million parameters, as those that ship with dart, 1e-6 from 7 billion on,

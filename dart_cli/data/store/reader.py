@@ -311,6 +311,14 @@ class Reader(Analytics):
         )
         return [Decision(**{**row, "used": bool(row["used"])}) for row in rows]
 
+    def skipped_batches(self) -> set[int]:
+        """Return the batches that changed no weights when they were trained on."""
+        rows = self._rows(
+            "SELECT b.id FROM batches b JOIN metrics m ON m.step = b.id WHERE b.state = 'trained' "
+            "AND m.name IN ('skipped', 'replay_skipped') AND m.value <> 0"
+        )
+        return {row["id"] for row in rows}
+
     def newest_group(self) -> int:
         """Number of the group opened last; 0 before the first."""
         return int(self._rows("SELECT COALESCE(MAX(number), 0) AS newest FROM groups")[0]["newest"])

@@ -23,7 +23,7 @@ from bus.errors import RankError
 from bus.ranks import Share
 from dart_cli.config.schema import Config
 from dart_cli.runtime.logs import ignore_dumps, logging_to, stacks_to
-from dart_cli.runtime.role import limit_threads
+from dart_cli.runtime.role import limit_threads, stop_signals
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.ranks.watch import CONFIG, FOLDER_VARIABLE, membership
 
@@ -39,7 +39,7 @@ def serve(config: Config) -> int:
     """Be a rank above 0 until rank 0 says STOP; returns the exit code."""
     ignore_dumps()
     limit_threads(config.train.threads)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     member = membership(config)
     with (
