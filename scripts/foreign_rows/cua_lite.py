@@ -343,8 +343,8 @@ def _keys(given: Mapping[str, Any]) -> list[str]:
     for key in keys:
         if len(key) == 1 and key != key.lower():
             raise ValueError(
-                f"the key {key!r} is a capital letter, which CUA-Lite has not: whether shift is held "
-                f"is not known; write {key.lower()!r}, or shift and {key.lower()!r}"
+                f"the key {key!r} is a capital letter. CUA-Lite writes keys in lower case, so it is not known "
+                f"whether shift is held; write {key.lower()!r}, or shift and {key.lower()!r}"
             )
     return read_keys(keys)
 
