@@ -110,6 +110,7 @@ ROWS = (
     Row("train.max_minutes", ("data", "train"), equal=_THE_END),
     Row("train.max_trajectories", ("data", "train"), equal=_THE_END),
     Row("train.stop_at", ("data",)),
+    Row("train.attention_minutes", ("data",)),
     Row("train.reuse", ("data",)),
     Row("train.checkpoint_every", ("train", "data")),
     Row("train.ranks", ("train", "rollout")),

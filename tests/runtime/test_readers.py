@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dart_cli.policy.model  # noqa: F401 - before threads of two processes import it at once
+import dart_cli.policy.model  # before threads of two processes import it at once
+import dart_cli.train.model
 from dart_cli.config.devices import gpus_of
 from dart_cli.config.readers import PATHS, PROCESSES, ROWS, row_of
 from dart_cli.config.schema import Config, Section, inner_section, section_types
@@ -32,6 +34,7 @@ VERBS = {"eval", "up", "tune"}
 NOT_IN_A_SMALL_RUN = {
     "data": {
         *("data.over_provision", "data.tracker_margin", "train.checkpoint_every"),
+        "train.attention_minutes",  # while a run needs attention
         *("model.path", "rollout.engine"),  # where trajectories are imported
     },
     "env": {
@@ -97,6 +100,20 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     return found
 
 
+@pytest.fixture
+def one_load_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the threads of two processes load their models one after the other: transformers' loading is one for a process."""
+    lock, through = threading.Lock(), dart_cli.policy.model.load_policy
+
+    def load_policy(*args: Any, **options: Any) -> Any:
+        with lock:
+            return through(*args, **options)
+
+    for module in (dart_cli.policy.model, dart_cli.train.model):
+        monkeypatch.setattr(module, "load_policy", load_policy)
+
+
+@pytest.mark.usefixtures("one_load_at_a_time")
 async def test_each_process_of_a_run_reads_the_keys_that_the_table_says(
     tmp_path: Path, reads: Reads
 ) -> None:
