@@ -193,7 +193,7 @@ class Overview:
             alive=is_alive,
             heartbeat_age_s=silent_s,
             still_s=self._tokens.seconds(beat.worker),
-            liveness=process_liveness(beat.pid, silent_s) if asked else "",
+            liveness=process_liveness(beat.pid, silent_s=silent_s) if asked else "",
             error=error_of(self._config.run.dir, beat.worker, beat.pid) if asked else "",
         )
 

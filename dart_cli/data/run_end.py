@@ -192,8 +192,9 @@ class RunEnd:
 
     def _is_gone(self, beat: Heartbeat) -> bool:
         """Return True if the process was on this host, and is there no more."""
-        heard_at = time.time() - self._liveness.silent_s(beat.worker)
-        return beat.host == socket.gethostname() and process_liveness(beat.pid, heard_at) == "gone"
+        is_here = beat.host == socket.gethostname()
+        silent_s = self._liveness.silent_s(beat.worker)
+        return is_here and process_liveness(beat.pid, silent_s=silent_s) == "gone"
 
     def _is_trained_on(self) -> bool:
         """Whether a living trainer has a batch left to train on, once nothing more is played."""

@@ -31,7 +31,7 @@ _START = 19  # field `starttime` of /proc/PID/stat, counted from the state
 PARENT_POLL_S = 1.0
 
 
-def process_liveness(pid: int, silent_s: float = 0.0, *, ticks: int = 0) -> str:
+def process_liveness(pid: int, *, silent_s: float = 0.0, ticks: int = 0) -> str:
     """Return what process `pid` is doing, which was alive `silent_s` seconds ago or has these `start_ticks`.
 
     `gone` (its pid may be another process's by now), `stopped` (SIGSTOP, Ctrl-Z, a debugger),
@@ -113,7 +113,7 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
         pid, _, ticks = owner.partition(" ")
         if pid.isdecimal():
             known = int(ticks) if ticks.isdecimal() else 0
-            liveness = process_liveness(int(pid), silent_s, ticks=known)
+            liveness = process_liveness(int(pid), silent_s=silent_s, ticks=known)
             is_ended, why = error.strip() == ENDED, error.strip()
             found.append(
                 RunProcess(path.stem, int(pid), liveness, "" if is_ended else why, is_ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -57,11 +58,13 @@ async def in_an_update(config: Config, stop: asyncio.Event) -> AsyncIterator[Cli
 
 @asynccontextmanager
 async def working(client: Client, state: str = "stopping") -> AsyncIterator[None]:
-    """A trainer that works on its update, by its heartbeats, which the service has heard."""
+    """A trainer of this host that works on its update, by its heartbeats, which the service has heard."""
+    here, pid = socket.gethostname(), os.getpid()
+    beats = heartbeat("train", state=state, waiting_for=UPDATE, host=here, pid=pid)
 
     async def beat() -> None:
         while True:
-            client.publisher.publish(heartbeat("train", state=state, waiting_for=UPDATE))
+            client.publisher.publish(beats)
             await asyncio.sleep(0.02)
 
     async with background(beat()):
