@@ -123,20 +123,17 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
 
         await stack.enter_async_context(told_waits(awaits))
         await stack.enter_async_context(background(joining.keep()))
-        with heartbeat.waiting("the model to load", on="model"):
-            try:
+        try:
+            with heartbeat.waiting("the model to load", on="model"):
                 model = await unless_stopped(stop, in_daemon_thread(lambda: load_model(config)))
-            except StopRequested:
-                service.stopping = True
-                heartbeat.beat()
-                return
-        receiver = await stack.enter_async_context(receiving(config, worker))
-        stack.push_async_callback(model.engine.close)
-        with heartbeat.waiting(JOINING, on="data"):
-            try:
+            receiver = await stack.enter_async_context(receiving(config, worker))
+            stack.push_async_callback(model.engine.close)
+            with heartbeat.waiting(JOINING, on="data"):
                 await unless_stopped(stop, joining.done.wait())
-            except StopRequested:
-                return
+        except StopRequested:
+            service.stopping = True
+            heartbeat.beat()
+            return
         service.start(
             model,
             WeightSync(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from bus.errors import DartError, DeadlineError, UserError
+from bus.errors import DartError, DeadlineError, ProtocolError, UserError
 from bus.messages import JoinReply, JoinRequest, Role
 from bus.requests import Requester
 from dart_cli.config import endpoints
@@ -46,7 +46,10 @@ class Joining:
         """The data service has accepted the settings; it stays set while another one comes."""
 
     async def keep(self) -> None:
-        """Join, and join each later data process, until cancelled. Raises UserError where that is refused."""
+        """Join, and join each later data process, until cancelled.
+
+        Raises UserError where the data service refuses the settings, ProtocolError where it is of another version of dart.
+        """
         while True:
             reply = await self._reply()
             for note in reply.notes:
@@ -64,6 +67,8 @@ class Joining:
                 reply = await self._data.request(self._request, endpoints.DEADLINE_S)
             except UserError:
                 raise
+            except ProtocolError as error:  # it would say so again and again
+                raise ProtocolError(f"dart data at {self._data.endpoint}: {error}") from None
             except DeadlineError as error:
                 if self._data.connected:  # else told_waits says that it is absent
                     log.warning("%s; asks again", error)

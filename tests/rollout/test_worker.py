@@ -824,3 +824,16 @@ async def test_a_worker_that_is_stopped_while_its_model_loads_is_not_missed(
         await data.heard(lambda beat: beat.state == "stopping")
         await running
     loaded.set()
+
+
+async def test_a_worker_that_is_stopped_before_data_has_taken_its_settings_is_not_missed(
+    config: Config,
+) -> None:
+    stop = asyncio.Event()
+    async with telemetry(config.run.dir) as data:
+        data.joins.clear()
+        running = asyncio.create_task(run(scripted(config), "rollout-0", stop))
+        await data.heard(lambda beat: beat.waiting_for == JOINING)
+        stop.set()
+        await data.heard(lambda beat: beat.state == "stopping")
+        await running

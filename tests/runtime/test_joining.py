@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.endpoints import DATA, Endpoints
-from bus.errors import ConfigError, StoreError
+from bus.errors import ConfigError, ProtocolError, StoreError
 from bus.messages import JoinReply, JoinRequest, Reply, Request
 from bus.requests import Replier, Requester
 from dart_cli.config.load import default_config
@@ -87,6 +87,14 @@ async def test_a_refusal_ends_the_process_with_its_line(run_dir: Path) -> None:
     data = Data(faults=[ConfigError("dart train does not read data.group_size")])
     async with data.serving(run_dir):
         with pytest.raises(ConfigError, match=r"^dart train does not read data\.group_size$"):
+            async with process(run_dir) as its:
+                await its.done.wait()
+
+
+async def test_a_data_service_of_another_version_ends_the_process(run_dir: Path) -> None:
+    older = ProtocolError("protocol version 18, this side speaks 17: run the same dart version")
+    async with Data(faults=[older]).serving(run_dir):
+        with pytest.raises(ProtocolError, match=r"^dart data at ipc:.*: run the same dart version$"):
             async with process(run_dir) as its:
                 await its.done.wait()
 
