@@ -41,6 +41,9 @@ STOP_S = 10.0
 STOP_LEAST_S = 2.0
 """Shortest such time; a process unheard for as long is no longer waited for."""
 LOOK_S = 0.1
+"""Between two looks whether what is waited for has ended."""
+_UNDER_WAY = ("waiting", "training", "syncing")
+"""States of a trainer that may have something to report when it ends."""
 UNATTENDED = "it needed attention"
 """What the reason of such an end begins with."""
 TRAINER_S = LAST_WORK_S + 3 * GRACE_S
@@ -152,6 +155,7 @@ class RunEnd:
             if (trainer := self._awaited_trainer(since_s)) is not None:
                 if since_s >= TRAINER_S:
                     log.warning("does not wait any longer for %s", self.awaited)
+                    self.awaited = ""
                     return
                 what = trainer.waiting_for or "its process to end"
                 self.awaited = f"{trainer.worker}: {what}, {TRAINER_S:.0f} s at most"
@@ -173,10 +177,11 @@ class RunEnd:
     def _awaited_trainer(self, since_s: float) -> Heartbeat | None:
         """Return the heartbeat of the trainer that this process outlives; None if there is none.
 
-        Where this process alone was asked to end, a trainer at work has STOP_LEAST_S to say that it ends, too.
+        Where this process alone was asked to end, the trainer has STOP_LEAST_S to say that it ends, too: one that
+        waits for a batch may have updates that it has not published yet.
         """
         for beat in self._liveness.alive("train"):
-            may_end = since_s < STOP_LEAST_S and beat.state in ("training", "syncing")
+            may_end = since_s < STOP_LEAST_S and beat.state in _UNDER_WAY
             is_awaited = self.is_over or may_end or not self._goes_on(beat)
             if is_awaited and not (self._has_finished(beat) or self._is_gone(beat)):
                 return beat

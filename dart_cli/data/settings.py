@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bus.errors import ConfigError, ProtocolError, RunDirectoryError, first_line
+from bus.errors import ConfigError, ProtocolError, RunDirectoryError
 from bus.messages import JoinReply, JoinRequest
 from dart_cli.config.readers import Row, Settings, differences, is_given, row_of
 from dart_cli.config.schema import Config
@@ -173,7 +173,9 @@ class RunSettings:
         try:
             Config.model_validate_json(used)
         except ValidationError as error:
-            raise ProtocolError(f"JoinRequest.settings of {worker}: {first_line(error)}") from None
+            fault = error.errors()[0]
+            key = ".".join(map(str, fault["loc"]))
+            raise ProtocolError(f"JoinRequest.settings of {worker}: {key}: {fault['msg']}") from None
         if was := self._processes.get(worker):
             self._log_changes(was["settings"], read, worker)
         try:

@@ -164,6 +164,25 @@ async def test_a_signal_ends_data_after_a_trainer_that_ends_too(config: Config) 
     assert counted(config) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("state", ["waiting", "training"])
+async def test_a_signal_to_all_of_which_data_hears_first_ends_data_after_the_trainer(
+    config: Config, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    stop = asyncio.Event()
+    async with in_an_update(config, stop) as client:
+        async with working(client, state):
+            monkeypatch.setattr(run_end, "STOP_LEAST_S", 2 * PATIENCE_S)
+            stop.set()
+            await client.eventually(lambda seen: UPDATE in seen.ending)
+        async with working(client):
+            monkeypatch.setattr(run_end, "STOP_LEAST_S", 0.0)
+            await client.eventually(lambda seen: UPDATE in seen.ending)
+            await client.publish(1)
+            await acknowledge(client)
+        leave(client)
+    assert counted(config) == (1, 1, 1)
+
+
 def test_a_run_ends_once_it_has_needed_attention_for_long_in_a_row(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

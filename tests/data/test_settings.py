@@ -278,7 +278,7 @@ def test_an_env_of_a_folder_of_its_own_joins_and_a_trainer_does_not(
 def test_settings_that_are_none_are_not_kept(run: Run) -> None:
     here = {"run.dir": str(run.path), "no.key": 3}
     for lr in ("much", float("nan"), []):
-        with pytest.raises(ProtocolError, match=r"JoinRequest\.settings of train"):
+        with pytest.raises(ProtocolError, match=r"JoinRequest\.settings of train: train\.lr: Input"):
             run.join("train", settings={**here, "train.lr": lr})
     assert run.join("train", settings=here) == []
     assert run.processes == {}
@@ -312,7 +312,7 @@ async def test_the_whole_of_it_over_the_wire(tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError, match=r"^dart env does not read data\.group_size; dart data"
         ):
-            await env_worker.run(other, "env-1", 1, stop)
+            await env_worker.run(other, "env-1", 1, asyncio.Event())  # which it sets
         env = asyncio.create_task(env_worker.run(fewer, "env-0", 3, stop))
         async with Requester(Endpoints(path).address(DATA)) as requester:
 
