@@ -272,6 +272,7 @@ class _Stopping:
 
     def __init__(self, name: str, run_dir: Path) -> None:
         self._name = name
+        self._run_dir = run_dir
         self._place = Place(run_dir)
         self._event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -373,7 +374,9 @@ class _Stopping:
             self._end_in(GRACE_S)
         else:
             doing = f", and is still {work.what}" if work is not None else ""
-            say_at_once(f"{self._name}: did not end within {waited_s:.0f} s{doing}; ended at once")
+            text = f"did not end within {waited_s:.0f} s{doing}; ended at once"
+            say_at_once(f"{self._name}: {text}")
+            leave_error(self._run_dir, self._name, text)
             os._exit(1)
 
     def forget(self) -> None:

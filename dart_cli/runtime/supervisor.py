@@ -197,7 +197,7 @@ class Child:
     began_at: float = 0.0  # the loop's seconds when `process` was started
     restarts: Restarts = field(default_factory=Restarts)
     last_line: str = ""  # of its output, to report why it ended
-    noticed: str = ""  # the newest line that a person saw
+    noticed: str = ""  # the newest line of this process that a person saw
     heard_at: float = 0.0  # the loop's seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
 
@@ -345,6 +345,7 @@ class Supervisor:
         if process is None:
             return 0
         child.process = process
+        child.noticed = ""
         child.began_at = asyncio.get_running_loop().time()
         if self._ending.is_set():  # `kill` or `_end` was called while it started
             child.signal_group(signal.SIGTERM)
@@ -373,10 +374,9 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     log.write(f"{child.name} | {line}\n")
                 child.last_line = line.strip().removeprefix("error: ")[:300]
+                # A process that still finishes its work repeats itself.
                 if _NOTICED.match(line) and child.last_line != child.noticed:
-                    child.noticed = (
-                        child.last_line
-                    )  # a process that still finishes its work repeats itself
+                    child.noticed = child.last_line
                     self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()

@@ -145,6 +145,7 @@ def test_a_process_that_does_not_end_in_time_is_killed(config: Config) -> None:
         _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 1
     assert "did not end within" in err
+    assert workers_of(config.run.dir)[0].error.startswith("did not end within")
 
 
 FINISHING = """
