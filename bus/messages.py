@@ -464,13 +464,9 @@ class JoinRequest(Request):
     worker: str
     host: str
     folder: str  # its working directory, in which relative paths begin
-    settings: dict[
-        str, Any
-    ]  # section.key -> value as in JSON, of the keys that are not at their defaults
+    settings: dict[str, Any]  # section.key -> value as in JSON, of keys not at their defaults
     given: list[str] = []  # names of what --set changed; all else is in its file
-    is_first: bool = (
-        True  # False where an earlier data process has accepted them: nothing is refused
-    )
+    is_first: bool = True  # else an earlier data process has accepted them: none is refused
     is_supervised: bool = False  # `dart up` started it: a key that it does not read is not refused
     is_forced: bool = False  # with --force: nothing is refused
 

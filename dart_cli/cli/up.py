@@ -312,11 +312,8 @@ def _learned(config: Config) -> str:
             line = learned(reader.run().learned, config.train)
             trained = sum(batch.state == "trained" for batch in reader.batches())
             return f"{line} after {trained} of {config.train.updates} updates" if line else ""
-    except (
-        RunDirectoryError,
-        StoreError,
-    ):  # no run yet; any other mistake is reported by `dart data`
-        return ""
+    except (RunDirectoryError, StoreError):
+        return ""  # no run yet; any other mistake is reported by `dart data`
 
 
 def _outdated(config: Config) -> bool:

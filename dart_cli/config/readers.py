@@ -171,18 +171,16 @@ def row_of(key: str) -> Row:
 
 def values(config: Config) -> dict[str, Any]:
     """Return every key of the configuration with its value as JSON has it; None where its section is unset."""
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for section, kind in section_types().items():
         part = value_of(config, section)
         shown = {} if part is None else part.model_dump(mode="json")
         for key, its in kind.model_fields.items():
             if not inner_section(its.annotation):
-                found[f"{section}.{key}"] = shown.get(key)
-    if (
-        "lr" not in config.train.model_fields_set
-    ):  # else it follows the model, which not every host has
-        found["train.lr"] = None
-    return found
+                by_key[f"{section}.{key}"] = shown.get(key)
+    if "lr" not in config.train.model_fields_set:
+        by_key["train.lr"] = None  # it follows the model, whose folder not every host has
+    return by_key
 
 
 @cache

@@ -121,7 +121,7 @@ def _word(path: str) -> Word | None:
     """Return another tool's word: the longest end of a dotted path that the table has."""
     parts = path.lower().replace("-", "_").split(".")
     ends = (".".join(parts[at:]) for at in range(len(parts)))
-    return next((found for end in ends if (found := _by_name().get(end))), None)
+    return next((_by_name()[end] for end in ends if end in _by_name()), None)
 
 
 def _of_section(section: str, tree: Mapping[str, object]) -> str:
@@ -130,10 +130,10 @@ def _of_section(section: str, tree: Mapping[str, object]) -> str:
     close = difflib.get_close_matches(section, list(sections), n=1)
     if close and all(key in sections[close[0]].model_fields for key in tree):
         return f"; did you mean {close[0]}?"
-    told = list(dict.fromkeys(_explained(section, tree)))
-    if told:
-        more = f", and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-        return f" of another tool ({PAGE}): {'; '.join(told[:_SHOWN])}{more}"
+    words = list(dict.fromkeys(_explained(section, tree)))
+    if words:
+        more = f", and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+        return f" of another tool ({PAGE}): {'; '.join(words[:_SHOWN])}{more}"
     return did_you_mean(section, sections) or f"; there are {', '.join(sections)}"
 
 

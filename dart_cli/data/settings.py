@@ -70,17 +70,17 @@ class RunSettings:
         DartError where they cannot be stored.
         """
         theirs = Settings(request.settings, request.host, request.folder)
-        found = {
+        rows = {
             key: row_of(key)
             for key in differences(theirs, self._own)
             if request.role not in row_of(key).free and not self._is_superseded(request, key)
         }
-        if refused := list(self._refused(request, theirs, found)):
-            more = f" ({len(refused) - 1} more keys differ)" if len(refused) > 1 else ""
-            log.warning("%s was refused: %s", request.worker, refused[0])
-            raise ConfigError(f"{refused[0]}{more}")
-        self._keep(request, {key: theirs.value(key) for key in found if _reads(request, key)})
-        self._tell(request, theirs, found)
+        if reasons := list(self._refused(request, theirs, rows)):
+            more = f" ({len(reasons) - 1} more keys differ)" if len(reasons) > 1 else ""
+            log.warning("%s was refused: %s", request.worker, reasons[0])
+            raise ConfigError(f"{reasons[0]}{more}")
+        self._keep(request, {key: theirs.value(key) for key in rows if _reads(request, key)})
+        self._tell(request, theirs, rows)
         return JoinReply(notes=self._joined[request.worker])
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
@@ -91,12 +91,12 @@ class RunSettings:
     # --- what is refused --------------------------------------------------------------------
 
     def _refused(
-        self, request: JoinRequest, theirs: Settings, found: Mapping[str, Row]
+        self, request: JoinRequest, theirs: Settings, rows: Mapping[str, Row]
     ) -> Iterator[str]:
         """Yield why the process cannot take part, a line for each key."""
         if request.is_forced or not request.is_first:
             return
-        for key, row in found.items():
+        for key, row in rows.items():
             here = _shown(theirs.value(key))
             if request.role in row.readers:
                 if row.equal:
@@ -125,10 +125,10 @@ class RunSettings:
 
     # --- what is told and kept --------------------------------------------------------------
 
-    def _tell(self, request: JoinRequest, theirs: Settings, found: Mapping[str, Row]) -> None:
+    def _tell(self, request: JoinRequest, theirs: Settings, rows: Mapping[str, Row]) -> None:
         """Note what the process has other; log what was not logged of it before."""
         worker = request.worker
-        lines = {key: self._told(request, theirs, key) for key in found}
+        lines = {key: self._line(request, theirs, key) for key in rows}
         for line in lines.values():
             if line not in self._joined.get(worker, ()):
                 log.warning("%s", line)
@@ -139,10 +139,10 @@ class RunSettings:
         self._unequal[worker] = [
             line
             for key, line in lines.items()
-            if found[key].equal and _reads(request, key) and not request.is_forced
+            if rows[key].equal and _reads(request, key) and not request.is_forced
         ]
 
-    def _told(self, request: JoinRequest, theirs: Settings, key: str) -> str:
+    def _line(self, request: JoinRequest, theirs: Settings, key: str) -> str:
         """Return one line about a key that differs."""
         row = row_of(key)
         here, there = theirs.value(key), self._own.value(key)
@@ -151,7 +151,7 @@ class RunSettings:
             f"dart data {'without it' if there is None else f'with {shown(there)}'}"
         )
         if not _reads(request, key):
-            return f"{says}; it does not read it, dart {row.readers[0]} does"
+            return f"{says}; dart {request.role} does not read it, dart {row.readers[0]} does"
         if row.equal:
             return f"{says}: {row.equal}; start one of them again"
         return (
@@ -175,7 +175,9 @@ class RunSettings:
         except ValidationError as error:
             fault = error.errors()[0]
             key = ".".join(map(str, fault["loc"]))
-            raise ProtocolError(f"JoinRequest.settings of {worker}: {key}: {fault['msg']}") from None
+            raise ProtocolError(
+                f"JoinRequest.settings of {worker}: {key}: {fault['msg']}"
+            ) from None
         if was := self._processes.get(worker):
             self._log_changes(was["settings"], read, worker)
         try:

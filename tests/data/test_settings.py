@@ -133,7 +133,7 @@ def test_a_key_that_a_process_does_not_read_is_refused_and_its_reader_named(
 def test_a_key_that_is_not_read_is_accepted_where_its_reader_has_that_value(run: Run) -> None:
     run.join("train", "train.lr=1e-4")
     assert run.join("env", "train.lr=1e-4") == [
-        "env was started with train.lr = 0.0001, dart data without it; it does not read it, dart train does"
+        "env was started with train.lr = 0.0001, dart data without it; dart env does not read it, dart train does"
     ]
     assert run.processes == {"train": {"train.lr": 1e-4}}
     with pytest.raises(ConfigError, match=r"dart train does, and has 0\.0001, not 0\.5"):
@@ -278,7 +278,9 @@ def test_an_env_of_a_folder_of_its_own_joins_and_a_trainer_does_not(
 def test_settings_that_are_none_are_not_kept(run: Run) -> None:
     here = {"run.dir": str(run.path), "no.key": 3}
     for lr in ("much", float("nan"), []):
-        with pytest.raises(ProtocolError, match=r"JoinRequest\.settings of train: train\.lr: Input"):
+        with pytest.raises(
+            ProtocolError, match=r"JoinRequest\.settings of train: train\.lr: Input"
+        ):
             run.join("train", settings={**here, "train.lr": lr})
     assert run.join("train", settings=here) == []
     assert run.processes == {}

@@ -94,7 +94,9 @@ async def test_a_refusal_ends_the_process_with_its_line(run_dir: Path) -> None:
 async def test_a_data_service_of_another_version_ends_the_process(run_dir: Path) -> None:
     older = ProtocolError("protocol version 18, this side speaks 17: run the same dart version")
     async with Data(faults=[older]).serving(run_dir):
-        with pytest.raises(ProtocolError, match=r"^dart data at ipc:.*: run the same dart version$"):
+        with pytest.raises(
+            ProtocolError, match=r"^dart data at ipc:.*: run the same dart version$"
+        ):
             async with process(run_dir) as its:
                 await its.done.wait()
 
