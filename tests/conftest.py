@@ -12,6 +12,7 @@ import gc
 import inspect
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -35,7 +36,11 @@ settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
-    """Collect garbage as often as `dart` does; give each pytest-xdist worker a TMPDIR: tests look at what is left there."""
+    """Collect garbage as often as `dart` does; give each pytest-xdist worker a TMPDIR: tests look at what is left there.
+
+    Tests of a closed terminal hold under nohup, too, which would let `dart` ignore it.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.set_threshold(20_000)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:

@@ -40,7 +40,6 @@ from dart_cli.doctor.fit import Room, gb, problems, together_at_most
 from dart_cli.doctor.host_room import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
 from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
-from dart_cli.doctor.run import existing, judge_room
 
 if TYPE_CHECKING:
     from bus.messages import Role
@@ -138,6 +137,8 @@ def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[st
 
 def refuse_full(config: Config) -> None:
     """Raise ConfigError where doctor finds an error of the disk of run.dir, with the cure."""
+    from dart_cli.doctor.run import existing, judge_room  # late: sqlite
+
     place = existing(config.run.dir)
     found = [judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
     with contextlib.suppress(ModelError):  # what loads the model refuses it

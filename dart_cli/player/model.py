@@ -28,7 +28,6 @@ from dart_cli.config.model_folder import (
     model_folder,
 )
 from dart_cli.config.schema import Config
-from dart_cli.data.store.open import open_reader
 from dart_cli.runtime.waits import OpenWaits
 from dart_cli.train.checkpoints.identity import model_identity
 
@@ -138,6 +137,7 @@ def newest_announced(config: Config) -> Published | None:
     Of these the newest that the trainer announced: the updates in any later one are in no account of the run. Where
     there is no database, as on another host, or none of its versions is on disk, any version.
     """
+    from dart_cli.data.store.open import open_reader  # late: sqlite
     from dart_cli.weights.manifest import newest_version
 
     directory = weights_dir(config)

@@ -200,6 +200,7 @@ class Child:
     noticed: str = ""  # the newest line of this process that a person saw
     heard_at: float = 0.0  # the loop's seconds of its last output
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
+    is_asked_to_end: bool = False
 
     @property
     def running(self) -> bool:
@@ -299,6 +300,7 @@ class Supervisor:
         self._ending.set()
         for child in self._children.values():
             if child.running:  # the pid of a child that ended may be another process's by now
+                child.is_asked_to_end = True
                 child.signal_group(signal.SIGKILL)
 
     async def _keep(self, child: Child, log: TextIO) -> None:
@@ -310,7 +312,7 @@ class Supervisor:
             while not self._ending.is_set():
                 code = await self._run_once(child, log)
                 child.signal_group(signal.SIGKILL)  # what it left behind
-                if code == 0 or self._ending.is_set():
+                if code == 0 or child.is_asked_to_end:
                     return
                 assert child.process is not None
                 if code < 0:
@@ -321,6 +323,9 @@ class Supervisor:
                     child.deaths = 0
                 if code not in FINAL_CODES and child is not self._last and self._is_over():
                     self._notice(f"{what}{why}; the run is over, so it is not started again")
+                    return
+                if self._ending.is_set():
+                    self._notice(f"{what}{why}")
                     return
                 if code in FINAL_CODES or child.deaths >= self._restarts:
                     raise ChildError(
@@ -348,6 +353,7 @@ class Supervisor:
         child.noticed = ""
         child.began_at = asyncio.get_running_loop().time()
         if self._ending.is_set():  # `kill` or `_end` was called while it started
+            child.is_asked_to_end = True
             child.signal_group(signal.SIGTERM)
         reading = asyncio.create_task(self._read(child, process.output, log))
         code = await process.wait()
@@ -400,6 +406,7 @@ class Supervisor:
         for part in (others, [self._last]):
             for child in part:
                 if child.running:
+                    child.is_asked_to_end = True
                     child.signal_group(signal.SIGTERM)
             await asyncio.gather(*(self._see_end(child) for child in part))
 

@@ -86,7 +86,7 @@ def test_doctor_names_what_does_not_fit_and_the_cure(
     [finding] = [each for each in json.loads(told)["findings"] if each["subject"] == subject]
     assert (code, finding["level"]) == (1, "error")
     assert "does not fit into the memory of cpu" in finding["text"]
-    assert "model.dtype" in finding["text"]
+    assert "model.dtype" in finding["cure"]
 
 
 def test_doctor_names_a_comparison_that_does_not_fit(
@@ -96,7 +96,7 @@ def test_doctor_names_a_comparison_that_does_not_fit(
     _, told, _ = verb("doctor", "CONFIG", "--parity", "--json")
     [finding] = [each for each in json.loads(told)["findings"] if each["subject"] == "parity"]
     assert "the trainer's forward pass does not fit" in finding["text"]
-    assert "train.pack_tokens" in finding["text"]
+    assert "train.pack_tokens" in finding["cure"]
 
 
 def test_what_a_model_computes_out_of_memory_ends_in_one_line_too(

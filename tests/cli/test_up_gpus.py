@@ -81,11 +81,14 @@ async def test_each_process_of_a_run_sees_its_own_gpu(
 @pytest.mark.parametrize(
     ("visible", "sees"),
     [
-        ("4,5", "2 GPUs; name places (0 to 1), list more GPUs there, or unset it"),
-        ("4,5,six,7", "2 GPUs; name places (0 to 1)"),
-        ("4,-1,6,7", "1 GPU; name places (0)"),
-        ("4,5,6,4", "no GPUs; list GPUs there, or unset it"),
-        ("", "no GPUs; list GPUs there, or unset it"),
+        (
+            "4,5",
+            "of which CUDA sees 2 GPUs; name places (0 to 1), list more GPUs there, or unset it",
+        ),
+        ("4,5,six,7", "of which CUDA sees 2 GPUs; name places (0 to 1)"),
+        ("4,-1,6,7", "of which CUDA sees 1 GPU; name places (0)"),
+        ("4,5,6,4", "and no GPU is visible; list GPUs there, or unset it"),
+        ("", "and no GPU is visible; list GPUs there, or unset it"),
     ],
 )
 def test_too_few_gpus_are_refused_alike_before_anything_starts(
@@ -110,9 +113,7 @@ def test_too_few_gpus_are_refused_alike_before_anything_starts(
     [found] = [each for each in findings if each["subject"].startswith("up.")]
     text = f"{found['subject']} {found['text']}; {found['cure']}"
     listed = f"CUDA_VISIBLE_DEVICES={visible or repr('')}"
-    assert text.startswith(
-        f"up.train_gpus = [3] names place 3 of {listed}, of which CUDA sees {sees}"
-    )
+    assert text.startswith(f"up.train_gpus = [3] names place 3 of {listed}, {sees}")
     for line in (refused("up", "--dry-run"), refused("up")):
         assert line.startswith(f"error: {text}")
         assert line.count("\n") == 1

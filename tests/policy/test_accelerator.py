@@ -27,7 +27,6 @@ NAMES = {
     "dart_cli/doctor/fit.py": "a cure that names a device; no torch there",
     "dart_cli/engines/vllm/models.py": "what vLLM's CUDA graphs and kernels need of a class",
     "dart_cli/policy/model.py": "an error whose cure is a CUDA build of torch",
-    "dart_cli/doctor/examine.py": "what a configuration calls a device; no torch there",
     "dart_cli/doctor/vllm_parts.py": "the driver that a version of CUDA needs; no torch there",
     "dart_cli/engines/vllm/room.py": "the memory of a CUDA context, which is assumed; no torch there",
     "dart_cli/doctor/machine.py": "asks the torch of a process of its own, and compares it with nvidia-smi",
