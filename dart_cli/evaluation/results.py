@@ -151,7 +151,7 @@ class EvalSettings(KeptSettings):
     option: ClassVar = "--keep-as"
 
     suite: str = ""
-    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits
+    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits, how they are judged
     model_digest: str = ""  # of the model folder's files; empty without a model
     weights_digest: str = ""  # of the published set; empty for the model as it comes
     values: dict[str, Any] = Field(
