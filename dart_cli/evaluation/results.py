@@ -212,7 +212,7 @@ class Evaluation(StoredModel):
 
     @property
     def weights_name(self) -> str:
-        """Which weights were played: `builtin:small`, or `v5 of builtin:small`."""
+        """Return which weights were played: `builtin:small`, or `v5 of builtin:small`."""
         return self.model if self.policy_version < 0 else f"v{self.policy_version} of {self.model}"
 
     @property
