@@ -168,6 +168,15 @@ def list_(
             typer.echo(note, err=as_json)
 
 
+def _check_film(param: typer.CallbackParam, film: Path | None) -> Path | None:
+    """Return a path that can hold a film. Raises UserError for another kind of file, which would be no film."""
+    from bus.errors import UserError
+
+    if film is not None and film.suffix.lower() not in (".png", ".gif"):
+        raise UserError(f"--film {film}: name a file that ends in .png (a strip) or .gif (moving)")
+    return check_out(param, film)
+
+
 @data.command()
 def show(
     trajectory: TrajectoryArgument,
@@ -176,7 +185,7 @@ def show(
         Path | None,
         typer.Option(
             metavar="FILE",
-            callback=check_out,
+            callback=_check_film,
             help="Draw its screens with its clicks: a strip (.png) or moving, in slow motion (.gif).",
         ),
     ] = None,

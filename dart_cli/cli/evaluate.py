@@ -60,13 +60,14 @@ def run_(config_path: ConfigPath, options: EvalOptions) -> None:
     Example: dart eval configs/quickstart.toml --mode sampled --attempts 8 --workers 2
     """
     from bus.errors import ConfigError
+    from dart_cli.config.values import to_toml
 
     if options.model and options.weights is not None:
         raise ConfigError("--model plays a model without the run's weights: leave out --weights")
     overrides = options.overrides or []
     changes = [*_of_protocol(options.protocol, config_path, overrides), *overrides]
     if options.model:
-        changes.append(f"model.path={options.model}")
+        changes.append(f"model.path={to_toml(options.model)}")
     if options.attempts is not None:
         changes.append(f"eval.attempts={options.attempts}")
     config = load_checked(config_path, changes, "env" if options.mode == "random" else "eval")

@@ -43,7 +43,7 @@ class LiveDisplay:
 
     @property
     def is_over(self) -> bool:
-        """Whether data has said that the run is over."""
+        """Return True once the data service has said that the run is over."""
         return self._snapshot is not None and self._snapshot.stopping
 
     def notice(self, text: str) -> None:

@@ -25,10 +25,10 @@ def cli_reference() -> str:
         "",
         "This page is made from the code (`python -m dart_cli.cli.reference`); a test compares them.",
         "Every verb answers `--help`. Exit codes: 0 done, 1 a fault of the run, 2 a mistake whose",
-        "message names the fix, 3 a run that `train.attention_minutes` ended, 130 interrupted (143 by",
-        "SIGTERM, 129 by SIGHUP), 141 the reader of its output has gone. `dart status` ends with 1 where",
-        "the run is not healthy, `dart doctor` where it cannot work, `dart env check` where a task has to",
-        "be fixed.",
+        "message names the fix, 3 a run that needed attention for `train.attention_minutes`, 130 interrupted",
+        "(143 by SIGTERM, 129 by SIGHUP), 141 the reader of its output has gone. `dart status` ends",
+        "with 1 where the run is not healthy, `dart doctor` where it cannot work, `dart env check`",
+        "where a task has to be fixed.",
         "`dart --help` lists the verbs by what they are for, without `keys`.",
     ]
     with typer.Context(root, info_name="dart") as context:

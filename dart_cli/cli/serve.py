@@ -106,15 +106,17 @@ def _serve_model(
     model: str, config_path: Path | None, overrides: list[str], *, guarded: bool, dry_run: bool
 ) -> None:
     """Serve a model without a run. Raises UserError for a model or settings that cannot be."""
+    from dart_cli.config.values import to_toml
     from dart_cli.serve.sessions import action_language
-    from dart_cli.serve.standalone import model_settings, serve_model
+    from dart_cli.serve.standalone import model_settings, refuse_no_model, serve_model
 
     config: Config
     if config_path is None:
         config, language = model_settings(Path(model), overrides)
     else:
-        config = load_checked(config_path, [*overrides, f"model.path={model}"], "rollout")
+        config = load_checked(config_path, [*overrides, f"model.path={to_toml(model)}"], "rollout")
         language = action_language(config)
+    refuse_no_model(config)
     if dry_run:
         serve = config.serve
         typer.echo(f"model:     {config.model.path} by the engine {config.rollout.engine}")

@@ -151,7 +151,7 @@ class EvalSettings(KeptSettings):
     option: ClassVar = "--keep-as"
 
     suite: str = ""
-    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits
+    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits, how they are judged
     model_digest: str = ""  # of the model folder's files; empty without a model
     weights_digest: str = ""  # of the published set; empty for the model as it comes
     values: dict[str, Any] = Field(
@@ -212,7 +212,7 @@ class Evaluation(StoredModel):
 
     @property
     def weights_name(self) -> str:
-        """Which weights were played: `builtin:small`, or `v5 of builtin:small`."""
+        """Return which weights were played: `builtin:small`, or `v5 of builtin:small`."""
         return self.model if self.policy_version < 0 else f"v{self.policy_version} of {self.model}"
 
     @property

@@ -116,15 +116,24 @@ def _suite_digest(suite: str) -> str:
 
 
 def _stable(value: object) -> str:
-    """Return a text for a value that JSON has not: its type, as objects show where they are in memory."""
+    """Return a text for a value that JSON lacks: its type, because the text of an object names its place in memory."""
     return str(value) if isinstance(value, Path) else type(value).__qualname__
+
+
+def _with_text_keys(value: object) -> object:
+    """Return a parameter in which all keys are texts: JSON takes few other types and sorts no two of them."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(each) for each in value]
+    return value
 
 
 def _asked(task: Task) -> list[object]:
     """Return what an episode of a task depends on; set-up and evaluator of a task's file are its `params`."""
     parts: list[object] = [task.id, task.instruction, task.max_steps, task.feasible]
     if task.params:
-        parts.append(dict(task.params))
+        parts.append(_with_text_keys(task.params))
     if not task.evaluated:
         parts.append("without an evaluator")
     return parts

@@ -22,6 +22,7 @@ from typing import Any
 
 from dart_cli.config.schema import Config
 from dart_cli.config.screens import screen_of
+from dart_cli.runtime.tables import minutes
 from envs.registry import load_suite
 
 MINUTES = 5.0
@@ -63,8 +64,7 @@ class Budget:
 
     def __str__(self) -> str:
         """Return the time left, as a person reads it."""
-        minutes, seconds = divmod(int(self.left_s), 60)
-        return f"{minutes}:{seconds:02d} left"
+        return f"{minutes(self.left_s)} left"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The end of a rehearsal before its end: by a signal, or as its time is over.
 
     Stopped          raised in the main thread; says why
-    stoppable        a block that SIGINT, SIGTERM, SIGHUP and the end of the time stop
+    stoppable        a block that a signal and the end of the time stop
     end_descendants  kills all that this process has started
 
 Nothing of a rehearsal outlives it: its processes are killed before its report is made. Those that play environments
@@ -19,11 +19,12 @@ from types import FrameType
 
 import psutil
 
+from dart_cli.runtime.role import stop_signals
+
 CLOSING_S = 3.0
 """Seconds that a process has to close its environments."""
 PLAYING = ("env", "eval")
 """The verbs of processes that have environments."""
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 LACK = "for lack of time"
 
 
@@ -38,15 +39,16 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable(seconds: float) -> Iterator[None]:
-    """Raise Stopped within the block at a signal, or after `seconds`; all that was started is gone then."""
+    """Raise Stopped within the block at a signal of `stop_signals`, or after `seconds`; all that was started is gone then."""
+    stopping = (*stop_signals(), signal.SIGALRM)
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        for each in STOPPING:
+        for each in stopping:
             signal.signal(each, signal.SIG_IGN if each == signal.SIGALRM else signal.SIG_DFL)
         end_descendants()
         raise Stopped(number)
 
-    before = {each: signal.signal(each, stop) for each in STOPPING}
+    before = {each: signal.signal(each, stop) for each in stopping}
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
     try:
         yield

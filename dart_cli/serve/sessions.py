@@ -1,8 +1,8 @@
 """The sessions of one process: opened with a lease from the data service, bounded, ended when their agents are gone.
 
 action_language   how the policy of a configuration writes actions
-RunPeers   the processes of the run whose tasks are played; a model that is served alone has none
-Sessions   the sessions by id; those that are over are remembered for a while, so that a late request is told why
+RunPeers          the processes of the run whose tasks are played; a model that is served alone has none
+Sessions          the sessions by id; those that are over are remembered for a while, so that a late request is told why
 
 Each session has a slot, as an environment of `dart env` has: the data service knows it by worker and slot.
 """

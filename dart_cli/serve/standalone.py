@@ -1,13 +1,13 @@
 """`dart serve --model DIR`: the chat endpoint of one model, without a run; nothing is filed or trained on.
 
 model_settings   the configuration of a model folder without a configuration file, and its action language
+refuse_no_model  the error for an engine that has no model
 serve_model      loads the model in this process and answers until a signal ends it
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -21,15 +21,16 @@ from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.player.episodes import InProcessPolicy
 from dart_cli.player.model import loaded_model
+from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.http_server import address, listen, make_server
 from dart_cli.runtime.role import end_with_parent, limit_threads
+from dart_cli.runtime.waits import OpenWaits
 from dart_cli.serve.app import make_app
 from dart_cli.serve.sessions import Sessions, action_language
-from dart_cli.serve.worker import SPARE, say_address, token_for
+from dart_cli.serve.worker import SPARE, STOPPED, say_address, token_for
 
 MAX_TOKENS = 1024
 """Tokens of a completion whose request names no limit; a configuration file's is `rollout.max_tokens`."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[str, str]]:
@@ -52,50 +53,50 @@ def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[s
     return config, {"codec": family.codec, "coordinates": family.coordinates}
 
 
-def serve_model(config: Config, language: Mapping[str, str], *, guarded: bool) -> None:
-    """Load the model and serve it until SIGINT, SIGTERM or SIGHUP; then let what is under way end.
-
-    With `guarded` loopback needs the token, too. Raises ConfigError for an engine without a model, UserError where
-    the address cannot be served on, ModelError and MissingPartError where the model cannot be loaded.
-    """
+def refuse_no_model(config: Config) -> None:
+    """Raise ConfigError for an engine that has no model."""
     if config.rollout.engine not in MODEL_ENGINES and ":" not in config.rollout.engine:
         raise ConfigError(
             f"rollout.engine = {config.rollout.engine!r} has no model; use transformers or vllm"
         )
+
+
+def serve_model(config: Config, language: Mapping[str, str], *, guarded: bool) -> None:
+    """Load the model and serve it until a signal ends it; requests that are under way then get a moment to end.
+
+    With `guarded` loopback needs the token, too. Raises UserError where the address cannot be served on, ModelError
+    and MissingPartError where the model cannot be loaded.
+    """
     limit_threads(config.rollout.threads)
     end_with_parent()
-    asyncio.run(_serve(config, language, guarded=guarded))
+    waits = OpenWaits()
+    run_until_stopped(_serve(config, language, waits, guarded=guarded), waits, lambda: None)
 
 
-async def _serve(config: Config, language: Mapping[str, str], *, guarded: bool) -> None:
+async def _serve(
+    config: Config, language: Mapping[str, str], waits: OpenWaits, *, guarded: bool
+) -> None:
     serve = config.serve
     token = token_for(serve.host, guarded=guarded)
-    stop = asyncio.Event()
-    for each in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(each, stop.set)
     with closing(listen(serve.host, serve.port, 0, ("serve.host", "serve.port"))) as listener:
         there = address(serve.host, listener.getsockname()[1]) + "v1"
         sys.stderr.write(f"loading {config.model.path}\n")
         sys.stderr.flush()
-        async with loaded_model(config, None, -1) as model:
+        async with loaded_model(config, None, -1, waits=waits) as model:
             policy = InProcessPolicy(model.responder)
             sessions = Sessions(config, policy, None, action_language=language)
             app = make_app(sessions, host=serve.host, token=token)
             server = make_server(app, serve.sessions + SPARE, signals=False)
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
             watching = asyncio.create_task(sessions.watch(), name="watch")
-            stopping = asyncio.create_task(stop.wait(), name="stop")
             say_address(config.model.path, there, token)
             try:
-                await asyncio.wait(
-                    [serving, watching, stopping], return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await sessions.give_back("dart serve was stopped")
+                await sessions.give_back(STOPPED)
                 server.should_exit = True
-                for task in (watching, stopping):
-                    task.cancel()
-                results = await asyncio.gather(serving, watching, stopping, return_exceptions=True)
+                watching.cancel()
+                results = await asyncio.gather(serving, watching, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
             raise result

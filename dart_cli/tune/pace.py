@@ -82,13 +82,13 @@ class HeldOutWatch:
         return self.newest
 
     def look(self) -> None:
-        """Measure where it is time to."""
+        """Measure if it is time to."""
         if self._rows and self._clock() >= self._due:
             self.measure()
 
     @property
     def note(self) -> str:
-        """What the newest measurement found; empty before the first one, and without rows."""
+        """Return the newest measurement in words; empty before the first one, and without rows."""
         return f"held out: {self.words(self.newest)}" if self.newest else ""
 
     def words(self, measured: Measured) -> str:
@@ -119,7 +119,7 @@ class Pace:
 
     @property
     def update_s(self) -> float:
-        """Seconds of an update, measurements included."""
+        """Return the seconds of an update, measurements included."""
         return (self._clock() - self._start) / self._updates
 
     def note(self, left_s: float) -> str:

@@ -29,7 +29,7 @@ from dart_cli.tune.kept import KeptTraining
 from dart_cli.tune.output import Tuned, described, tell, tell_stopped, write_tuned
 from dart_cli.tune.pace import HeldOutWatch
 from dart_cli.tune.settings import TuneSettings, configured, part_of
-from dart_cli.tune.stages import interrupted_by_sigterm, train_stages
+from dart_cli.tune.stages import interruptible, train_stages
 from dart_cli.tune.training_set import ExampleSet, LearnedRows, StepSet, TrainingSet
 from dart_cli.tune.trajectories import Trajectories
 
@@ -128,7 +128,7 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         watch = HeldOutWatch(meter.measure, len(split.held))
         before: Measured | None = None
         try:
-            with interrupted_by_sigterm():
+            with interruptible():
                 before = kept.measured(watch.measure_first) if split.held else None
                 learned = LearnedRows(training_set, split.learned)
                 train_stages(config, use, plan.learned, policy, learned, kept, watch)

@@ -239,13 +239,16 @@ def _told_to_stop() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt where SIGTERM comes, as SIGINT does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt within the block where a signal asks the process to end."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler) for number in stop_signals()
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # --- rate and curve -------------------------------------------------------------------------

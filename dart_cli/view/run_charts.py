@@ -43,18 +43,18 @@ class Scope:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The ends of the part as they were asked for; empty where it goes as far as there is data."""
+        """Return the ends of the part as the query names them; empty where it goes as far as there is data."""
         low, high = (f"{end:g}" if abs(end) < inf else "" for end in self.part)
         return low, high
 
     @property
     def is_part(self) -> bool:
-        """Whether a part of the axis was asked for."""
+        """Return True if the query names a part of the axis."""
         return self.part != charts.WHOLE
 
     @property
     def titles(self) -> dict[Axis, str]:
-        """The titles of all axes that one may ask for."""
+        """Return the titles of all axes that a query may name."""
         return TITLES
 
     def chart(

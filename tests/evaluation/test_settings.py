@@ -40,6 +40,14 @@ def test_a_tasks_file_is_part_of_the_suite(monkeypatch: pytest.MonkeyPatch) -> N
     assert told(monkeypatch, tier=3) == told(monkeypatch)
 
 
+def test_parameters_of_own_suites_may_have_any_keys_and_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walls = [{"walls": [{(0, 1): end, 2: object(), "a": {3}}]} for end in ("open", "shut")]
+    one, other = (told(monkeypatch, params=each) for each in walls)
+    assert one != other
+
+
 def test_options_of_vllm_are_settings_where_it_answers() -> None:
     def values(engine: str, options: dict[str, str]) -> Any:
         given = {"rollout": {"engine": engine}, "vllm": {"options": options}}

@@ -159,6 +159,10 @@ def test_show_draws_every_screen_of_a_trajectory(
                 picture = replay.convert("RGB")
                 centres.append(picture.getpixel((picture.width // 4, picture.height // 2)))
         assert centres == [(255, 0, 0), (0, 128, 0), (0, 0, 255), (0, 0, 255)]
+        video = tmp_path / "film.mp4"
+        assert run("show", lease.trajectory_id, "--run", config.run.dir, "--film", video) == 2
+        assert "ends in .png (a strip) or .gif (moving)" in capsys.readouterr().err
+        assert not video.exists()
         store.remove_screenshots(10**6, 10**6)
         store.commit()
         assert run("show", lease.trajectory_id, "--run", config.run.dir, "--film", film) == 2

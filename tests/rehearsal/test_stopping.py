@@ -67,6 +67,21 @@ def test_a_signal_ends_all_that_was_started_and_the_report_follows(
         assert not any(map(lives, below))
 
 
+def test_under_nohup_a_rehearsal_outlives_its_terminal() -> None:
+    code = """
+        import signal
+        from dart_cli.rehearsal.stopping import stoppable
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with stoppable(600):
+            signal.raise_signal(signal.SIGHUP)
+        print("played to its end")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == "played to its end\n"
+
+
 def test_the_end_of_its_time_stops_it(tmp_path: Path) -> None:
     with _started(tmp_path, 0.0) as process:  # over before anything has started
         assert process.communicate()[0].strip() == "for lack of time True"

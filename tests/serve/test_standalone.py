@@ -74,13 +74,18 @@ async def test_an_agent_is_told_how_actions_are_written(alone: bool) -> None:
         (["--model", "absent"], "--model is no folder: absent"),
         (["--model", "builtin:tiny", "--worker", "a"], "--worker means nothing beside --model"),
         (["--model", "builtin:tiny", "--set", "rollout.engine=scripted"], "has no model; use"),
+        (
+            [str(ROOT / "configs/quickstart.toml"), "--model", "2024"],
+            "model.path is no folder: 2024",
+        ),
     ],
 )
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_a_mistake_is_one_line_before_anything_is_loaded(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", *arguments])
+        main(["serve", *arguments, *dry])
     said = capsys.readouterr().err
     assert (ended.value.code, said.count("\n")) == (2, 1)
     assert message in said
@@ -97,7 +102,9 @@ def test_the_process_serves_a_folder_until_a_signal_ends_it(tmp_path: Path) -> N
     with serving:
         assert serving.stderr is not None
         assert serving.stderr.readline() == "loading builtin:tiny\n"
-        base = serving.stderr.readline().strip().removeprefix("builtin:tiny: ")
+        while not (line := serving.stderr.readline()).startswith("builtin:tiny: "):
+            assert line.startswith("progress: has waited"), line
+        base = line.strip().removeprefix("builtin:tiny: ")
         body = json.dumps(chat(temperature=0, max_tokens=4, return_token_ids=True)).encode()
         asked = urllib.request.Request(
             f"{base}/chat/completions", body, {"content-type": "application/json"}
@@ -106,6 +113,6 @@ def test_the_process_serves_a_folder_until_a_signal_ends_it(tmp_path: Path) -> N
             said = json.load(answer)
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(PATIENCE_S) == 0
-        assert serving.stderr.read() == ""
+        assert serving.stderr.read() == "stopped by SIGTERM\n"
     assert 1 <= len(said["dart"]["token_ids"]) <= 4
     assert list(tmp_path.iterdir()) == [], "a model alone needs no run"

@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from bus.errors import UserError
 from dart_cli.config.model_folder import TUNED, base_name
 from dart_cli.policy.model import load_policy
+from dart_cli.runtime.role import stop_signals
 from dart_cli.tune.kept import PROGRESS
+from dart_cli.tune.stages import interruptible
 from tests.tune.stopping import run_and_stop
 
 Keys = dict[str, Any]
@@ -128,6 +130,14 @@ def test_a_training_says_how_long_it_takes_and_what_it_has_when_it_is_stopped(
     assert re.fullmatch(r"stopped after 4 updates; loss of the learned rows [\d.]+ -> [\d.]+", line)
     assert err.endswith(f"{keys['tune.out']}.part holds it: the same command goes on\n")
     assert len(re.findall(r"^(head|all) +\d", out, re.M)) == 4  # the curve so far
+
+
+@pytest.mark.parametrize("number", stop_signals())
+def test_each_signal_that_ends_a_process_interrupts_a_training(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
 
 
 def test_a_training_ends_at_its_minutes_where_its_epochs_take_longer(
