@@ -241,6 +241,10 @@ def test_a_separator_is_also_a_value(name: str, text: str, action: Action) -> No
         (["ctrl", "!"], ["ctrl", "!"]),
         (["Return"], ["enter"]),
         ([" ", "\t", "\r\n"], ["space", "tab", "enter"]),
+        (
+            ["Print Screen", "arrow left", "ctrl+num lock"],
+            ["printscreen", "left", "ctrl", "numlock"],
+        ),
     ],
 )
 def test_names_of_keys_keep_what_their_case_and_their_signs_say(
