@@ -20,7 +20,7 @@ from dart_cli.config.model_folder import BUILTIN, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.evaluation.episodes import step_limit
 from dart_cli.evaluation.results import EvalSettings
-from dart_cli.player.model import folder_digest
+from dart_cli.weights.folder import folder_digest
 from envs.base import Task
 from envs.registry import load_suite
 
@@ -63,6 +63,8 @@ def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> Ev
     values["eval.max_steps"] = step_limit(config)
     if config.rollout.engine == "vllm":
         values |= {key: _value(dumped, key) for key in _OF_VLLM}
+    if (judge := config.env.judge) is not None and not judge.url:
+        values["env.judge.folder"] = _of_folder(judge.model)
     model = weight_set = ""
     if with_model and config.rollout.engine in MODEL_ENGINES:
         model = _model_digest(config)

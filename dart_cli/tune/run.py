@@ -17,7 +17,6 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.config.model_folder import read_json, screens_of
 from dart_cli.config.schema import Config
 from dart_cli.grounding.formats import folder_of
-from dart_cli.player.model import folder_digest
 from dart_cli.policy.model import LoadedPolicy, load_policy, pick_device
 from dart_cli.runtime.kept_folder import refuse_other
 from dart_cli.tune.data import ActionData, ItemData, read_data
@@ -32,6 +31,7 @@ from dart_cli.tune.settings import TuneSettings, configured, part_of
 from dart_cli.tune.stages import interrupted_by_sigterm, train_stages
 from dart_cli.tune.training_set import ExampleSet, LearnedRows, StepSet, TrainingSet
 from dart_cli.tune.trajectories import Trajectories
+from dart_cli.weights.folder import folder_digest
 
 
 def run_tune(
