@@ -92,7 +92,7 @@ def text_of(row: Any, key: str) -> str:
     """Return a text of a row as it stands, blanks and line ends included. Raises ValueError for an empty one."""
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{key} must be a text, got {value!r:.40}")
+        raise ValueError(f"{key} must be a text that is not empty, got {value!r:.40}")
     return value
 
 
