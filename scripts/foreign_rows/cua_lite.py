@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bus.errors import ActionError, UserError
+from bus.errors import ActionError, UserError, first_line
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
 from dart_cli.policy.codecs.pyautogui_calls import MOST_NOTCHES, MOST_WAIT_S
 from dart_cli.policy.codecs.reading import one_of_keys, read_keys
@@ -111,7 +111,9 @@ def _parquet(path: Path) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read as Parquet: {error}; copy it again") from None
+        raise UserError(
+            f"{path} cannot be read as Parquet: {first_line(error)}; copy it again"
+        ) from None
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
