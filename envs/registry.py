@@ -194,7 +194,8 @@ def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
     """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
 
     For suites that have a `longest_reset_s(**options)`, which gets those that it takes: without a longer deadline a
-    reset is given up that goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
+    reset is given up that goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that
+    cannot be used.
     """
     longest_s = _call_hook(suite, "longest_reset_s", options)
     if longest_s is None:

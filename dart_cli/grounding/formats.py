@@ -82,7 +82,7 @@ class AnswerFormat:
 
 
 def read_action(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
-    """The place that an action names: of a drag its beginning. `fail` refuses."""
+    """Return the place that an action names, of a drag its beginning. `fail` refuses."""
     try:
         action = codec.parse(text, replace(coordinates, assumes_places=False))
     except ActionError as error:
