@@ -132,7 +132,7 @@ async def _try_options(env: EnvConfig, waits: OpenWaits) -> None:
         ) from None
     except DartError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
         raise UserError(f"suite {env.suite} makes no environment: {text}") from error
 
