@@ -16,7 +16,6 @@ from dart_cli.weights.folder import folder_digest
 from envs.base import Task
 from tests.config.model_parts import change_json, write_json, write_model
 
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 
