@@ -41,8 +41,9 @@ SAME_KEY = {
     "command": "meta", "super": "meta", "win": "meta", "winleft": "meta", "winright": "meta",
     "return": "enter", "esc": "escape", "del": "delete", "ins": "insert", "pgup": "pageup",
     "page_up": "pageup", "pgdn": "pagedown", "page_down": "pagedown", "arrowup": "up",
-    "arrowdown": "down", "arrowleft": "left", "arrowright": "right", "caps_lock": "capslock",
-    "plus": "+",
+    "arrowdown": "down", "arrowleft": "left", "arrowright": "right", "arrow_up": "up",
+    "arrow_down": "down", "arrow_left": "left", "arrow_right": "right", "caps_lock": "capslock",
+    "num_lock": "numlock", "scroll_lock": "scrolllock", "print_screen": "printscreen", "plus": "+",
 }  # fmt: skip
 """What keys are also called -> their names here (envs.actions.KeyPress)."""
 

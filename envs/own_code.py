@@ -1,6 +1,7 @@
 """Code of a user's own, by name: a suite, a codec.
 
 load_own       what `package.module:Attribute` or `file.py:Attribute` names
+code_digest    what tells another version of that code
 one_line       a user's own error, with the line of their code
 did_you_mean   the closest known name, for errors
 """
@@ -60,6 +61,18 @@ def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -
         return f"name its class, too: {' or '.join(fitting) or f'{path}:CLASS'}"
     others = f"; its classes are {', '.join(own)}" if own else ""
     return f"{path} has no {what}: no class of it has a method {method}{others}"
+
+
+def code_digest(thing: object) -> str:
+    """Return a digest of the file that has the class of a user's own object; "" for a class of dart.
+
+    What that file imports is not in it.
+    """
+    name = type(thing).__module__
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if path is None or name.partition(".")[0] in ("bus", "dart_cli", "envs"):
+        return ""
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

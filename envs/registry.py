@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -194,14 +195,16 @@ def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
     """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
 
     For suites that have a `longest_reset_s(**options)`, which gets those that it takes: without a longer deadline a
-    reset is given up that goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that cannot be used.
+    reset is given up that goes on. Waits in queues (envs/queueing.py) do not count. Raises TaskError for a value that
+    cannot be used.
     """
     longest_s = _call_hook(suite, "longest_reset_s", options)
     if longest_s is None:
         return 0.0
-    if isinstance(longest_s, bool) or not isinstance(longest_s, int | float):
+    is_number = isinstance(longest_s, int | float) and not isinstance(longest_s, bool)
+    if not is_number or not 0 <= longest_s < math.inf:
         raise TaskError(
-            f"suite {suite}: longest_reset_s must return seconds, got {describe(longest_s)}"
+            f"suite {suite}: longest_reset_s must return seconds from 0 on, got {describe(longest_s)}"
         )
     return float(longest_s)
 
@@ -221,11 +224,11 @@ def _call_hook(
         raise TaskError(
             f"suite {suite}: {method} must be a method that takes the options of make_env, got {describe(hook)}"
         )
-    parameters = inspect.signature(hook).parameters
-    takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
-    given = {name: value for name, value in options.items() if takes_all or name in parameters}
-    given |= {name: value for name, value in named.items() if name in parameters}
     try:
+        parameters = inspect.signature(hook).parameters
+        takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+        given = {name: value for name, value in options.items() if takes_all or name in parameters}
+        given |= {name: value for name, value in named.items() if name in parameters}
         return hook(**given)
     except DartError:
         raise

@@ -53,8 +53,9 @@ def observe(image: bytes, encoding: ImageEncoding) -> Observation:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":
             into = io.BytesIO()
-            as_seen(screen).save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
-            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *seen_size(screen))
+            seen = as_seen(screen)
+            seen.save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
+            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *seen.size)
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be read: {error}") from error
     media_type = Image.MIME.get(screen.format or "", MEDIA_TYPES["png"])

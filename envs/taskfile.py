@@ -162,7 +162,7 @@ class TaskFile:
 
     @property
     def digest(self) -> str:
-        """A digest of all that the file says, wherever it lies: set-up and evaluator, too."""
+        """Return a digest of all that the file says, set-up and evaluator included, wherever it lies."""
         told = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
         return content_hash(json.dumps(told, sort_keys=True).encode())
 

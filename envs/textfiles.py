@@ -1,7 +1,7 @@
 """Text files as people and other programs write them.
 
 read_text    the text of a file, in the encoding that its first bytes show
-open_text    the same, to be read line by line
+lines_of     the same line by line, without holding the whole
 why          why a file could not be read, in words
 
 An editor on Windows begins a file with a byte order mark, a shell there writes UTF-16, and lines end with CR LF.
@@ -10,8 +10,8 @@ An editor on Windows begins a file with a byte order mark, a shell there writes 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 from bus.errors import cure_of
 
@@ -26,15 +26,23 @@ def read_text(path: Path) -> str:
 
 def decoded(content: bytes) -> str:
     """Return the text of a file's bytes. Raises UnicodeDecodeError as `read_text` does."""
-    text = content.decode(json.detect_encoding(content))
+    encoding = json.detect_encoding(content).removesuffix(
+        "-sig"
+    )  # whose errors count from the mark
+    text = content.decode(encoding).removeprefix("\ufeff")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a file for its lines. Raises OSError; reading raises UnicodeDecodeError."""
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a file with their ends. Raises OSError, or UnicodeDecodeError as `read_text` does."""
     with path.open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
-    return path.open(encoding=encoding)
+    try:
+        with path.open(encoding=encoding) as lines:
+            yield from lines
+    except UnicodeDecodeError:
+        read_text(path)  # raises it with the place in the file; this one has that in a part of it
+        raise
 
 
 def why(error: Exception, cure: str) -> str:
@@ -46,7 +54,7 @@ def why(error: Exception, cure: str) -> str:
         case OSError():
             return f"cannot be read: {error.strerror or error}; {cure_of(error, cure)}"
         case UnicodeDecodeError():
-            return f"is not UTF-8 at byte {error.start}; save it as UTF-8"
+            return f"is not {error.encoding.upper()} at byte {error.start}; save it as UTF-8"
         case json.JSONDecodeError():
             return f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; {cure}"
         case RecursionError():

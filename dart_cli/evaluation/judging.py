@@ -61,6 +61,7 @@ def judge_run(options: JudgeOptions) -> dict[str, Any]:
     """
     with open_store(options.run_dir) as store:
         judge = _judge(store, options)
+        judge.read_folder()
         done = store.judged_by(judge.name)
         wanted = _wanted(store, options)
         left = [row for row in wanted if row.id not in done]

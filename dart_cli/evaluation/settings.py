@@ -20,8 +20,10 @@ from dart_cli.config.model_folder import BUILTIN, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.evaluation.episodes import step_limit
 from dart_cli.evaluation.results import EvalSettings
-from dart_cli.player.model import folder_digest
+from dart_cli.policy.codecs import codec_identity
+from dart_cli.weights.folder import folder_digest
 from envs.base import Task
+from envs.own_code import code_digest
 from envs.registry import load_suite
 
 _INDIFFERENT = frozenset(
@@ -60,9 +62,12 @@ def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> Ev
     dumped = config.model_dump(mode="json")
     keys = [f"{section}.{key}" for section in ("env", "policy") for key in dumped[section]]
     values = {key: _value(dumped, key) for key in (*keys, *_OTHERS) if key not in _INDIFFERENT}
+    values["policy.codec"] = codec_identity(config.policy.codec)
     values["eval.max_steps"] = step_limit(config)
     if config.rollout.engine == "vllm":
         values |= {key: _value(dumped, key) for key in _OF_VLLM}
+    if (judge := config.env.judge) is not None and not judge.url:
+        values["env.judge.folder"] = _of_folder(judge.model)
     model = weight_set = ""
     if with_model and config.rollout.engine in MODEL_ENGINES:
         model = _model_digest(config)
@@ -110,9 +115,11 @@ def _value(dumped: Mapping[str, Any], key: str) -> object:
 
 def _suite_digest(suite: str) -> str:
     """Return a digest of what the policy is asked to do, for how long, and how that is judged."""
-    tasks = [_asked(task) for task in load_suite(suite).tasks.values()]
+    loaded = load_suite(suite)
+    tasks = [_asked(task) for task in loaded.tasks.values()]
     text = json.dumps(sorted(tasks, key=lambda each: str(each[0])), default=_stable, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    code = code_digest(loaded) if ":" in suite else ""
+    return hashlib.blake2b(f"{text}{code}".encode(), digest_size=8).hexdigest()
 
 
 def _stable(value: object) -> str:

@@ -33,7 +33,7 @@ from envs.elements import Element, Operation, ScreenState, grid_elements, grid_s
 logger = logging.getLogger(__name__)
 
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
-"""The budget is used up; nothing is left that was never tried; what is left was not reached again; a signal."""
+"""Why it ended: its budget is used up; nothing is left that was never tried; what is left was not reached again; a signal."""
 
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6

@@ -82,7 +82,7 @@ class AnswerFormat:
 
 
 def read_action(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
-    """The place that an action names: of a drag its beginning. `fail` refuses."""
+    """Return the place that an action names, of a drag its beginning. `fail` refuses."""
     try:
         action = codec.parse(text, replace(coordinates, assumes_places=False))
     except ActionError as error:
@@ -104,7 +104,7 @@ _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?(?:px)?(?![A-Za-z0-9_%]|\.\d)"
 )
 """A number by itself: no digits of a name such as x1 or point_2d, and no percentage."""
-_BETWEEN = re.compile(r"[\s,;|()\[\]{}\"'=]*(?:\b[xy]\w{0,3}\b[\s\"'=:]*)?")
+_BETWEEN = re.compile(r"[\s,;|()\[\]{}\"'=]*(?:\b[xyXY]\w{0,3}\b[\s\"'=:]*)?")
 """What may stand between the numbers of one point or box: no words, but names such as y1."""
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bus.errors import UserError
+from bus.errors import UserError, first_line
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
 from dart_cli.runtime.kept_folder import StoredModel
 from envs.base import content_hash
@@ -270,7 +270,9 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
                 )
             rows: list[dict[str, Any]] = file.read(columns=names).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read as Parquet: {error}; copy it again") from None
+        raise UserError(
+            f"{path} cannot be read as Parquet: {first_line(error)}; copy it again"
+        ) from None
     return rows
 
 

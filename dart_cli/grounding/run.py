@@ -51,12 +51,14 @@ from dart_cli.grounding.scores import (
     score,
     summary,
 )
-from dart_cli.player.model import chosen_weights, folder_digest, loaded_model
+from dart_cli.player.model import chosen_weights, loaded_model
+from dart_cli.policy.codecs import codec_identity
 from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.kept_folder import KeptFolder, KeptLines, KeptSettings, write_whole
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.runtime.tables import fraction, progress
 from dart_cli.runtime.waits import OpenWaits
+from dart_cli.weights.folder import folder_digest
 from dart_cli.weights.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -295,7 +297,7 @@ def _settings(
         model=options.model,
         model_digest=folder_digest(folder_of(options.model), config.model.adapters),
         weights=published,
-        codec=answers.name,
+        codec=codec_identity(answers.name),
         coordinates=policy.coordinates,
         system_prompt=policy.system_prompt,
         template=policy.template,

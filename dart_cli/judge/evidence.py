@@ -199,7 +199,7 @@ def parse_answer(text: str, kind: AnswerKind) -> Answer:
 
 
 def _answer(said: Any, kind: AnswerKind) -> Answer:
-    """The answer in a value of JSON. Raises AnswerError."""
+    """Return the answer in a value of JSON. Raises AnswerError."""
     if not isinstance(said, dict):
         raise AnswerError("it is not a JSON object")
     if kind not in said:

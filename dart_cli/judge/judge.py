@@ -2,7 +2,7 @@
 
 Judge         one model as it is configured; several slots share it
 judge_of      the one of a configuration; the same for all callers of a process that name the same
-name_of       its name in the store: the model, and a digest of how it is asked
+name_of       its name in the store: the model, and a digest of how it is asked and what its folder holds
 JudgeBackend  what answers: ChatBackend or ModelBackend
 """
 
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 from weakref import WeakKeyDictionary
 
-from bus.errors import DartError, EngineError, UserError, first_line
+from bus.errors import DartError, EngineError, ModelError, UserError, first_line
 from bus.messages import Judgement
+from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import JudgeConfig
 from dart_cli.judge.chat import ChatReply, ChatServer, SettingNames, chat_server, image_part
 from dart_cli.judge.evidence import (
@@ -36,6 +37,7 @@ from dart_cli.judge.evidence import (
     parse_answer,
 )
 from dart_cli.runtime.background import in_daemon_thread
+from dart_cli.weights.folder import folder_digest
 from envs.queueing import OnQueue, SharedWait, ignore_queue
 
 logger = logging.getLogger(__name__)
@@ -90,10 +92,18 @@ class Judge:
     def __init__(self, config: JudgeConfig, limits: JudgeLimits = JudgeLimits()) -> None:
         self.config = config
         self.limits = limits
-        self.name = name_of(config)
+        self.name = name_of(config)  # of a folder, until `read_folder`, without what it holds
         self._gate = asyncio.Semaphore(limits.concurrent)
         self._backend: JudgeBackend | None = None
         self._users = 0
+        self._reading = asyncio.Lock()
+        self._is_read = bool(config.url)
+
+    def read_folder(self) -> None:
+        """Put what a model folder holds into the name. The first call reads every byte of it. Raises ModelError."""
+        if not self._is_read:
+            self.name = name_of(self.config, folder_digest(resolve(self.config.model)))
+            self._is_read = True
 
     def evidence(self, instruction: str, first: bytes) -> Evidence:
         """A new episode's, to be filled."""
@@ -122,8 +132,9 @@ class Judge:
 
         Before that it waits, without a deadline, until fewer than `limits.concurrent` others are judged, each of
         which has one; `on_queue` takes this wait, and None when it is over. Raises UserError where asking again is no
-        use: a wrong key, address or model.
+        use: a wrong key, address or model, or a folder that is not read within the deadline.
         """
+        await self._read_folder_once()
         costs = _Costs()
         async with self._place(on_queue):
             self._backend = backend = self._backend or _backend(self.config, self.limits)
@@ -138,6 +149,18 @@ class Judge:
             except DartError as error:
                 return self._judgement(use, costs, first_line(error))
         return self._judgement(use, costs, answer)
+
+    async def _read_folder_once(self) -> None:
+        """Read the folder beside the event loop, once for all slots. Raises ModelError."""
+        try:
+            async with self._reading, asyncio.timeout(self.limits.deadline_s):
+                if not self._is_read:
+                    await in_daemon_thread(self.read_folder)
+        except TimeoutError:
+            raise ModelError(
+                f"env.judge.model: {self.config.model} was not read in {self.limits.deadline_s:g} s; copy it to a "
+                "disk of this host"
+            ) from None
 
     @contextlib.asynccontextmanager
     async def _place(self, on_queue: OnQueue) -> AsyncIterator[None]:
@@ -214,9 +237,20 @@ def judge_of(config: JudgeConfig) -> Judge:
     return judges.setdefault(config.model_dump_json(), Judge(config))
 
 
-def name_of(config: JudgeConfig) -> str:
-    """`MODEL#1a2b3c`: what was asked otherwise has another digest, and is another judge."""
-    how = [PROMPT, config.answer, config.images, IMAGE_SIZE, MOST_TOKENS]
+def name_of(config: JudgeConfig, folder: str = "") -> str:
+    """Return `MODEL#1a2b3c`: another way of asking has another digest, and is another judge.
+
+    `folder` is a digest of what a model folder holds. The address of a server is left out: it says nothing of the
+    model, and a model that is served at another port is the same judge.
+    """
+    how = [
+        PROMPT,
+        config.answer,
+        config.images,
+        IMAGE_SIZE,
+        MOST_TOKENS,
+        *([folder] if folder else []),
+    ]
     digest = hashlib.blake2b(json.dumps(how).encode(), digest_size=3).hexdigest()
     model = config.model if config.url else Path(config.model).name
     return f"{model}#{digest}"

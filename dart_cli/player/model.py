@@ -3,53 +3,26 @@
 loaded_model     the configured engine with the weights to play
 chosen_weights   which weights that are
 newest_announced the run's newest, by its database
-folder_digest    what tells a model folder from another one, wherever it lies
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.errors import RunDirectoryError, StoreError, UserError
-from dart_cli.config.adapters import ADAPTER_TENSORS
 from dart_cli.config.endpoints import weights_dir
-from dart_cli.config.model_folder import (
-    PREPROCESSOR,
-    PROCESSOR,
-    TEMPLATE,
-    TOKENIZER,
-    VERIFIER,
-    model_folder,
-)
 from dart_cli.config.schema import Config
 from dart_cli.runtime.waits import OpenWaits
-from dart_cli.train.checkpoints.identity import model_identity
 
 if TYPE_CHECKING:
     from bus.messages import ActRequest, Completion
     from dart_cli.engines.base import Model, PromptEncoder, Responder
     from dart_cli.weights.manifest import Published
-
-_SMALL = (
-    "config.json",
-    "generation_config.json",  # tokens that end a completion
-    TOKENIZER,
-    "tokenizer_config.json",  # the chat template of most folders
-    "special_tokens_map.json",
-    "added_tokens.json",
-    PREPROCESSOR,
-    PROCESSOR,
-    TEMPLATE,
-    "chat_template.jinja",
-    VERIFIER,
-)
-"""Files of a model folder, beside its tensors, that answers depend on."""
 
 
 @contextlib.asynccontextmanager
@@ -147,15 +120,3 @@ def newest_announced(config: Config) -> Published | None:
     except (RunDirectoryError, StoreError):
         announced = {}
     return newest_version(directory, announced) or newest_version(directory)
-
-
-def folder_digest(folder: Path, adapters: str = "") -> str:
-    """Of the tensors and of the small files, wherever the folder lies, with `adapters` (`model.adapters`) on it."""
-    digest = hashlib.blake2b(model_identity(folder).encode(), digest_size=16)
-    for name in _SMALL:
-        if (folder / name).is_file():
-            content = (folder / name).read_bytes()
-            digest.update(f"{name} {len(content)} ".encode() + content)
-    if adapters:
-        digest.update((model_folder(adapters) / ADAPTER_TENSORS).read_bytes())
-    return digest.hexdigest()

@@ -62,14 +62,14 @@ class CoordinateMap:
 
     @property
     def centre(self) -> tuple[int, int]:
-        """The pixel in the middle of the screenshot. Raises ActionError where no place is assumed."""
+        """Return the pixel in the middle of the screenshot. Raises ActionError where no place is assumed."""
         if not self.assumes_places:
             raise ActionError("the call has no place")
         return self.width // 2, self.height // 2
 
     @property
     def pointer_or_centre(self) -> tuple[int, int]:
-        """Where a call without a place acts; of a pointer that nothing has moved the middle is assumed.
+        """Return where a call without a place acts; of a pointer that nothing has moved the middle is assumed.
 
         Raises ActionError as `centre` does.
         """

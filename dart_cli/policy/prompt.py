@@ -238,7 +238,7 @@ class PromptRenderer:
         return ""
 
     def _sampled_turn(self, has_image: bool) -> _Past:
-        """A turn to try a template with."""
+        """Return a turn to try a template with."""
         reply = _Reply("1", tuple(self._policy.encode("1")), is_sampled=True)
         return _Past(reply, has_image, "")
 
@@ -271,7 +271,7 @@ class PromptRenderer:
         return _Past(reply, turn.screenshot is not None, turn.observed_text)
 
     def _reply(self, text: str, token_ids: list[int]) -> _Reply:
-        """A past completion. Raises PromptError for tokens that are never sampled."""
+        """Return a past completion as a prompt has it. Raises PromptError for tokens that are never sampled."""
         is_sampled = bool(token_ids)
         if not is_sampled:
             text = unopened(text, self._newest)  # an agent may show the whole message
@@ -286,13 +286,16 @@ class PromptRenderer:
 
     @cached_property
     def _newest(self) -> str:
-        """What the template writes between the last message and the reply that it asks for."""
+        """Return what the template writes between the last message and the reply that it asks for."""
         asked = [_ASKED]
         return self._templated(asked).removeprefix(self._templated(asked, ends=True))
 
     @cached_property
     def _beginning(self) -> _Beginning:
-        """Raises PromptError for a template that shows a message before a past reply otherwise than the newest."""
+        """Return what the template begins replies with.
+
+        Raises PromptError for a template that shows a message before a past reply otherwise than the newest.
+        """
         asked = self._templated([_ASKED], ends=True)
         shown = self._templated([_ASKED, {"role": "assistant", "content": SLOT}, _ASKED])
         past = shown.partition(SLOT)[0]
@@ -365,7 +368,7 @@ class PromptRenderer:
     def _encoded(
         self, messages: list[dict[str, Any]], replies: Sequence[_Reply], expected: int
     ) -> tuple[int, ...]:
-        """Messages with a SLOT for each of `replies`, as tokens, with one placeholder for each of `expected` images."""
+        """Return messages with a SLOT for each of `replies` as tokens, with a placeholder for each of `expected` images."""
         *parts, last = self._templated(messages).split(SLOT)
         if len(parts) != len(replies):
             raise PromptError(
@@ -389,7 +392,7 @@ class PromptRenderer:
         return tuple(token_ids)
 
     def _templated(self, messages: list[dict[str, Any]], *, ends: bool = False) -> str:
-        """Messages as the tokenizer's chat template writes them, up to the reply unless they are the end."""
+        """Return messages as the tokenizer's chat template writes them, up to the reply unless they are the end."""
         try:
             text = self._policy.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not ends

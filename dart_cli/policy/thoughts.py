@@ -50,15 +50,20 @@ def unopened(text: str, beginning: str) -> str:
 def reply_starts(text: str) -> list[int]:
     """Return where the reply may begin, the most likely place last.
 
-    A text that begins with a thought has one place, after the thought. The prompt may have begun the thought, so
+    A text that begins with thoughts has a place after each of them. The prompt may have begun the thought, so
     that its end alone is in the text; but that may also be a part of what the reply types, so that the text itself
     may be the reply. Raises ActionError if the thought that begins the text does not end.
     """
-    if begun := _BEGIN.match(text):
-        ended = re.compile(rf"</{begun[1]}>\s*").search(text)
+    starts: list[int] = []
+    while begun := _BEGIN.match(text, starts[-1] if starts else 0):
+        ended = re.compile(rf"</{begun[1]}>\s*").search(text, begun.end())
         if ended is None:
-            raise ActionError("the thought that begins the completion does not end")
-        return [ended.end()]
+            break
+        starts.append(ended.end())
+    if starts:
+        return starts
+    if begun:
+        raise ActionError("the thought that begins the completion does not end")
     ended = _CLOSE.search(text)
     return [0] if ended is None else [0, ended.end()]
 

@@ -107,7 +107,7 @@ class PlayedByHand:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a screen."""
+        """Return True if there is a screen."""
         return bool(self._last)
 
     async def play(self, config: EnvConfig, acted: ActedEpisode) -> None:

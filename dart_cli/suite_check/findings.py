@@ -85,7 +85,7 @@ class TaskReport:
 def judge(
     task: Task, episodes: Sequence[Probed], bounds: Bounds, planned: int | None = None
 ) -> TaskReport:
-    """What the episodes of one task show, of `planned` that were to be played (None: of all of them)."""
+    """Return what the episodes of one task show. `planned` is how many were to be played; None: these."""
     resets = [each.reset_s for each in episodes if each.reset_s is not None]
     steps = [seconds for each in episodes for seconds in each.step_s]
     reset_p95, step_p95 = percentile(resets, 0.95), percentile(steps, 0.95)

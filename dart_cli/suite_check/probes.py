@@ -41,7 +41,7 @@ class Probed(ActedEpisode):
 
     @property
     def is_broken(self) -> bool:
-        """Whether the environment or the evaluator broke."""
+        """Return True if the environment or the evaluator broke."""
         return self.outcome == "invalid" and not self.true_at_reset
 
 

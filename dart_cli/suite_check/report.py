@@ -132,7 +132,7 @@ async def _try_options(env: EnvConfig, waits: OpenWaits) -> None:
         ) from None
     except DartError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
         raise UserError(f"suite {env.suite} makes no environment: {text}") from error
 
@@ -158,12 +158,12 @@ class Check:
 
     @property
     def episodes_each(self) -> int:
-        """Episodes of each task."""
+        """Return how many episodes of each task are planned."""
         return self._options.seeds * len(self._probes)
 
     @property
     def is_over(self) -> bool:
-        """Whether every task was played to its end."""
+        """Return True if every task was played to its end."""
         return len(self.over) == len(self.tasks)
 
     async def play(self) -> None:

@@ -74,17 +74,14 @@ from dart_cli.runtime.tables import fraction
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
-from dart_cli.train.checkpoints.identity import (
-    TrainedPart,
-    TrainerProgress,
-    model_identity,
-)
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.train.data_client import DataClient
 from dart_cli.train.metric_writer import MetricWriter
 from dart_cli.train.publishing import Publications, make_channel
 from dart_cli.train.ranks.processes import Ranks
 from dart_cli.train.ranks.watch import is_ranked
 from dart_cli.weights.file import Publication
+from dart_cli.weights.folder import model_identity
 from dart_cli.weights.manifest import KnownVersion, Published
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.config.model_folder import read_json, screens_of
 from dart_cli.config.schema import Config
 from dart_cli.grounding.formats import folder_of
-from dart_cli.player.model import folder_digest
+from dart_cli.policy.codecs import codec_identity
 from dart_cli.policy.model import LoadedPolicy, load_policy, pick_device
 from dart_cli.runtime.kept_folder import refuse_other
 from dart_cli.tune.data import ActionData, ItemData, read_data
@@ -32,6 +32,7 @@ from dart_cli.tune.settings import TuneSettings, configured, part_of
 from dart_cli.tune.stages import interruptible, train_stages
 from dart_cli.tune.training_set import ExampleSet, LearnedRows, StepSet, TrainingSet
 from dart_cli.tune.trajectories import Trajectories
+from dart_cli.weights.folder import folder_digest
 
 
 def run_tune(
@@ -163,6 +164,7 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
     config, asked = plan.config, plan.asked
     is_prompted = plan.learned != "completions"
     policy = config.policy
+    name = asked.answers.name if asked else policy.codec
     by_policy = policy.model_dump_json() if plan.learned == "actions" else ""
     return TuneSettings(
         learned=plan.learned,
@@ -170,7 +172,7 @@ def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
         examples=len(plan.data),
         held_out=tuple(split.held),
         model_digest=folder_digest(folder_of(config.model.path), config.model.adapters),
-        codec=asked.answers.name if asked else policy.codec if is_prompted else "",
+        codec=codec_identity(name) if is_prompted else "",
         prompt=json.dumps([policy.system_prompt, policy.template, policy.part_order])
         if asked
         else by_policy,

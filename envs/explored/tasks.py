@@ -53,7 +53,7 @@ class ExploredTask(_Stored):
 
     @property
     def digest(self) -> str:
-        """A digest of all that the file says of it."""
+        """Return a digest of all that the file says of the task."""
         return content_hash(self.model_dump_json().encode())
 
     @property

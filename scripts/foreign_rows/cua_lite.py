@@ -8,21 +8,22 @@ message without calls ends the episode: as done, or by `metadata.others.terminat
 `inline_reasoning` is the thought, or else `action_description`. One message is one of our actions: several are
 refused, but for a move before what acts where the pointer is. Texts are taken as they stand: a newline at the end of
 what is typed submits it. Keys get our names. `response`, `terminate`, `report_infeasible` and `goto` are tools of
-their own. `hold_key`, `screenshot`, `cursor_position` and the other tools are none of our actions. Rows whose `others.task_completed` is false are left out, and so are those of
-other kinds than `use` (grounding, questions).
+their own. `hold_key`, `screenshot`, `cursor_position` and the other tools are none of our actions. Rows whose
+`others.task_completed` is false are left out, and so are those of other kinds than `use` (grounding, questions).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from bus.errors import ActionError, UserError
+from bus.errors import ActionError, UserError, first_line
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
 from dart_cli.policy.codecs.pyautogui_calls import MOST_NOTCHES, MOST_WAIT_S
 from dart_cli.policy.codecs.reading import one_of_keys, read_keys
@@ -70,7 +71,7 @@ DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
 
 def files_of(home: Path) -> list[Path]:
-    """The files of a folder that have such rows, by the keys of the first; or the file that is named."""
+    """Return the files of a folder that have such rows, by the keys of their first row; or the file that is named."""
     listed = [home] if home.is_file() else sorted([*home.glob("*.jsonl"), *home.glob("*.parquet")])
     return [path for path in listed if {"images", "messages"} <= _keys_of(path)]
 
@@ -97,29 +98,34 @@ def read(home: Path) -> Found:
 
 def _keys_of(path: Path) -> set[str]:
     if path.suffix == ".parquet":
-        pa, pq = pyarrow_modules()
-        try:
-            with pq.ParquetFile(path) as file:
-                return set(file.schema_arrow.names)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path} cannot be read as Parquet: {error}; copy it again") from None
-    none: tuple[str, Any] = ("", {})
-    first = next(row_lines(path), none)[1]
-    return set(first) if isinstance(first, dict) else set()
+        with _parquet(path) as file:
+            return set(file.schema_arrow.names)
+    return next((set(row) for _, row in row_lines(path) if isinstance(row, dict)), set())
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Open a file of Parquet while inside. Raises UserError where it cannot be read there."""
+    pa, pq = pyarrow_modules()
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read as Parquet: {first_line(error)}; copy it again"
+        ) from None
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix != ".parquet":
         yield from row_lines(path)
         return
-    _, pq = pyarrow_modules()
-    with pq.ParquetFile(path) as file:
+    with _parquet(path) as file:
         columns = [name for name in COLUMNS if name in file.schema_arrow.names]
-        index = 0
-        for batch in file.iter_batches(batch_size=64, columns=columns):
-            for row in batch.to_pylist():
-                yield f"{path.name}[{index}]", row
-                index += 1
+        batches = file.iter_batches(batch_size=64, columns=columns)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for index, row in enumerate(rows):
+            yield f"{path.name}[{index}]", row
 
 
 def _row(root: Path, row: Any) -> dict[str, Any] | None:

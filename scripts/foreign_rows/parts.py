@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from bus.errors import UserError
 from envs.actions import Action, action_to_dict
 from envs.screenshots import BROKEN, seen_size
-from envs.textfiles import open_text, why
+from envs.textfiles import lines_of, why
 
 
 @dataclass
@@ -59,15 +59,14 @@ class Grid:
 def row_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (FILE[INDEX], value) of each line that is not blank; a ValueError as the value of one that is no JSON."""
     try:
-        with open_text(path) as file:
-            for index, line in enumerate(file):
-                place = f"{path.name}[{index}]"
-                if not line.strip():
-                    continue
-                try:
-                    yield place, json.loads(line)
-                except (ValueError, RecursionError):
-                    yield place, ValueError("is no JSON")
+        for index, line in enumerate(lines_of(path)):
+            place = f"{path.name}[{index}]"
+            if not line.strip():
+                continue
+            try:
+                yield place, json.loads(line)
+            except (ValueError, RecursionError):
+                yield place, ValueError("is no JSON")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} {why(error, 'copy it again')}") from None
 
@@ -93,7 +92,7 @@ def text_of(row: Any, key: str) -> str:
     """Return a text of a row as it stands, blanks and line ends included. Raises ValueError for an empty one."""
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{key} must be a text, got {value!r:.40}")
+        raise ValueError(f"{key} must be a text that is not empty, got {value!r:.40}")
     return value
 
 

@@ -317,8 +317,13 @@ def test_the_longest_reset_is_asked_for_with_the_options_that_it_takes(
     ("name", "options", "said"),
     [
         ("LongDepth", {}, r"longest_reset_s\(\) failed: TypeError: .*'depth'"),
-        ("LongDepth", {"depth": []}, r"longest_reset_s must return seconds, got list \[\]"),
-        ("LongText", {}, "longest_reset_s must return seconds, got str '40 s'"),
+        (
+            "LongDepth",
+            {"depth": []},
+            r"longest_reset_s must return seconds from 0 on, got list \[\]",
+        ),
+        ("LongText", {}, "longest_reset_s must return seconds from 0 on, got str '40 s'"),
+        ("LongDepth", {"depth": float("nan")}, "must return seconds from 0 on, got float nan"),
         (
             "LongNumber",
             {},

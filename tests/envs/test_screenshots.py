@@ -38,6 +38,17 @@ def test_a_picture_is_turned_as_its_exif_says(orientation: int, kind: str) -> No
     assert (seen.width, seen.height) == right.size
 
 
+def test_exif_behind_the_picture_of_a_png_leaves_one_size() -> None:
+    """Pillow knows it only once the picture is decoded."""
+    encoded = turned(6, "PNG")
+    begin = encoded.index(b"eXIf") - 4
+    end = encoded.index(b"IDAT") - 4
+    late = encoded[:begin] + encoded[end:-12] + encoded[begin:end] + encoded[-12:]
+    seen = observe(late, "jpeg")
+    with Image.open(io.BytesIO(seen.screenshot)) as shown:
+        assert (seen.width, seen.height) == shown.size == size_of(late)
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_exif_that_cannot_be_read_turns_nothing() -> None:
     encoded = written(Image.new("RGB", (40, 20)), "JPEG", exif=b"Exif\0\0MM\0*nonsense")

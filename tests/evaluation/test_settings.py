@@ -12,9 +12,11 @@ from dart_cli.config.schema import Config
 from dart_cli.evaluation import settings
 from dart_cli.evaluation.results import differences
 from dart_cli.evaluation.settings import settings_of
-from dart_cli.player.model import folder_digest
+from dart_cli.weights.folder import folder_digest
 from envs.base import Task
-from tests.config.model_parts import change_json, write_model
+from tests.config.model_parts import change_json, write_json, write_model
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def told(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str:
@@ -57,6 +59,39 @@ def test_options_of_vllm_are_settings_where_it_answers() -> None:
     assert [key for key, *_ in differences(one, other)] == ["vllm.options"]
     same = [values("transformers", options) for options in ({}, {"quantization": "fp8"})]
     assert not list(differences(*same))
+
+
+def test_own_code_is_part_of_what_it_names(tmp_path: Path) -> None:
+    """Another way of reading texts, or of judging, begins another evaluation."""
+    suite, codec = tmp_path / "own_suite.py", tmp_path / "own_codec.py"
+    suite.write_text(
+        "from envs.embedded.suites import MiniSuite\n\nclass Own(MiniSuite):\n    name = 'own'\n"
+    )
+    codec.write_bytes((DOCS / "examples" / "json_codec.py").read_bytes())
+    names = {"env": {"suite": f"{suite}:Own"}, "policy": {"codec": f"{codec}:JsonCodec"}}
+    config = Config.model_validate(names)
+
+    def changed(path: Path) -> list[str]:
+        before = settings_of(config, None, with_model=False)
+        path.write_text(f"{path.read_text()}# changed\n")
+        after = settings_of(config, None, with_model=False)
+        return [key for key, *_ in differences(before, after)]
+
+    assert changed(suite) == ["suite"]
+    assert changed(codec) == ["policy.codec"]
+    shipped = settings_of(Config(), None, with_model=False)
+    assert shipped.values["policy.codec"] == "compact"
+
+
+def test_what_the_folder_of_a_judge_holds_is_a_setting(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    config = Config.model_validate({"env": {"judge": {"model": str(folder)}}})
+    before = settings_of(config, None, with_model=False)
+    write_json(folder, "generation_config.json", {"eos_token_id": 7})
+    after = settings_of(config, None, with_model=False)
+    assert [key for key, *_ in differences(before, after)] == ["env.judge.folder"]
+    served = Config.model_validate({"env": {"judge": {"model": "eyes", "url": "http://a/v1"}}})
+    assert "env.judge.folder" not in settings_of(served, None, with_model=False).values
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_d
 from dart_cli.export.folder import export_folder
 from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.runtime.run_dir import save_config
-from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, model_identity
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
+from dart_cli.weights.folder import model_identity
 from scripts.small_models import FAMILIES, build
 from scripts.tiny_model import build_tiny, save
 from tests.data.parts import (

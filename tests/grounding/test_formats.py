@@ -46,6 +46,7 @@ COMPACT = make_coordinate_map("thousandths", 200, 100)
         ("point", THOUSAND, "x1=500, y1=250", (100, 25)),
         ("point", THOUSAND, "(x1,y1)=(500,250)", (100, 25)),
         ("point", THOUSAND, "x: 500\ny: 250", (100, 25)),
+        ("point", THOUSAND, "X: 500, Y: 250", (100, 25)),
         ("point", THOUSAND, '{"x": 500, "y": 250}', (100, 25)),
         ("point", THOUSAND, "<think>maybe 3 or 4</think>(500,250)", (100, 25)),
         ("point", THOUSAND, "maybe 3 or 4\n</think>\n(500,250)", (100, 25)),

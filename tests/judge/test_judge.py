@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from bus.errors import UserError
+from bus.errors import ModelError, UserError
 from bus.messages import Judgement
 from dart_cli.config.schema import JudgeConfig
-from dart_cli.judge.evidence import Evidence, shrunk
+from dart_cli.judge import judge as judge_module
+from dart_cli.judge.evidence import Answer, Evidence, shrunk
 from dart_cli.judge.judge import Judge, JudgeLimits, Purpose, name_of
+from tests.config.model_parts import write_model
 from tests.judge.chat_server import Says, chat
 from tests.waiting import PATIENCE_S
 
@@ -241,6 +245,61 @@ def test_another_way_of_asking_is_another_judge() -> None:
     )
     assert name_of(config) != name_of(config.model_copy(update={"images": 2}))
     assert name_of(config).startswith("eyes#")
+
+
+def test_a_folder_with_other_tensors_is_another_judge_wherever_it_lies(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "a" / "eyes")
+    copied = Path(shutil.copytree(folder, tmp_path / "b" / "eyes"))
+
+    def name(place: Path) -> str:
+        judge = Judge(JudgeConfig(model=str(place)))
+        judge.read_folder()
+        return judge.name
+
+    before = name(folder)
+    assert before == name(copied)
+    assert before.startswith("eyes#")
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert name(copied) != before
+    assert name(folder) == before
+
+
+async def test_a_folder_is_read_once_before_its_first_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def digest(folder: Path) -> str:
+        reads.append(folder)
+        return "0123"
+
+    async def answer(*_: object) -> Answer:
+        return Answer(1.0, "done")
+
+    monkeypatch.setattr(judge_module, "folder_digest", digest)
+    monkeypatch.setattr(Judge, "_answer", answer)
+    config = JudgeConfig(model=str(tmp_path))
+    judge = Judge(config)
+    opinions = await asyncio.gather(*(judge.judge(evidence(), "missing") for _ in range(3)))
+    assert {each.judge for each in opinions} == {name_of(config, "0123")}
+    assert reads == [tmp_path]
+
+
+async def test_a_folder_that_cannot_be_read_in_time_is_told_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def digest(_: Path) -> str:
+        released.wait(PATIENCE_S)
+        return ""
+
+    monkeypatch.setattr(judge_module, "folder_digest", digest)
+    judge = Judge(JudgeConfig(model=str(tmp_path)), JudgeLimits(deadline_s=0.01))
+    with pytest.raises(ModelError, match=r"was not read in 0\.01 s; copy it to a disk"):
+        await judge.judge(evidence(), "missing")
+    released.set()
 
 
 def test_the_judge_is_shown_a_transparent_screenshot_on_white() -> None:

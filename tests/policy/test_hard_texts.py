@@ -96,7 +96,8 @@ def test_no_thought_changes_the_action_behind_it(name: str) -> None:
             assert codec.parse(text, HERE) == action, text
     for action in (Click(x=5, y=6), Type(text="x</think>y")):
         text = codec.format(action, HERE)
-        for lead in ("a</think>", f"{MARKUP}</think>\n\n", f"<think>\n{MARKUP}</think>\n\n"):
+        leads = ("a</think>", f"{MARKUP}</think>\n\n", f"<think>\n{MARKUP}</think>\n\n")
+        for lead in (*leads, f"<think>a</think>\n<think>{MARKUP}</think>"):
             assert codec.parse(lead + text, HERE) == action, lead + text
             points = codec.find_points(lead + text)
             assert [(point.x, point.y) for point in points] == [(5, 6)] * (action.kind == "click")
@@ -241,6 +242,10 @@ def test_a_separator_is_also_a_value(name: str, text: str, action: Action) -> No
         (["ctrl", "!"], ["ctrl", "!"]),
         (["Return"], ["enter"]),
         ([" ", "\t", "\r\n"], ["space", "tab", "enter"]),
+        (
+            ["Print Screen", "arrow left", "ctrl+num lock"],
+            ["printscreen", "left", "ctrl", "numlock"],
+        ),
     ],
 )
 def test_names_of_keys_keep_what_their_case_and_their_signs_say(

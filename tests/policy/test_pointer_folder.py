@@ -26,7 +26,7 @@ from dart_cli.policy.model_files import PolicyFiles, new_folder
 from dart_cli.policy.pointer.folder import add_pointer
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.pointer.tokens import TRIPLE, PointerTokens
-from dart_cli.train.checkpoints.identity import model_identity
+from dart_cli.weights.folder import model_identity
 from scripts.small_models import FAMILIES, build
 
 Folder = Callable[[str], Path]

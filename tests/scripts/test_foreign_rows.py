@@ -300,6 +300,26 @@ def test_rows_of_cua_lite_in_parquet_are_those_in_json(home: Path) -> None:
     assert [step.action for step in row.steps] == [Click(x=84, y=42), Fail()]
 
 
+def test_a_file_whose_first_row_is_broken_is_not_left_out(home: Path) -> None:
+    (home / "a.jsonl").write_text(f"{{broken\n{json.dumps(lite(CLICK))}\n")
+    (home / "b.jsonl").write_text(json.dumps(lite(CLICK)))
+    with pytest.raises(UserError, match=r"1 rows are malformed, the first is a.jsonl\[0\]"):
+        convert("cua-lite", home)
+
+
+def test_damaged_parquet_is_told_by_its_file(home: Path) -> None:
+    packed = [{key: json.dumps(value) for key, value in lite(CLICK).items()}] * 100
+    path = home / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(packed), path)
+    content = bytearray(path.read_bytes())
+    content[30:120] = b"\xff" * 90
+    path.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"rows.parquet cannot be read as Parquet: .*; copy it again"
+    ):
+        convert("cua-lite", home)
+
+
 @pytest.mark.parametrize(
     ("actions", "message"),
     [

@@ -288,3 +288,15 @@ def test_what_was_found_is_printed_though_it_cannot_be_written(
     with pytest.raises(UserError, match=r"cannot be written: No space left"):
         run_check(wanted)
     assert "1 task, 1 episode: nothing to fix" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("raised", ["RuntimeError('4')", "SystemExit(4)"])
+def test_a_make_env_that_breaks_is_one_line(raised: str, tmp_path: Path) -> None:
+    path = tmp_path / "own_suite.py"
+    path.write_text(
+        "from envs.embedded.suites import MiniSuite\n\n"
+        f"class Own(MiniSuite):\n    def make_env(self, **_):\n        raise {raised}\n"
+    )
+    kind = raised.partition("(")[0]
+    with pytest.raises(UserError, match=f"Own makes no environment: {kind}: 4"):
+        run_check(CheckOptions(f"{path}:Own", seeds=1))

@@ -26,10 +26,10 @@ from dart_cli.train.checkpoints.identity import (
     STATE,
     TrainedPart,
     TrainerProgress,
-    model_identity,
 )
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.model import TrainModel
+from dart_cli.weights.folder import model_identity
 from tests.train.parts import Held, save
 from tests.waiting import PATIENCE_S
 

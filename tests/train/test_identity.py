@@ -18,9 +18,9 @@ from dart_cli.train.checkpoints.identity import (
     STATE,
     TrainedPart,
     TrainerProgress,
-    model_identity,
     refuse_other,
 )
+from dart_cli.weights.folder import model_identity
 from tests.train.parts import save
 
 LORA = LoraConfig(rank=4, alpha=8.0)

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bus.errors import ActionError, ExchangeError
+from bus.errors import ActionError, ExchangeError, first_line
 from bus.messages import Outcome, SampledTokens
 from dart_cli.data.exchange.parquet_schema import (
     COLUMNS,
@@ -324,7 +324,7 @@ def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[
                 dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
             ]
     except (pa.ArrowException, OSError) as error:
-        raise ExchangeError(f"{path}: is damaged: {error}; copy it again") from None
+        raise ExchangeError(f"{path}: is damaged: {first_line(error)}; copy it again") from None
 
 
 def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
@@ -369,6 +369,7 @@ def _opened(pq: Any, path: Path) -> Iterator[Any]:
         try:
             file = stack.enter_context(pq.ParquetFile(path))
         except (pa.ArrowException, OSError) as error:
-            why = str(error).splitlines()[0][:200]
-            raise ExchangeError(f"{path}: is no Parquet file ({why}); copy it again") from None
+            raise ExchangeError(
+                f"{path}: is no Parquet file ({first_line(error)}); copy it again"
+            ) from None
         yield file

@@ -232,7 +232,7 @@ CREATE TABLE trackers (                  -- expected rewards
 ) WITHOUT ROWID;
 CREATE TABLE judgements (                -- what judge models said; one row for each judge
     trajectory_id TEXT NOT NULL REFERENCES trajectories (id),
-    judge TEXT NOT NULL,                 -- the model, and a digest of how it is asked
+    judge TEXT NOT NULL,                 -- the model, and a digest: judge.py, name_of
     use TEXT NOT NULL,                   -- missing: it is the verdict; check, later: beside one
     outcome TEXT NOT NULL,               -- pass, fail; invalid: no answer that can be read
     score REAL,                          -- NULL without an answer

@@ -22,7 +22,7 @@ from typing import cast
 from bus.errors import ConfigError, TaskError
 from dart_cli.config.schema import CODEC_PARTS, CODECS, POINT_PARTS
 from dart_cli.policy.codec import Codec, PointCodec
-from envs.own_code import load_own
+from envs.own_code import code_digest, load_own
 
 _MODULES = {
     **dict.fromkeys(("toolcall", "toolcall-mobile", "toolcall-mai", "toolcall-xml"), "toolcall"),
@@ -43,6 +43,12 @@ def make_codec(name: str) -> Codec:
     raise ConfigError(
         f"policy.codec must be {', '.join(CODECS)}, or your own as file.py:MyCodec, got {name}"
     )
+
+
+def codec_identity(name: str) -> str:
+    """Return what tells one codec from another: its name, of one of your own with a digest of its file."""
+    code = code_digest(make_codec(name)) if ":" in name else ""
+    return f"{name} {code}" if code else name
 
 
 def _own_codec(name: str) -> Codec:

@@ -206,7 +206,7 @@ class CompactCodec:
             return []
 
     def _points(self, text: str, begin: int) -> list[WrittenPoint]:
-        """The points of a reply that begins there. Raises ActionError."""
+        """Return the points of a reply that begins there. Raises ActionError."""
         return [
             WrittenPoint(begin + start, begin + end, *_two(point))
             for start, end, point in self._grammar.matches(text[begin:], "point")

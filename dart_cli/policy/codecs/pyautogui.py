@@ -153,7 +153,7 @@ class PyautoguiCodec:
     def _action(
         self, text: str, span: Span, coordinates: CoordinateMap
     ) -> tuple[Action, list[WrittenPoint]]:
-        """The action of the code in a part of the text, and its points."""
+        """Return the action of the code in a part of the text, and its points. Raises ActionError."""
         code = text[span[0] : span[1]]
         calls = calls_of(code.strip(), SIGNATURES[self._dialect], IGNORED)
         return read_calls(calls, coordinates, span[0] + len(code) - len(code.lstrip()))
@@ -262,7 +262,7 @@ class _Writer:
 
 
 def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """What a completion says of its action, behind its thought."""
+    """Return the match of `pattern` in a completion, behind its thought; None where there is none."""
     try:
         return pattern.search(reply_of(text))
     except ActionError:

@@ -176,7 +176,7 @@ class UitarsCodec:
         return f"Thought: {thought}\nAction: {call}"
 
     def as_history(self, text: str) -> str:
-        """The completion with the bare boxes of its call in box tokens, as the model's prompt has them."""
+        """Return the completion with the bare boxes of its call in box tokens, as the model's prompt has them."""
         for point in reversed(self.find_points(text)):
             box = text[point.start : point.end]
             if _BARE_BOX.fullmatch(box):
@@ -196,7 +196,7 @@ class UitarsCodec:
             return []
 
     def _points(self, text: str, begin: int) -> list[WrittenPoint]:
-        """The points of a reply that begins there. Raises ActionError."""
+        """Return the points of a reply that begins there. Raises ActionError."""
         points = []
         for first, last, box in self._grammar.matches(text[begin:], "box"):
             first, last = begin + first, begin + last

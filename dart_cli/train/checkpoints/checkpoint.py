@@ -50,7 +50,6 @@ from dart_cli.train.checkpoints.identity import (
     TrainedPart,
     TrainerProgress,
     checkpoint_paths,
-    model_identity,
     refuse_other_folder,
 )
 from dart_cli.train.checkpoints.shards import (
@@ -62,6 +61,7 @@ from dart_cli.train.checkpoints.shards import (
     stage,
     write,
 )
+from dart_cli.weights.folder import model_identity
 from dart_cli.weights.manifest import digest_of, on_cores
 
 log = logging.getLogger(__name__)

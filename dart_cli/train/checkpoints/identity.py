@@ -4,7 +4,6 @@
     TrainedPart       which tensors of the model are trained: its adapters' settings, or which weights
     CheckpointState   both, the identity of the model folder, and the digests of the files
     checkpoint_paths  the complete checkpoints of a folder; newest_updates, how far the newest one is
-    model_identity    what tells the model folder from another one
     refuse_other      the error where a configuration cannot go on from the newest checkpoint
 
 `dart up`, `dart data` and `dart train` call `refuse_other` before anything starts or is recorded; the
@@ -13,8 +12,6 @@ trainer compares again with the checkpoint that it loads.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from hashlib import blake2b
 from pathlib import Path
@@ -23,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bus.errors import ConfigError, ModelError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
-from dart_cli.config.model_folder import model_folder, weight_files
+from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.runtime.run_dir import read_run
-from dart_cli.weights.manifest import tree_digests
+from dart_cli.weights.folder import model_identity
 
 STATE = "state.json"
 _NAME = re.compile(r"c(\d{6,})")
@@ -112,24 +109,6 @@ def newest_updates(directory: Path) -> int:
 
 def _updates(path: Path) -> int:
     return int(path.name[1:])
-
-
-def model_identity(folder: Path) -> str:
-    """A digest of a model folder's tensors, wherever it lies. Raises ModelError."""
-    files = weight_files(folder)
-    try:
-        handles = {file.name: os.open(file, os.O_RDONLY) for file in files}
-        try:
-            sizes = {name: os.fstat(handle).st_size for name, handle in handles.items()}
-            digests = tree_digests(
-                sizes, lambda name, begin, end: os.pread(handles[name], end - begin, begin)
-            )
-        finally:
-            for handle in handles.values():
-                os.close(handle)
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error}") from None
-    return blake2b(json.dumps(digests).encode(), digest_size=16).hexdigest()
 
 
 def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:
