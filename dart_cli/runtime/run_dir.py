@@ -28,13 +28,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
-from bus.snapshot import Snapshot
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.old_keys import without_old
 from dart_cli.config.readers import Settings, row_of, values
@@ -42,6 +41,9 @@ from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
 from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
+
+if TYPE_CHECKING:
+    from bus.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -391,6 +393,8 @@ def leave_snapshot(run_dir: Path, snapshot: Mapping[str, Any]) -> None:
 
 def last_snapshot(run_dir: Path) -> Snapshot | None:
     """Return what `leave_snapshot` last wrote; None if that is nothing, or another version of dart wrote it."""
+    from bus.snapshot import Snapshot  # late: all messages
+
     try:
         return Snapshot.model_validate_json((run_dir / _SNAPSHOT).read_bytes())
     except (OSError, ValidationError):
