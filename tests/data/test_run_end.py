@@ -175,8 +175,8 @@ async def test_a_signal_to_all_of_which_data_hears_first_ends_data_after_the_tra
             stop.set()
             await client.eventually(lambda seen: UPDATE in seen.ending)
         async with working(client):
+            await client.eventually(lambda seen: any(p.state == "stopping" for p in seen.processes))
             monkeypatch.setattr(run_end, "STOP_LEAST_S", 0.0)
-            await client.eventually(lambda seen: UPDATE in seen.ending)
             await client.publish(1)
             await acknowledge(client)
         leave(client)
