@@ -94,12 +94,12 @@ def encode(message: Message) -> list[bytes]:
 
 
 def limits_of(expected: type[Message]) -> MessageLimits:
-    """The limits of the messages that come where this kind is expected."""
+    """Return the limits of the messages that come where this kind is expected."""
     return BATCH_LIMITS if expected in (BatchReply, Share, Scored, StepStates) else LIMITS
 
 
 def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
-    """The message of frames `[kind, header, *blobs]`; never anything but it or ProtocolError."""
+    """Return the message of frames `[kind, header, *blobs]`; never anything but it or ProtocolError."""
     if len(frames) < 2:
         raise ProtocolError(f"message of {len(frames)} frames: a kind and a header are needed")
     kind = _kind_of(frames[0])
@@ -115,13 +115,13 @@ def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
 
 
 def joined(message: Message) -> bytes:
-    """The frames of a message as one piece, for channels that carry bytes; raises as `encode` does."""
+    """Return the frames of a message as one piece, for channels that carry bytes; raises as `encode` does."""
     frames = encode(message)
     return b"".join(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame for frame in frames)
 
 
 def parted(piece: bytes, limits: MessageLimits) -> Message:
-    """The message of `joined`. Raises ProtocolError for any other bytes."""
+    """Return the message of `joined`. Raises ProtocolError for any other bytes."""
     frames, at = [], 0
     while at < len(piece):
         begin = at + _LENGTH_BYTES
@@ -140,12 +140,15 @@ class _Blobs:
         self.packed_bytes = 0
 
     def add(self, blob: bytes, kind: int = _BLOB) -> msgpack.ExtType:
-        """Returns its placeholder in the header."""
+        """Return its placeholder in the header."""
         self.frames.append(blob)
         return msgpack.ExtType(kind, (len(self.frames) - 1).to_bytes(_INDEX_BYTES, "big"))
 
     def pack(self, values: Sequence[float] | array[int], code: str) -> msgpack.ExtType:
-        """The same, of packed numbers. Raises struct.error for one that does not fit."""
+        """Pack numbers into a blob and return its placeholder in the header.
+
+        Raises struct.error for a number that does not fit.
+        """
         if isinstance(values, array):
             blob, kind = little_endian(values), _ARRAY_KINDS[values.typecode]
         else:
@@ -155,7 +158,7 @@ class _Blobs:
 
 
 def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
-    """The value as plain containers, its `bytes` moved to `blobs` with an ExtType left behind."""
+    """Return the value as plain containers, its `bytes` moved to `blobs` with an ExtType left behind."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -179,7 +182,7 @@ def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
 
 @cache
 def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
-    """The fields that may hold `bytes` or messages, by their annotations; the others pass whole."""
+    """Return the fields that may hold `bytes` or messages, by their annotations; the others pass whole."""
     annotations = get_type_hints(message_type)
     packed = {name for name, _ in _packed_fields(message_type)}
     return tuple(
@@ -191,7 +194,7 @@ def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
 
 @cache
 def _packed_fields(message_type: type[Message]) -> tuple[tuple[str, str], ...]:
-    """The fields that are packed, and the codes of their numbers."""
+    """Return the fields that are packed, and the codes of their numbers."""
     return tuple(
         (name, mark.code)
         for name, field in message_type.model_fields.items()
@@ -237,7 +240,7 @@ def _check_packed(kind: str, packed_bytes: int, limits: MessageLimits) -> None:
 
 
 def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLimits) -> Any:
-    """The header's body with every blob in its place, each used exactly once."""
+    """Return the header's body with every blob in its place, each used exactly once."""
     unused = dict(enumerate(blobs))
     packed_bytes = 0
 

@@ -33,12 +33,12 @@ MAX_WAITS = 8
 
 
 def start(*programs: str) -> str:
-    """The cure where no process serves: ``start `dart data CONFIG` ``."""
+    """Return the cure where no process serves: ``start `dart data CONFIG` ``."""
     return f"start {_listed([f'`{program} CONFIG`' for program in programs])}"
 
 
 def awaited(*roles: Role, at: str = "") -> str:
-    """What is waited for where `roles` have no process: ``dart data: start `dart data CONFIG` ``.
+    """Return what is waited for where `roles` have no process: ``dart data: start `dart data CONFIG` ``.
 
     `at` is the address where it is expected.
     """
@@ -176,7 +176,7 @@ class HeartbeatSender:
         return heartbeat
 
     def _reported_waits(self) -> list[Waiting]:
-        """The present waits, longest first; waits for the same thing count as one."""
+        """Return the present waits, longest first; waits for the same thing count as one."""
         now = time.monotonic()
         alike: dict[tuple[str, str, float], list[float]] = {}
         for wait in self._waits.values():
@@ -251,7 +251,7 @@ class Liveness:
         return [hb for hb in self._of(role) if self.silent_s(hb.worker) > self.dead_after_s]
 
     def get(self, worker: str) -> Heartbeat | None:
-        """The worker's newest heartbeat, whether it lives or not."""
+        """Return the worker's newest heartbeat, whether it lives or not."""
         seen = self._seen.get(worker)
         return seen.heartbeat if seen else None
 

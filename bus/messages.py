@@ -236,15 +236,15 @@ class Batch(Message):
     success: Reward | None = None  # of the run's tasks when it was served
 
     def prompt(self, sample: Sample) -> IntArray:
-        """The tokens [P] that the policy read."""
+        """Return the tokens [P] that the policy read."""
         return self.chains[sample.chain].token_ids[: sample.start]
 
     def completion(self, sample: Sample) -> IntArray:
-        """The tokens [A] that it sampled."""
+        """Return the tokens [A] that it sampled."""
         return self.chains[sample.chain].token_ids[sample.start : sample.end]
 
     def image_hashes(self, sample: Sample) -> list[str]:
-        """What its prompt shows [I], in reading order."""
+        """Return what its prompt shows [I], in reading order."""
         return self.chains[sample.chain].image_hashes[: sample.images]
 
 

@@ -61,17 +61,17 @@ PromptIds = Annotated[IntArray, Packed("i"), PlainValidator(_as_prompt_ids)]
 
 
 def int32s(values: Iterable[int] | bytes) -> IntArray:
-    """The integers, or the little-endian bytes of such. Raises OverflowError for one that does not fit."""
+    """Return the integers, or the little-endian bytes of such. Raises OverflowError for one that does not fit."""
     return _array("i", values)
 
 
 def float64s(values: Iterable[float] | bytes) -> FloatArray:
-    """The numbers, or the little-endian bytes of such."""
+    """Return the numbers, or the little-endian bytes of such."""
     return _array("d", values)
 
 
 def little_endian(values: array[int] | array[float]) -> bytes:
-    """The bytes of an array, as they travel."""
+    """Return the bytes of an array, as they travel."""
     if sys.byteorder == "big":
         values = array(values.typecode, values)
         values.byteswap()

@@ -69,7 +69,7 @@ class RequestClient(Protocol):
     """What callers need of a Requester."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """The server's answer. Raises DeadlineError, and what the server refuses with."""
+        """Return the server's answer. Raises DeadlineError, and what the server refuses with."""
         ...
 
 
@@ -138,7 +138,7 @@ class Requester:
         *,
         request_id: bytes | None = None,
     ) -> Reply:
-        """The server's answer, of the request's `reply_type`.
+        """Return the server's answer, of the request's `reply_type`.
 
         The request is sent again with the same id every `retry_s` seconds, and when a lost server
         is back, until `deadline_s`; pass `request_id` (16 bytes) to ask another server the same
@@ -284,7 +284,7 @@ class EncodedReply:
 
     @classmethod
     def of(cls, reply: Reply) -> Self:
-        """Raises as `encode` does."""
+        """Raise as `encode` does."""
         return cls(encode(reply))
 
 

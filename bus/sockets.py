@@ -138,7 +138,7 @@ def remove_socket_file(file: tuple[str, int, int] | None) -> None:
 
 
 def bound_address(socket: zmq.Socket[Any]) -> str:
-    """The address a bound socket serves at, as others connect to it."""
+    """Return the address a bound socket serves at, as others connect to it."""
     address = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(address, bytes)
     return address.rstrip(b"\0").decode("utf-8")

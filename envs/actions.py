@@ -263,7 +263,7 @@ _ADAPTER: TypeAdapter[Action] = TypeAdapter(Action)
 
 
 def within(action: Action, size: tuple[int, int]) -> Action:
-    """The action with its points held on a screen of `size`, width and height."""
+    """Return the action with its points held on a screen of `size`, width and height."""
 
     def held(x: int, y: int) -> tuple[int, int]:
         return min(max(x, 0), size[0] - 1), min(max(y, 0), size[1] - 1)
@@ -277,12 +277,12 @@ def within(action: Action, size: tuple[int, int]) -> Action:
 
 
 def action_to_dict(action: Action) -> dict[str, Any]:
-    """The action as plain JSON values, for the wire and the store."""
+    """Return the action as plain JSON values, for the wire and the store."""
     return _ADAPTER.dump_python(action, mode="json")  # type: ignore[no-any-return]
 
 
 def action_from_dict(value: dict[str, Any]) -> Action:
-    """The action a dict describes. Raises ActionError naming the field that is wrong."""
+    """Return the action a dict describes. Raises ActionError naming the field that is wrong."""
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:
@@ -310,7 +310,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """The page with the present table. Raises ValueError for one without its marks."""
+    """Return the page with the present table. Raises ValueError for one without its marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -326,7 +326,7 @@ def _field(name: str, field: FieldInfo) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     inner = get_args(annotation)
     kind = get_origin(annotation)
     if kind is Literal:

@@ -95,7 +95,7 @@ class _Read:
 
 
 def elements_from(widgets: Sequence[Told], shown: Observation) -> list[Element]:
-    """What can be seen and reached; the cells of a grid if no application reports its widgets."""
+    """Return what can be seen and reached; the cells of a grid if no application reports its widgets."""
     windows = nodes_of(widgets, shown.width, shown.height)
     return elements_of(windows) if windows else grid_elements(shown.width, shown.height)
 
@@ -107,7 +107,7 @@ def state_from(widgets: Sequence[Told], shown: Observation) -> ScreenState:
 
 
 def nodes_of(widgets: Sequence[Told], width: int, height: int) -> list[Node]:
-    """The windows of every application that are on a screen of `width` x `height` pixels."""
+    """Return the windows of every application that are on a screen of `width` x `height` pixels."""
     screen: Box = (0, 0, width, height)
     windows = [each for each in _windows(widgets) if each[1].told["showing"]]
     in_menus = any(_shows_menu(window) for _, window in windows)
@@ -123,7 +123,7 @@ def nodes_of(widgets: Sequence[Told], width: int, height: int) -> list[Node]:
 
 
 def route_of(widgets: Sequence[Told]) -> str:
-    """The applications with a window on the screen, and the titles of their dialogs."""
+    """Return the applications with a window on the screen, and the titles of their dialogs."""
     told = []
     for application, window in _windows(widgets):
         if window.told["showing"]:
@@ -133,7 +133,7 @@ def route_of(widgets: Sequence[Told]) -> str:
 
 
 def in_place(widgets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The widgets, those of LibreOffice where they are.
+    """Return the widgets, those of LibreOffice where they are.
 
     It reports the contents of a window too high by its menu bar: as if its root pane began where the panel
     around both does. GTK's own widgets among them (lists, fields) are reported where they are.
@@ -160,7 +160,7 @@ def _inside(box: _Area, around: _Area) -> bool:
 
 
 def _windows(widgets: Sequence[Told]) -> list[tuple[str, _Read]]:
-    """The windows, each with the name of its application, in the order of the tree."""
+    """Return the windows, each with the name of its application, in the order of the tree."""
     found = []
     for desktop in _nested(widgets):
         for application in desktop.below:
@@ -244,7 +244,7 @@ def _operations(told: Told) -> tuple[Operation, ...]:
 
 
 def _label(told: Told) -> str:
-    """The text of what is pressed and has no name; what stands in a field is not its name."""
+    """Return the text of what is pressed and has no name; what stands in a field is not its name."""
     return "" if told["role"] in WRITTEN else str(told["text"] or "").strip()[:200]
 
 
@@ -253,7 +253,7 @@ def _area(told: Told) -> bool:
 
 
 def _box(told: Told, frame: Box) -> Box | None:
-    """The part within `frame`; None if there is none."""
+    """Return the part within `frame`; None if there is none."""
     if not told["box"]:
         return None
     x, y, width, height = (int(each) for each in told["box"])

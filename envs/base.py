@@ -62,7 +62,7 @@ class Task:
 
 
 def reward_of(outcome: Outcome, reward: float | None = None) -> float | None:
-    """The reward given with an outcome; without one 1.0 for pass and 0.0 for fail. None for invalid."""
+    """Return the reward given with an outcome; without one 1.0 for pass and 0.0 for fail. None for invalid."""
     if outcome == "invalid":
         return None
     if reward is None:
@@ -146,7 +146,7 @@ def task_of(
     suite: str,
     reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> _T:
-    """What `tasks` holds for `options["task"]`, a task's id or a Task: the first thing that a `reset` does.
+    """Return what `tasks` holds for `options["task"]`, a task's id or a Task: the first thing that a `reset` does.
 
     `reasons` says of tasks that `suite` leaves out why. Raises TaskError, the same in every suite.
     """
@@ -173,7 +173,7 @@ class Solvable(Protocol):
     """
 
     def oracle_action(self) -> Action:
-        """The next action of a shortest solution from the present state.
+        """Return the next action of a shortest solution from the present state.
 
         Raises NoOracleError for a task without a known solution, EnvError where it finds none.
         """
@@ -195,5 +195,5 @@ def image_type(image: bytes) -> str | None:
 
 
 def image_suffix(image: bytes) -> str:
-    """What the name of a file with this screenshot ends in."""
+    """Return what the name of a file with this screenshot ends in."""
     return {"image/png": "png", "image/webp": "webp"}.get(image_type(image) or "", "jpg")

@@ -35,7 +35,7 @@ Answer = tuple[dict[str, Any], list[bytes]]
 
 
 def find_named(named: str) -> str | None:
-    """The interpreter called `named`, as an absolute path; None if there is none.
+    """Return the interpreter called `named`, as an absolute path; None if there is none.
 
     Not resolved: a venv's interpreter is a link out of it.
     """
@@ -90,7 +90,7 @@ class ChildProgram:
             raise EnvError(f"cannot start {self._command[0]}: {error.strerror}") from error
 
     def ask(self, request: Mapping[str, Any], deadline_s: float, what: str) -> Answer:
-        """The answer to a request, and its blobs; starts the process if none runs.
+        """Return the answer to a request, and its blobs; starts the process if none runs.
 
         Raises EnvError, with `what` was asked, for an answer that is an error, for one that does not come in time
         and for a process that ended; the last two end all that it started.
@@ -120,7 +120,7 @@ class ChildProgram:
         return answer, blobs
 
     def last_line(self) -> str:
-        """The last line that the process wrote to stderr."""
+        """Return the last line that the process wrote to stderr."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LOG_TAIL))
         lines = self._log.read().decode("utf-8", "replace").split("\n")

@@ -83,7 +83,7 @@ class Explorable(Protocol):
     """A GuiEnv that can say what is on its screen. Optional; without it there is `envs.elements`."""
 
     def elements(self) -> list[Element]:
-        """What can be seen and reached on the present screen, in reading order. Raises EnvError."""
+        """Return what can be seen and reached on the present screen, in reading order. Raises EnvError."""
         ...
 
     def state(self) -> ScreenState:
@@ -106,7 +106,7 @@ class Node:
 
 
 def elements_of(roots: Sequence[Node]) -> list[Element]:
-    """The nodes that have actions, in reading order: from line to line, from left to right."""
+    """Return the nodes that have actions, in reading order: from line to line, from left to right."""
     found = [
         Element(
             node.role, " ".join(node.name.split())[:LONGEST_NAME], node.box, node.actions, place
@@ -118,7 +118,7 @@ def elements_of(roots: Sequence[Node]) -> list[Element]:
 
 
 def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
-    """The state of a screen: its route, and the skeleton of what can be seen of `roots`."""
+    """Return the state of a screen: its route, and the skeleton of what can be seen of `roots`."""
     shapes = _shapes([kept for root in roots if (kept := _seen(root)) is not None], DEPTH)
     skeleton = " ".join(shapes)
     key = hashlib.blake2b(f"{route}\n{skeleton}".encode(), digest_size=16).hexdigest()
@@ -156,7 +156,7 @@ def grid_elements(width: int, height: int, *, columns: int = 12, rows: int = 8) 
 
 
 def element_from_dict(value: Mapping[str, Any]) -> Element:
-    """The element whose fields `value` has, lists for tuples."""
+    """Return the element whose fields `value` has, lists for tuples."""
     left, top, right, bottom = value["box"]
     return Element(
         value["role"],
@@ -168,7 +168,7 @@ def element_from_dict(value: Mapping[str, Any]) -> Element:
 
 
 def performing(element: Element, operation: Operation, text: str = "") -> list[Action]:
-    """What to do one after the other: `type` replaces what is in a field by `text`."""
+    """Return what to do one after the other: `type` replaces what is in a field by `text`."""
     x, y = element.centre
     match operation:
         case "click":
@@ -195,12 +195,12 @@ def _placed(roots: Sequence[Node]) -> Iterator[tuple[Node, str]]:
 
 
 def _simple(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes without layout that groups nothing."""
+    """Return the nodes without layout that groups nothing."""
     return [kept for node in nodes if (kept := _without_layout(node)) is not None]
 
 
 def _without_layout(node: Node) -> Node | None:
-    """The node, or what is left of it: None for layout of nothing, the child for layout of one."""
+    """Return the node, or what is left of it: None for layout of nothing, the child for layout of one."""
     while not node.role and not node.actions:
         children = _simple(node.children)
         if len(children) != 1:
@@ -210,7 +210,7 @@ def _without_layout(node: Node) -> Node | None:
 
 
 def _seen(node: Node) -> Node | None:
-    """The node with what can be seen below it; None if nothing can."""
+    """Return the node with what can be seen below it; None if nothing can."""
     children = [kept for child in node.children if (kept := _seen(child)) is not None]
     if node.box is None and not children:
         return None
@@ -219,7 +219,7 @@ def _seen(node: Node) -> Node | None:
 
 
 def _shapes(nodes: Sequence[Node], depth: int) -> list[str]:
-    """The shape of each node, neighbours of lists that are equal once."""
+    """Return the shape of each node, neighbours of lists that are equal once."""
     shapes: list[str] = []
     told = [(_is_repeated(node), _shape(node, depth)) for node in _simple(nodes)]
     for (repeated, shape), same in groupby(told):
@@ -245,7 +245,7 @@ STEP = 6
 
 
 def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
-    """An environment that plays `suite`, and what tells its elements; see envs.registry.make_env.
+    """Return an environment that plays `suite`, and what tells its elements; see envs.registry.make_env.
 
     A suite whose tree is its text `accessibility` is asked for it. Raises TaskError.
     """
@@ -254,7 +254,7 @@ def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
 
 
 def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
-    """The environment to play, and what tells its elements; the same object twice."""
+    """Return the environment to play, and what tells its elements; the same object twice."""
     if isinstance(env, Explorable):
         return env, env
     grid = GridEnv(env)
@@ -315,7 +315,7 @@ class GridEnv:
         self.env.close()
 
     def elements(self) -> list[Element]:
-        """The cells of the grid, and the screen to scroll."""
+        """Return the cells of the grid, and the screen to scroll."""
         shown = self._last()
         return grid_elements(shown.width, shown.height, columns=self.columns, rows=self.rows)
 

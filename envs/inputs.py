@@ -55,7 +55,7 @@ Point = tuple[int, int]
 
 
 def canonical(key: str) -> str:
-    """The one name of a key; a single character names itself."""
+    """Return the one name of a key; a single character names itself."""
     return SAME_KEY.get(key.lower(), key.lower()) if len(key) > 1 else key
 
 
@@ -73,7 +73,7 @@ class Moved:
     strides: int = 1
 
     def points(self) -> list[tuple[float, float]]:
-        """The points on the way, the last is `end`."""
+        """Return the points on the way, the last is `end`."""
         (x0, y0), (x1, y1), count = self.begin, self.end, self.strides
         parts = [n / count for n in range(1, count + 1)]
         return [(x0 + (x1 - x0) * part, y0 + (y1 - y0) * part) for part in parts]
@@ -129,7 +129,7 @@ class InputMachine:
     keys: list[str] = field(default_factory=list)  # likewise, in the order of their presses
 
     def events_of(self, action: Action) -> Iterator[Event]:
-        """What performs `action`; nothing for one that uses neither mouse nor keyboard."""
+        """Return what performs `action`; nothing for one that uses neither mouse nor keyboard."""
         match action:
             case Click(button=button, modifiers=held):
                 return self._holding(held, self._click((action.x, action.y), button, 1))
@@ -177,7 +177,7 @@ class InputMachine:
         yield Moved(begin, to, strides if self.buttons else 1)
 
     def _press(self, at: Point, button: MouseButton, count: int = 1) -> Iterator[Event]:
-        """A button that is down already is only moved."""
+        """Yield a button that is down already is only moved."""
         if self.buttons and at != self.pointer:
             yield from self._move(at)
         self.pointer = at
@@ -186,7 +186,7 @@ class InputMachine:
             yield Button(button, True, at, count)
 
     def _release(self, at: Point, button: MouseButton, count: int = 1) -> Iterator[Event]:
-        """A button that is not down stays so."""
+        """Yield a button that is not down stays so."""
         if at != self.pointer:
             yield from self._move(at)
         if button in self.buttons:

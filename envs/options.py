@@ -63,7 +63,7 @@ def checked(make: Callable[P, R]) -> Callable[P, R]:
 
 
 def first_problem(error: ValidationError, depth: int | None = None) -> str:
-    """What pydantic found first: the place, to `depth` parts, and what is wrong there, in a line."""
+    """Return what pydantic found first: the place, to `depth` parts, and what is wrong there, in a line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"][:depth])) or "it"
     said = first["msg"].removeprefix("Value error, ").replace("Field required", "is missing")
@@ -74,7 +74,7 @@ def first_problem(error: ValidationError, depth: int | None = None) -> str:
 
 
 def read_toml(path: Path, model: type[M]) -> M:
-    """What a TOML file says, checked. Raises TaskError that names the place."""
+    """Return what a TOML file says, checked. Raises TaskError that names the place."""
     try:
         return model.model_validate(tomllib.loads(read_text(path)))
     except OSError as error:
@@ -122,7 +122,7 @@ class SharedPools(Generic[T]):
         self._lock = threading.Lock()
 
     def of(self, named: str | Sequence[str]) -> ResourcePool[T]:
-        """The pool of one or several names. Raises TaskError for one that cannot be read."""
+        """Return the pool of one or several names. Raises TaskError for one that cannot be read."""
         names = (named,) if isinstance(named, str) else tuple(named)
         with self._lock:
             if names not in self._pools:

@@ -126,7 +126,7 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
 
 
 def one_line(error: BaseException) -> str:
-    """The user's own error in one line, with the line of their code that raised it."""
+    """Return the user's own error in one line, with the line of their code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
     where = f" (line {line})" if line else ""

@@ -25,7 +25,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The pids of all processes below `pid`, zombies not among them."""
+    """Return the pids of all processes below `pid`, zombies not among them."""
     return [process.pid for process in _below(pid)]
 
 

@@ -125,7 +125,7 @@ class SharedLock:
     """A lock of this process, for which calls wait in a queue: each gets it before those that came later."""
 
     def __init__(self, what: str) -> None:
-        """`what` is waited for, e.g. "the start of a shared browser"."""
+        """Keep in `what` the name of what calls wait for, e.g. "the start of a shared browser"."""
         self._what = what
         self._lock = Lock()  # of the turns; held for moments
         self._turns: deque[Event] = deque()  # the first one is set: it holds the shared lock

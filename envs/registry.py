@@ -83,7 +83,7 @@ class Suite(Protocol):
         ...
 
     def make_env(self) -> GuiEnv:
-        """A fresh environment, which starts nothing before its first reset.
+        """Return a fresh environment, which starts nothing before its first reset.
 
         May take keyword options, each with a default; raises TaskError for an invalid value. For
         `observe`, which no user sets among them, see check_observe.
@@ -92,13 +92,13 @@ class Suite(Protocol):
 
 
 def suite_names() -> list[str]:
-    """The suites that ship with dart."""
+    """Return the suites that ship with dart."""
     return sorted(SHIPPED)
 
 
 @lru_cache(maxsize=64)
 def load_suite(name: str) -> Suite:
-    """The suite called `name`: a shipped one, `package.module:Attribute` or `file.py:Attribute`.
+    """Return the suite called `name`: a shipped one, `package.module:Attribute` or `file.py:Attribute`.
 
     `explored:FOLDER` and other prefixes of MADE_OF are suites of what they name. Raises TaskError if there
     is none, or if it is not a Suite.
@@ -121,7 +121,7 @@ def load_suite(name: str) -> Suite:
 
 
 def make_env(suite: str, *, observe: Sequence[str] = (), **options: object) -> GuiEnv:
-    """An environment that plays `suite`; `options` are that suite's own (size, encoding, ...).
+    """Return an environment that plays `suite`; `options` are that suite's own (size, encoding, ...).
 
     `observe` names the texts that its observations have beside the screenshot (ObservedKind).
     Raises TaskError for an unknown suite, option or text.
@@ -248,7 +248,7 @@ def find_task(suite: str, task_id: str) -> Task:
 
 
 def tasks_of(suite: str, split: Split | None = None) -> list[Task]:
-    """The tasks of a suite, of one split or of both."""
+    """Return the tasks of a suite, of one split or of both."""
     return [task for task in load_suite(suite).tasks.values() if split in (None, task.split)]
 
 
@@ -331,7 +331,7 @@ def is_pattern(text: str) -> bool:
 def select_tasks(
     suite: str, patterns: Iterable[str], among: Sequence[Task] | None = None
 ) -> list[Task]:
-    """The tasks of `suite` that `patterns` name; no pattern names all of `among`.
+    """Return the tasks of `suite` that `patterns` name; no pattern names all of `among`.
 
     Globs choose from `among` (default all of the suite); a full id is taken from the whole
     suite, so that the caller can report why it may not be used. Raises TaskError for a

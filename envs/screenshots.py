@@ -48,7 +48,7 @@ BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def observe(image: bytes, encoding: ImageEncoding) -> Observation:
-    """An encoded screenshot unchanged, or as JPEG if requested. Raises EnvError."""
+    """Return an encoded screenshot unchanged, or as JPEG if requested. Raises EnvError."""
     try:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":
@@ -63,7 +63,7 @@ def observe(image: bytes, encoding: ImageEncoding) -> Observation:
 
 
 def stored_as(seen: Observation, encoding: StoredEncoding) -> Observation:
-    """The observation as it is kept: encoded once, where the environment runs. Raises EnvError.
+    """Return the observation as it is kept: encoded once, where the environment runs. Raises EnvError.
 
     The policy samples from these bytes, the store keeps them, and the trainer computes from them: what
     a lossy encoding changes, it changes for all three alike.
@@ -79,7 +79,7 @@ def stored_as(seen: Observation, encoding: StoredEncoding) -> Observation:
 
 
 def pixels_of(image: bytes) -> Image.Image:
-    """An encoded image, whole, as RGB. Raises EnvError."""
+    """Return an encoded image, whole, as RGB. Raises EnvError."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
             return as_seen(opened)
@@ -175,7 +175,7 @@ class Widget(NamedTuple):
 
 
 def outline(widgets: Iterable[Widget]) -> str:
-    """A line for each widget that has a name or a text: role, both, and the middle of its box."""
+    """Return a line for each widget that has a name or a text: role, both, and the middle of its box."""
     return "\n".join(_line(widget) for widget in widgets if widget.name or widget.text)
 
 
@@ -191,7 +191,7 @@ def bounded(kind: ObservedKind, text: str, most: int) -> str:
 def prompt_text(
     texts: Mapping[ObservedKind, str], most: int, to_model: Callable[[int, int], tuple[int, int]]
 ) -> str:
-    """The texts that are not empty, each under its heading and at most `most` characters long.
+    """Return the texts that are not empty, each under its heading and at most `most` characters long.
 
     `to_model` gives a policy's numbers for a pixel; it raises ActionError for one beyond the screen.
     """

@@ -228,7 +228,7 @@ def read_ids(path: Path) -> list[str]:
 
 
 def read_task(value: object, path: Path, *, heldout: Collection[str] = ()) -> TaskFile:
-    """The task that a decoded file describes. Raises TaskError naming file, field and cure."""
+    """Return the task that a decoded file describes. Raises TaskError naming file, field and cure."""
     try:
         task = _TASK_FILE.validate_python(value)
     except ValidationError as error:
@@ -255,7 +255,7 @@ def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _in_step(value: Mapping[str, Any], key: str, func: object) -> list[Any]:
-    """A column as a list with one entry for each function; an empty value gives Nones."""
+    """Return a column as a list with one entry for each function; an empty value gives Nones."""
     column: Any = value.get(key)
     empty: Any = {} if key == "options" else None
     count = len(func) if isinstance(func, list) else 1
@@ -271,17 +271,17 @@ Metric = Callable[[Any, Mapping[str, Any]], float]
 
 
 def exact_match(result: object, rules: Mapping[str, Any]) -> float:
-    """The result is what is expected, to the last blank and line end."""
+    """Return 1 where the result is what is expected, to the last blank and line end, else 0."""
     return float(result == rules["expected"])
 
 
 def match_in_list(result: object, rules: Mapping[str, Any]) -> float:
-    """The result is one of those expected."""
+    """Return 1 where the result is one of those expected, else 0."""
     return float(result in rules["expected"])
 
 
 def check_include_exclude(result: str | None, rules: Mapping[str, Any]) -> float:
-    """The result holds every text of `include` and none of `exclude`."""
+    """Return 1 where the result holds every text of `include` and none of `exclude`, else 0."""
     if result is None:
         return 0.0
     included = all(text in result for text in rules.get("include", []))
@@ -294,7 +294,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
-    """The verdict where `last` decides: `fail` passes what cannot be done, and fails all else.
+    """Return the verdict where `last` decides: `fail` passes what cannot be done, and fails all else.
 
     Also that of a task without an evaluator, which has none.
     """
@@ -310,7 +310,7 @@ def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
 
 
 def joined(scores: Iterable[float], conj: Conjunction) -> float:
-    """The score of checks [C] together, evaluated in turn only as far as needed.
+    """Return the score of checks [C] together, evaluated in turn only as far as needed.
 
     As OSWorld joins them: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest.
     """
@@ -325,5 +325,5 @@ def joined(scores: Iterable[float], conj: Conjunction) -> float:
 
 
 def graded(score: float, reason: str) -> Verdict:
-    """The score is the reward, held within [0, 1], and passes where it is 1."""
+    """Return the verdict of a score, which is the reward, held within [0, 1], and passes where it is 1."""
     return Verdict.scored(min(max(score, 0.0), 1.0), reason)

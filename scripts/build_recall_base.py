@@ -81,7 +81,7 @@ class Shows:
         self._env: EmbeddedEnv = RecallSuite().make_env()
 
     def example(self, rng: Random, lag: int, seed: int, screens: int) -> Example:
-        """The last page of the show `seed` behind at most `screens - 1` past ones."""
+        """Return the last page of the show `seed` behind at most `screens - 1` past ones."""
         observation, _ = self._env.reset(seed=seed, options={"task": f"recall/{lag}"})
         scene: Any = self._env._scene  # noqa: SLF001 - where the button was is no part of a screen
         assert isinstance(scene, RecallScene)
@@ -124,7 +124,7 @@ class Shows:
 
 
 def _inside(rng: Random, low: float, high: float) -> int:
-    """A number of thousandths between two sides, near their middle."""
+    """Return a number of thousandths between two sides, near their middle."""
     offset = max(-0.8, min(0.8, rng.gauss(0, SPREAD)))
     return min(999, int(1000 * ((low + high) / 2 + (high - low) / 2 * offset)))
 
@@ -141,7 +141,7 @@ class Pass:
 
 
 def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
-    """The language model's forward pass; the vision tower gets no gradient."""
+    """Return the language model's forward pass; the vision tower gets no gradient."""
     model: Any = policy.model
     inputs = policy.inputs_of([each.token_ids for each in examples], [e.images for e in examples])
     with torch.no_grad():

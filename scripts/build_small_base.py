@@ -107,7 +107,7 @@ def asked_of(scene: Scene, rng: Random) -> list[Asked]:
 def drawn(
     preparer: ImagePreparer, size: tuple[int, int], faces: Faces, kind: str, rng: Random
 ) -> ReadSheet:
-    """A drawn screen of the training split."""
+    """Return a drawn screen of the training split."""
     dense = kind == "dense"
     seed = rng.randrange(FIRST_TEST)
     scene = drawn_scene(seed, size=size, faces=faces, held_out_words=False, dense=dense)
@@ -139,7 +139,7 @@ def named(preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Rand
 
 
 def told(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadSheet:
-    """A scene with its own questions, and at most so many about what is in sight."""
+    """Return a scene with its own questions, and at most so many about what is in sight."""
     return read_sheet(preparer, scene, [*scene.asked, *asked_of(scene, rng)[:most]])
 
 
@@ -168,7 +168,7 @@ def _embedded(
     make: Callable[[int, Random], tuple[Scene, list[Asked]]],
     rng: Random,
 ) -> ReadSheet:
-    """A screen of an embedded suite, of the training split."""
+    """Return a screen of an embedded suite, of the training split."""
     return read_sheet(preparer, *make(rng.randrange(HELDOUT), rng))
 
 
@@ -191,7 +191,7 @@ CORPUS_TESTS = {
 
 
 def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
-    """What stages draw from."""
+    """Return what stages draw from."""
     faces: tuple[Faces, ...] = ("one", "many")
     found = {
         name: (load(corpus / folder, names), most) for name, (folder, names, most) in CORPUS.items()
@@ -248,7 +248,7 @@ def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[Rea
 
 
 def stages_of(hours: float, demonstrations: float) -> list[Stage]:
-    """The stages of a build of this many CPU hours, and hours of demonstrations where there are some."""
+    """Return the stages of a build of this many CPU hours, and hours of demonstrations where there are some."""
     second = hours * 3600 / 100
     stages = [
         Stage(

@@ -220,7 +220,7 @@ class Packer:
         return [*tokens, *self._encode(tiny.END)], [*spans, None]
 
     def loss(self, model: Any, packed: PackedSheets) -> torch.Tensor:
-        """The loss of the answers and, to it, that of naming.
+        """Return the loss of the answers and, to it, that of naming.
 
         What the vision tower says of each image token shall point to the word for what is shown there:
         it gives what pre-training gives to real models, and without it the first transition takes many
@@ -294,7 +294,7 @@ def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) ->
 
 
 def thousandth(share: float) -> int:
-    """A coordinate as it is written."""
+    """Return a coordinate as it is written: in thousandths, 0 to 999."""
     return min(999, int(share * 1000))
 
 
@@ -322,7 +322,7 @@ def click_distribution(spans: torch.Tensor) -> torch.Tensor:
 def sheet(
     preparer: ImagePreparer, seed: int, rng: Random, *, clicks: int, idle: int = 0, extras: int = 0
 ) -> Sheet:
-    """A random screen with up to `clicks` grounding questions, `idle` ones and `extras` others."""
+    """Return a random screen with up to `clicks` grounding questions, `idle` ones and `extras` others."""
     screen = grounding_screen(seed)
     width, height = screen.image.size
     asked = rng.sample(screen.questions, min(clicks, len(screen.questions)))
@@ -456,7 +456,7 @@ def evaluate(policy: LoadedPolicy, test: Sequence[Sheet]) -> dict[str, float]:
 
 
 def kind_of(text: str) -> str:
-    """A question with its colour or shape left out."""
+    """Return a question with its colour or shape left out."""
     words = [word for word in text.split() if word not in COLOURS]
     return "click tab" if words[-1] == "tab" else " ".join(words)
 

@@ -71,7 +71,7 @@ def _chosen(items: Sequence[Item], places: str) -> list[Item]:
 async def _asked(
     config: Config, opening: str, items: Sequence[Item]
 ) -> list[tuple[PointerMap, Point]]:
-    """The map and the click of each item."""
+    """Return the map and the click of each item."""
     async with loaded_model(config, None, -1) as model:
         scorer = PointerScorer(cast("PolicyResponder", model.responder), opening, 1)
         return [await scorer.pointed(item) for item in items]

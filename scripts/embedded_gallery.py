@@ -27,7 +27,7 @@ PAPER = (255, 255, 255)
 
 
 def table(suite: EmbeddedSuite) -> str:
-    """The suite's templates as a Markdown table; examples are of seed 0."""
+    """Return the suite's templates as a Markdown table; examples are of seed 0."""
     env = suite.make_env()
     lines = ["| task | steps | split | what it is | example |", "|---|---|---|---|---|"]
     for task_id, task in suite.tasks.items():
@@ -40,7 +40,7 @@ def table(suite: EmbeddedSuite) -> str:
 
 
 def sheet(suite: EmbeddedSuite, columns: int, task_ids: list[str]) -> Image.Image:
-    """A picture of each task, halfway through its solution."""
+    """Return a picture of each task, halfway through its solution."""
     env = suite.make_env()
     pictures = [
         _halfway(env, f"{suite.name}/{task_id}", seed) for seed, task_id in enumerate(task_ids)
@@ -55,7 +55,7 @@ def sheet(suite: EmbeddedSuite, columns: int, task_ids: list[str]) -> Image.Imag
 
 
 def with_tables(text: str) -> str:
-    """The document with the table of each suite put between its markers."""
+    """Return the document with the table of each suite put between its markers."""
     for suite in SUITES:
         begin, end = f"<!-- table {suite.name} -->\n", f"<!-- end {suite.name} -->"
         if begin not in text:
@@ -67,7 +67,7 @@ def with_tables(text: str) -> str:
 
 
 def _what(suite: EmbeddedSuite, task_id: str) -> str:
-    """The first sentence of the scene's docstring, and what is laid over it."""
+    """Return the first sentence of the scene's docstring, and what is laid over it."""
     scene = suite.scenes[task_id]
     over = scene.keywords if isinstance(scene, partial) else {}
     made_by = scene.func if isinstance(scene, partial) else scene

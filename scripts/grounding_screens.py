@@ -79,7 +79,7 @@ class GroundingScreen:
 
 
 def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> GroundingScreen:
-    """A random screen with every question that has exactly one answer on it."""
+    """Return a random screen with every question that has exactly one answer on it."""
     rng = Random(f"grounding/{seed}")
     scale = min(size) / min(MiniSuite.size)
     ui = Ui(*size, rng.choice(THEMES), scale)

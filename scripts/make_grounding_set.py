@@ -161,13 +161,13 @@ def _desktop_targets(env: Any) -> list[Target]:
 
 
 def _mini_application(task: Task) -> str:
-    """The kind of window, whatever comes before or after it."""
+    """Return the kind of window, whatever comes before or after it."""
     parts = task.id.partition("/")[2].split("+")
     return next((part for part in parts if part not in ("popup", "confirm")), "click")
 
 
 def _desk_application(task: Task) -> str:
-    """What the task is played in: files and settings have several tasks."""
+    """Return what the task is played in: files and settings have several tasks."""
     kind = task.id.partition("/")[2]
     family = kind.partition("-")[0]
     return family if family in ("files", "settings") else kind
@@ -268,7 +268,7 @@ def make_set(
 
 
 def held_out(source: Source) -> set[str]:
-    """The applications that are in `test_application` alone."""
+    """Return the applications that are in `test_application` alone."""
     names = sorted({source.application(task) for task in load_suite(source.suite).tasks.values()})
     count = max(1, len(names) // HELD_OUT) if len(names) > 1 else 0
     return set(Random(f"{source.suite}/applications").sample(names, count))
@@ -343,7 +343,7 @@ def _rows(
 
 
 def _screen(env: GuiEnv, task: Task, seed: int, steps: int) -> tuple[Observation, int] | None:
-    """The screen of a task after so many steps of its solution, and how many were made."""
+    """Return the screen of a task after so many steps of its solution, and how many were made."""
     shot, _ = env.reset(seed=seed, options={"task": task})
     for made in range(steps):
         if not isinstance(env, Solvable):

@@ -127,7 +127,7 @@ def vocabulary(words: Sequence[str] = WORDS) -> list[str]:
 
 
 def spelling(words: Sequence[str]) -> str:
-    """The pattern of a tokenizer that spells whatever is not one of `words`, also words within words.
+    """Return the pattern of a tokenizer that spells whatever is not one of `words`, also words within words.
 
     Numbers are whole only as coordinates: before or behind a comma within brackets.
     """
@@ -140,7 +140,7 @@ def spelling(words: Sequence[str]) -> str:
 
 
 def build_tokenizer(words: Sequence[str] = WORDS, pieces: str = _PIECES) -> PreTrainedTokenizerFast:
-    """The tokenizer: known `words` stay whole, other ASCII is spelt, decoding inserts no spaces.
+    """Return the tokenizer: known `words` stay whole, other ASCII is spelt, decoding inserts no spaces.
 
     It is a Unigram model with equal scores, so the split into the fewest tokens wins, within each of the
     pieces into which the pattern `pieces` cuts the text.
@@ -165,7 +165,7 @@ def build_tokenizer(words: Sequence[str] = WORDS, pieces: str = _PIECES) -> PreT
 
 
 def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> Qwen3VLConfig:
-    """The model's configuration for a vocabulary of `vocab_size` rows."""
+    """Return the model's configuration for a vocabulary of `vocab_size` rows."""
     special = {token: index for index, token in enumerate(SPECIALS)}
     head = sizes.text_hidden // sizes.text_heads
     pairs = head // 2
@@ -281,7 +281,7 @@ def build_tiny(
     sizes: TinySizes = TinySizes(),
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> tuple[Qwen3VLForConditionalGeneration, PreTrainedTokenizerFast, Qwen2VLImageProcessorPil]:
-    """An untrained tiny model with its tokenizer and image processor."""
+    """Return an untrained tiny model with its tokenizer and image processor."""
     tokenizer = tokenizer or build_tokenizer()
     model = Qwen3VLForConditionalGeneration(build_config(len(tokenizer), sizes))
     initialise(model, seed)

@@ -179,7 +179,7 @@ def hand_in(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
 
 
 def configured(run_dir: Path, suite: str = "mini") -> tuple[Config, list[Task]]:
-    """A run that leases as many trajectories as are asked for."""
+    """Return a run that leases as many trajectories as are asked for."""
     config = Config.model_validate(
         {
             "run": {"dir": run_dir},
@@ -191,13 +191,13 @@ def configured(run_dir: Path, suite: str = "mini") -> tuple[Config, list[Task]]:
 
 
 def begin(config: Config, store: Store, tasks: list[Task]) -> Ledger:
-    """The ledger as `dart data` makes it."""
+    """Return the ledger as `dart data` makes it."""
     store.begin_run(config.run.seed, config.model_dump_json(), tasks)
     return Ledger(config, store, tasks, make_scheduler(config, tasks))
 
 
 def lease(ledger: Ledger, slot: int, suite: str = "mini") -> Lease:
-    """A lease, which must be there."""
+    """Return a lease, which must be there."""
     found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=[suite]))
     assert isinstance(found, Lease), found
     return found
@@ -370,7 +370,7 @@ def measure_resume(folder: Path, trajectories: int) -> dict[str, float]:
 
 
 def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectories: int) -> None:
-    """Groups and trajectories that were all trained or dropped, over a thousand versions."""
+    """Write groups and trajectories that were all trained or dropped, over a thousand versions."""
     rng = Random(1)
     groups = trajectories // GROUP
     database.executemany(

@@ -92,13 +92,13 @@ def main() -> None:
 
 
 def trees(before: Path | None) -> dict[str, Path]:
-    """The checkouts that are measured."""
+    """Return the checkouts that are measured."""
     here = Path(__file__).resolve().parents[2]
     return ({"before": before} if before else {}) | {"now": here}
 
 
 def child(file: str, tree: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A benchmark's part, run with the code of a checkout."""
+    """Return a benchmark's part, run with the code of a checkout."""
     environment = os.environ | {"DART_TREE": str(tree.resolve()), "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(tree.resolve())
     command = [sys.executable, file, "--child", *arguments]
@@ -106,7 +106,7 @@ def child(file: str, tree: Path, *arguments: str, **options: Any) -> subprocess.
 
 
 def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The JSON that a child prints last."""
+    """Return the JSON that a child prints last."""
     out, _ = process.communicate(timeout=600)
     if process.returncode:
         raise SystemExit(f"{process.args!r} ended with {process.returncode}")
@@ -118,7 +118,7 @@ def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def configured(run_dir: Path) -> Config:
-    """A run that leases whatever is asked for; a batch is all that was played."""
+    """Return a run that leases whatever is asked for; a batch is all that was played."""
     return Config.model_validate(
         {
             "run": {"dir": run_dir},
@@ -134,7 +134,7 @@ def configured(run_dir: Path) -> Config:
 
 
 def begin(config: Config, store: Any) -> Ledger:
-    """The ledger as `dart data` makes it."""
+    """Return the ledger as `dart data` makes it."""
     tasks = training_tasks(config)
     store.begin_run(config.run.seed, config.model_dump_json(), tasks)
     return Ledger(config, store, tasks, make_scheduler(config, tasks))
@@ -156,7 +156,7 @@ def fill(run_dir: Path, screen_bytes: int) -> None:
 
 
 def episode(lease: Lease, screen_bytes: int, rng: Random) -> Iterator[StepRecord]:
-    """The steps of a policy whose history drops screens in chunks."""
+    """Yield the steps of a policy whose history drops screens in chunks."""
     head = [rng.randrange(150_000) for _ in range(PROMPT_TEXT)]
     past: list[tuple[str, list[int]]] = []
     visible: list[int] = []  # steps whose screens are shown
@@ -208,7 +208,7 @@ def record(
 
 
 def end_of(lease: Lease, steps: int, *, passes: bool) -> TrajectoryEnd:
-    """The end of one trajectory."""
+    """Return the end of one trajectory."""
     return TrajectoryEnd(
         trajectory_id=lease.trajectory_id,
         steps=steps,
@@ -222,7 +222,7 @@ def end_of(lease: Lease, steps: int, *, passes: bool) -> TrajectoryEnd:
 
 
 def planned(run_dir: Path) -> BatchPlan:
-    """The batch of the run."""
+    """Return the batch of the run."""
     with open_store(run_dir) as store:
         plan = begin(configured(run_dir), store).plan_batch(0)
     assert isinstance(plan, BatchPlan), plan
@@ -253,7 +253,7 @@ def measure_numbers(scratch: Path, trees: dict[str, Path], rounds: int) -> dict[
 
 
 def numbers(run_dir: Path, kind: str) -> None:
-    """A child: the batch from rows to tensors."""
+    """Measure the batch from rows to tensors, in a child process, and print the numbers as JSON."""
     plan = planned(run_dir)
     parts: dict[str, float] = {}
     import torch  # these before memory is counted
@@ -289,7 +289,7 @@ SELECT = (
 
 
 def raw_rows(reader: Any, plan: BatchPlan) -> list[Any]:
-    """The rows as SQLite has them."""
+    """Return the rows as SQLite has them."""
     read = reader._connection.execute  # noqa: SLF001 - SQLite alone is to be measured
     return [read(SELECT, (s.trajectory_id, s.step)).fetchone() for s in plan.samples]
 
@@ -326,7 +326,7 @@ def as_packed(reader: Reader, plan: BatchPlan, part: Callable[..., Any]) -> int:
 
 
 def parts_of_hand_in(plan: BatchPlan, part: Callable[..., Any]) -> None:
-    """The way of steps to their rows, without SQLite: sent, received, checked, packed."""
+    """Measure the way of steps to their rows, without SQLite: sent, received, checked, packed."""
     lease = Lease(
         trajectory_id=plan.samples[0].trajectory_id,
         group_id="g",
@@ -344,7 +344,7 @@ def parts_of_hand_in(plan: BatchPlan, part: Callable[..., Any]) -> None:
 
 
 def as_lists(reader: Any, plan: BatchPlan, part: Callable[..., Any], torch: Any) -> int:
-    """The same with numbers as Python lists from the row to the tensor, each step for itself."""
+    """Do what `as_packed` does with numbers as Python lists from row to tensor, each step for itself."""
 
     def rows() -> list[Any]:
         return [
@@ -377,7 +377,7 @@ def as_lists(reader: Any, plan: BatchPlan, part: Callable[..., Any], torch: Any)
 
 
 def stand_in() -> Any:
-    """What packs read of a loaded policy: sizes and ids, no weights."""
+    """Return what packs read of a loaded policy: sizes and ids, no weights."""
     import torch
 
     layer = SimpleNamespace(parameters=lambda: [torch.empty(1)])

@@ -38,7 +38,7 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def played(leases: Sequence[Lease], screen: ScreenSize) -> Iterator[StepRecord | TrajectoryEnd]:
-    """What SLOTS environments hand in that play these leases: every other one passes."""
+    """Yield what SLOTS environments hand in that play these leases: every other one passes."""
     rng = Random(0)
     for playing in chunks(leases, SLOTS):
         shown: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}
@@ -91,7 +91,7 @@ def step_of(
 
 
 def end_of(lease: Lease, steps: int, outcome: str, image: bytes) -> TrajectoryEnd:
-    """The end of one trajectory."""
+    """Return the end of one trajectory."""
     return TrajectoryEnd.model_validate(
         {
             "trajectory_id": lease.trajectory_id,

@@ -137,24 +137,24 @@ def one_silence(run_dir: Path, tree: Path) -> dict[str, float]:
 
 
 def longest_gap(answers: list[list[float]]) -> float:
-    """The longest time between two answers, seconds."""
+    """Return the longest time between two answers, seconds."""
     moments = sorted(at for at, _ in answers)
     return max(b - a for a, b in pairwise(moments))
 
 
 def serve(run_dir: Path) -> None:
-    """A child: `dart data`."""
+    """Run `dart data`, in a child process."""
     asyncio.run(serve_run(configured(run_dir), asyncio.Event()))
 
 
 def connected(run_dir: Path, name: str) -> Requester:
-    """A client of `dart data`."""
+    """Return a client of `dart data`."""
     address = run_endpoints(configured(run_dir)).address(DATA)
     return Requester(address, name=name, peer="dart data")
 
 
 def train(run_dir: Path) -> None:
-    """A child: asks for the batch, as the trainer does."""
+    """Ask for the batch, as the trainer does, in a child process."""
 
     async def ask() -> dict[str, float]:
         async with connected(run_dir, "train") as requester:
@@ -168,7 +168,7 @@ def train(run_dir: Path) -> None:
 
 
 def probe(run_dir: Path) -> None:
-    """A child: leases and hand-ins at RATE_HZ until its input ends; when each was answered."""
+    """Send lease requests and hand-ins at RATE_HZ until the child's input ends; print when each was answered."""
     answers: list[tuple[float, float]] = []
 
     async def play() -> None:
@@ -203,7 +203,7 @@ def probe(run_dir: Path) -> None:
 
 
 def slot_requests(slot: int, rng: Random) -> Any:
-    """A generator: what a slot asks next, given the reply to what it asked before."""
+    """Return a generator: what a slot asks next, given the reply to what it asked before."""
 
     def requests() -> Any:
         reply = yield None

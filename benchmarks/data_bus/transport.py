@@ -73,7 +73,7 @@ async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fie
 
 @asynccontextmanager
 async def ask_ours(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]:
-    """A function from exchange and fields to what asks once."""
+    """Yield a function from exchange and fields to what asks once."""
     from bus.messages import ActRequest, Request, StepRecord
     from bus.requests import Requester
 
@@ -102,7 +102,7 @@ def to_frames(exchange: str, fields: Fields) -> list[bytes]:
 
 
 def from_frames(frames: list[bytes]) -> Fields:
-    """The fields again."""
+    """Return the fields again."""
     import msgpack
 
     fields: Fields = msgpack.unpackb(frames[1])
@@ -112,7 +112,7 @@ def from_frames(frames: list[bytes]) -> Fields:
 
 
 def raw_answer(frames: list[bytes], replies: dict[tuple[str, int], Fields]) -> list[bytes]:
-    """What a raw server sends back for `[client, id, kind, header, screenshot]`."""
+    """Return what a raw server sends back for `[client, id, kind, header, screenshot]`."""
     exchange = frames[2].decode()
     fields = from_frames(frames[2:])
     return [*frames[:2], *to_frames(exchange, replies[exchange, fields.get("width", 0)])]
@@ -274,7 +274,7 @@ def cells_of(
 
 @contextmanager
 def server_of(arm: str, endpoint: str, payload_at: Path) -> Iterator[int]:
-    """The serving process of an arm; its pid."""
+    """Yield the serving process of an arm; its pid."""
     command = [sys.executable, __file__, "--serve", arm, "--at", endpoint]
     with subprocess.Popen([*command, "--payload", str(payload_at)]) as process:
         try:
@@ -284,7 +284,7 @@ def server_of(arm: str, endpoint: str, payload_at: Path) -> Iterator[int]:
 
 
 async def ask_all(arm: str, payload_at: Path, seconds: float) -> dict[str, Cell]:
-    """The asking process of an arm: all cells, one after the other."""
+    """Return the asking process of an arm: all cells, one after the other."""
     sizes = payload(payload_at)
     if arm == "ray":
         return await measure_ray(sizes, seconds)
@@ -306,7 +306,7 @@ async def ask_all(arm: str, payload_at: Path, seconds: float) -> dict[str, Cell]
 
 
 def serve(arm: str, endpoint: str, payload_at: Path) -> None:
-    """The serving process of an arm, until it is killed."""
+    """Run the serving process of an arm, until it is killed."""
     sizes = payload(payload_at)
     if arm == "zmq_blocking":
         serve_zmq_blocking(endpoint, sizes)

@@ -38,7 +38,7 @@ class LatencyMeter:
         return now < self._ends
 
     def note(self, asked_at: float) -> None:
-        """A request that was asked then is answered now."""
+        """Record that a request that was asked at `asked_at` is answered now; the warm-up does not count."""
         if asked_at >= self._starts:
             self._latencies.append(time.perf_counter() - asked_at)
 

@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 def screenshot(size: str) -> bytes:
-    """A PNG of which an eighth is noise, as a photograph is: 0.4 bytes a pixel, like a desktop."""
+    """Return a PNG of which an eighth is noise, as a photograph is: 0.4 bytes a pixel, like a desktop."""
     from PIL import Image
 
     width, height = (int(side) for side in size.split("x"))

@@ -94,7 +94,7 @@ class TimedLearner(module.PolicyLearner):
 
 
 def measured(config: str, updates: int, sets: list[str]) -> dict[str, Any]:
-    """The trainer's seconds in a run of so many updates."""
+    """Return the trainer's seconds in a run of so many updates."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         given = [f"run.dir={run}", f"train.updates={updates}", "eval.around=false"]

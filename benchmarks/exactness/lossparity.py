@@ -109,7 +109,7 @@ class Worst:
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger one; anything that is not a number is infinitely large."""
+    """Return the larger one; anything that is not a number is infinitely large."""
     return max(one, float(other)) if np.isfinite(other) else float("inf")
 
 
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(name: str, cases: int, seed: int = 0, **changed: Any) -> dict[str, Worst]:
-    """Comparator -> the largest differences over so many cases; `changed` fields of our Objective."""
+    """Return, by comparator, the largest differences over so many cases; `changed` replaces Objective's fields."""
     variant = VARIANTS[name]
     draw = random.Random(f"{seed}:{name}")
     found = {"derived": Worst()}
@@ -173,7 +173,7 @@ def compare(name: str, cases: int, seed: int = 0, **changed: Any) -> dict[str, W
 
 
 def random_case(draw: random.Random, variant: Variant) -> Case:
-    """A batch of one to six completions, some of one trajectory."""
+    """Return a batch of one to six completions, some of one trajectory."""
     numbers = Numbers(
         clip_low=draw.uniform(0.05, 0.4),
         clip_high=draw.uniform(0.05, 0.6),
@@ -213,7 +213,7 @@ def _within(sequence: formulas.Sequence, nats: float) -> list[float]:
 
 
 def named(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
-    """The settings, with the case's numbers for their names."""
+    """Return the settings, with the case's numbers for their names."""
     known = vars(numbers)
     return {name: known.get(value, value) for name, value in settings.items()}
 

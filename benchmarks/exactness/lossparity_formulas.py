@@ -85,7 +85,7 @@ class Dual:
         return self * (1.0 / other)
 
     def exp(self) -> Dual:
-        """The exponential of it."""
+        """Return the exponential of it."""
         grown = math.exp(self.value)
         return Dual(grown, self.slope * grown)
 
@@ -95,19 +95,19 @@ class Dual:
 
 
 def clip(number: Dual, low: float, high: float) -> Dual:
-    """A clamp: no derivative outside."""
+    """Return a clamp: no derivative outside."""
     if low <= number.value <= high:
         return number
     return Dual(min(max(number.value, low), high), np.zeros_like(number.slope))
 
 
 def least(one: Dual, other: Dual) -> Dual:
-    """The smaller one, with its derivative."""
+    """Return the smaller one, with its derivative."""
     return one if one.value <= other.value else other
 
 
 def total(numbers: Iterable[Dual]) -> Dual:
-    """The sum of at least one."""
+    """Return the sum of at least one."""
     first, *rest = numbers
     for each in rest:
         first = first + each
@@ -124,7 +124,7 @@ class Tape:
         self._starts = np.cumsum([0, *map(len, case.sequences)]).tolist()
 
     def policy(self, sequence: int, token: int) -> Dual:
-        """The log-probability under the current weights."""
+        """Return the log-probability under the current weights."""
         return self._input(self.sequences[sequence].policy[token], self._starts[sequence] + token)
 
     def _input(self, value: float, place: int) -> Dual:
@@ -165,7 +165,7 @@ def sequence_mean(loss: Token) -> Callable[[Case], Dual]:
 
 
 def trajectory_mean(loss: Token) -> Callable[[Case], Dual]:
-    """The mean over trajectories of the mean over all tokens of each."""
+    """Return the mean over trajectories of the mean over all tokens of each."""
 
     def of(case: Case) -> Dual:
         tape = Tape(case)

@@ -80,7 +80,7 @@ class Scored(nn.Module):
     """A language model and its head, as the root that FSDP2 gathers: hidden states and their scores."""
 
     def __init__(self, model: nn.Module, predicted: int) -> None:
-        """The last `predicted` tokens are a completion."""
+        """Keep the language model of `model` and its head; the last `predicted` tokens are a completion."""
         super().__init__()
         self.inner: Any = model.model.language_model
         self.lm_head: Any = model.lm_head
@@ -112,7 +112,7 @@ class Scored(nn.Module):
 
 
 def tree_of(kind: str, text: dict[str, Any], layers: int) -> dict[str, Any]:
-    """A config.json of `kind` with these sizes of its language model and a small vision tower."""
+    """Return a config.json of `kind` with these sizes of its language model and a small vision tower."""
     tree = copy.deepcopy({**FAMILIES[kind].config, "model_type": kind})
     head = text["hidden_size"] // text["num_attention_heads"]
     sections = [head // 2 - 2 * (head * 3 // 16), head * 3 // 16, head * 3 // 16]
@@ -130,7 +130,7 @@ def tree_of(kind: str, text: dict[str, Any], layers: int) -> dict[str, Any]:
 
 @contextmanager
 def pretended_ranks(count: int) -> Iterator[Any]:
-    """A mesh of ranks that are not there: collectives return at once."""
+    """Yield a mesh of ranks that are not there: collectives return at once."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
     try:
         yield init_device_mesh("cpu", (count,))

@@ -106,7 +106,7 @@ def engines_here() -> list[str]:
 
 
 def settings(engine: str, updates: int) -> list[str]:
-    """The configuration's settings beside the model."""
+    """Return the configuration's settings beside the model."""
     return [
         f"rollout.engine={engine}",
         "rollout.max_batch=16",
@@ -187,7 +187,7 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
 
 
 async def trial(model: Model, temperature: float, seed: int) -> Batch:
-    """A few short trajectories."""
+    """Return a few short trajectories."""
     assert isinstance(model.responder, PolicyResponder)
     wanted = Trial(temperature, max_tokens=8, trajectories=3, texts=2, seed=seed)
     return await play_trial(model.responder.policy, model.engine, model.responder, wanted)
@@ -196,7 +196,7 @@ async def trial(model: Model, temperature: float, seed: int) -> Batch:
 async def count_in_flight(
     comparisons: Comparisons, model: TrainModel, batch: Batch, version: int
 ) -> None:
-    """What was sampled beside an update: the new weights' part is compared."""
+    """Count what was sampled beside an update, and compare the part that the new weights sampled."""
     comparisons.mixed += sum(len(sample.version_spans) > 1 for sample in batch.samples)
     found = await asyncio.to_thread(rescore, model, batch, 4096)
     comparisons.in_flight.append(found.only(found.versions == version))

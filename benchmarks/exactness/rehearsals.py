@@ -45,7 +45,7 @@ GUESTS = 2
 
 @contextmanager
 def guests(name: str) -> Iterator[list[str]]:
-    """What is set for the guests that a case needs; they run until the block ends."""
+    """Yield what is set for the guests that a case needs; they run until the block ends."""
     if name != "osworld":
         yield []
         return

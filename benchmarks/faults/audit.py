@@ -145,6 +145,6 @@ def _is_lost(row: TrajectoryRow | None) -> bool:
 
 
 def _missing(filed: set[int], steps: int | None) -> int:
-    """Steps without a row among the first `steps`, or below the last one that has a row."""
+    """Count the steps without a row among the first `steps`, or, for None, below the last one that has a row."""
     wanted = max(filed, default=-1) + 1 if steps is None else steps
     return wanted - len(filed & set(range(wanted)))

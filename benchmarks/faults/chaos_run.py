@@ -114,7 +114,7 @@ class CheckpointProgress:
     _newest: str = ""
 
     def trainer_killed(self) -> str:
-        """The warning to print at this kill; empty if the trainer makes progress."""
+        """Return the warning to print at this kill; empty if the trainer makes progress."""
         folder = self.config.run.dir / "checkpoints"
         names = [path.name for path in folder.glob("c*[0-9]")] if folder.is_dir() else []
         newest = max(names, key=lambda name: (len(name), name), default="")
@@ -242,7 +242,7 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 def report(played: ChaosRun) -> dict[str, Any]:
-    """The last line of benchmarks/faults/chaos.py, without the values that need the control."""
+    """Return the last line of benchmarks/faults/chaos.py, without the values that need the control."""
     run_dir, watch = played.config.run.dir, played.watch
     with (
         open_reader(run_dir) as reader,
@@ -278,7 +278,7 @@ def report(played: ChaosRun) -> dict[str, Any]:
 
 
 def _share_cut(reader: Reader) -> float:
-    """The share of steps played that belong to episodes cut off by a kill."""
+    """Return the share of steps played that belong to episodes cut off by a kill."""
     cut = {row.id for row in reader.trajectories() if row.reason in CUT}
     played = Counter(step.trajectory_id in cut for step in step_times(reader))
     return played[True] / max(1, played.total())

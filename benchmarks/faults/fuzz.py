@@ -77,7 +77,7 @@ def ledger_of(run_dir: Path) -> object:
 
 @contextlib.asynccontextmanager
 async def served(config: Config) -> AsyncIterator[dict[str, str]]:
-    """A live data service and rollout worker, which has weights; name -> address of every socket."""
+    """Yield a live data service and rollout worker, which has weights; name -> address of every socket."""
     from dart_cli.rollout import worker
 
     stop = asyncio.Event()

@@ -40,7 +40,7 @@ _EDGES = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63))
 
 
 def random_value(kind: Any, chance: random.Random) -> Any:
-    """A value that a field annotated `kind` takes, edge cases among them."""
+    """Return a value that a field annotated `kind` takes, edge cases among them."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return chance.choice(arguments)
@@ -116,7 +116,7 @@ def corpus(chance: random.Random, each: int = 5) -> list[list[bytes]]:
 
 
 def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
-    """The frames with something wrong: noise, or bytes and frames flipped, cut, doubled, moved."""
+    """Return the frames with something wrong: noise, or bytes and frames flipped, cut, doubled, moved."""
     if chance.random() < 0.1:
         return [chance.randbytes(chance.randrange(80)) for _ in range(chance.randrange(5))]
     frames = list(frames)

@@ -58,7 +58,7 @@ class LocalCluster:
 
 @contextmanager
 def local_cluster(*resources: Mapping[str, Any]) -> Iterator[LocalCluster]:
-    """A node for each of `resources`; a driver on this host is part of the first."""
+    """Yield a node for each of `resources`; a driver on this host is part of the first."""
     environment = {
         **os.environ,
         "RAY_AUTH_MODE": "token",

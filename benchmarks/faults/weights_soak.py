@@ -384,7 +384,7 @@ class Soak:
                 process.send_signal(signal.SIGCONT)
 
     def score(self, config: Config) -> dict[str, object]:
-        """The largest error of completions of several versions."""
+        """Return the largest error of completions of several versions."""
         policy = load_policy(config.model.path)
         weights = WeightsByVersion(policy)
         mixed = [pair for pair in self.done if len(pair[1].sampled.version_spans) > 1]
@@ -408,7 +408,7 @@ class Soak:
         }
 
     def syncs(self, config: Config) -> dict[str, object]:
-        """What the workers told data of their rounds."""
+        """Return what the workers told data of their rounds."""
         with open_reader(config.run.dir) as reader:
             rows = list(reader.syncs())
         taken = [row for row in rows if not row.error]

@@ -76,7 +76,7 @@ class Check:
 
 
 def within(module: str, function: str) -> Callable[[Any], dict[str, Any]]:
-    """A function of a module that is imported when it is called, so that its packages are its own need."""
+    """Return a function of a module that is imported when it is called, so that its packages are its own need."""
 
     def run(settings: Any) -> dict[str, Any]:
         found: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
@@ -208,12 +208,12 @@ class Run:
         process.join(END_S)
 
     def write(self) -> None:
-        """The report so far."""
+        """Write the report so far."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(self.told(self.report(), indent=1) + "\n")
 
     def told(self, report: dict[str, Any], indent: int | None = None) -> str:
-        """A report as JSON, without the name of this machine's scratch folder."""
+        """Return a report as JSON, without the name of this machine's scratch folder."""
         return json.dumps(report, indent=indent).replace(str(self.scratch), "SCRATCH")
 
     def report(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def _end_with_parent() -> None:
 
 
 def requirements() -> list[str]:
-    """Packages of pyproject.toml that are not installed."""
+    """Return the packages of pyproject.toml that are not installed."""
     import tomllib
 
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

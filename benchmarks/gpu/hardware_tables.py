@@ -119,12 +119,12 @@ CUT = Screens(28, 3136, 2_116_800)
 
 
 def tables() -> list[str]:
-    """The lines between the marks."""
+    """Return the lines between the marks."""
     return [*_trainers(), *_engines(), *_hosts(), *_seconds()]
 
 
 def _trainers() -> Iterator[str]:
-    """A table for each model: a rank's memory at its peak."""
+    """Yield a table for each model: a rank's memory at its peak."""
     for model in MODELS:
         shape = shape_of(model.tree)
         yield from (
@@ -146,7 +146,7 @@ def _trainers() -> Iterator[str]:
 def _table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[int] = (0,)
 ) -> Iterator[str]:
-    """A table and the empty line after it; `texts` are the columns that are no numbers."""
+    """Yield a table and the empty line after it; `texts` are the columns that are no numbers."""
     rule = ["---" if column in texts else "---:" for column in range(len(heads))]
     yield f"| {' | '.join(heads)} |"
     yield f"|{'|'.join(rule)}|"
@@ -174,7 +174,7 @@ def _ranks(count: int) -> str:
 
 
 def _cells(shape: Shape, setup: TrainerSetup) -> list[str]:
-    """A rank's memory with each number of ranks."""
+    """Return a rank's memory with each number of ranks."""
     found = []
     for ranks in RANKS:
         total = trainer_memory(shape, replace(setup, ranks=ranks)).total
@@ -305,7 +305,7 @@ def covered() -> list[str]:
 
 
 def _said(found: Mapping[str, Any], check: str) -> str:
-    """What a check came to."""
+    """Return what a check came to."""
     for state in ("failed", "missed", "left_out"):
         if check in found[state]:
             return state.replace("_", " ")
@@ -313,7 +313,7 @@ def _said(found: Mapping[str, Any], check: str) -> str:
 
 
 def with_tables(text: str) -> str:
-    """A page with these tables between their marks. Raises ValueError where it has no marks."""
+    """Return a page with these tables between their marks. Raises ValueError where it has no marks."""
     for name, lines in (("tables", tables()), ("covered", covered())):
         begin, end = BEGIN.format(name=name), END.format(name=name)
         before, mark, rest = text.partition(begin)

@@ -114,7 +114,7 @@ def attention(settings: Settings) -> Found:
 
 
 def _dense(layout: Any, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The reference: float32, an L x L mask, keys repeated for each head."""
+    """Return the reference: float32, an L x L mask, keys repeated for each head."""
     length = layout.length
     mask = torch.zeros(length, length, dtype=torch.bool, device=parts[0].device)
     for node in range(len(layout.parents)):

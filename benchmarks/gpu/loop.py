@@ -40,7 +40,7 @@ def loop(settings: Settings) -> Found:
 
 
 def _written(settings: Settings, updates: int) -> Path:
-    """The configuration, its model folder and its suite."""
+    """Return the configuration, its model folder and its suite."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
     from dart_cli.rehearsal.coin import suite_file
@@ -145,7 +145,7 @@ def _played(config: Path, seconds: float) -> Found:
 
 
 def _told(run: Path) -> Found:
-    """Counts and times of a run's database."""
+    """Return the counts and times of a run's database."""
     from bus.errors import DartError
     from dart_cli.data.store.open import open_reader
 
@@ -197,7 +197,7 @@ def _mean(values: Any) -> float | None:
 
 
 def _rounded(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The first values of each metric of times, memory and parity, and the last."""
+    """Return the first values of each metric of times, memory and parity, and the last."""
     kept = ("_s", "parity", "loss", "tokens", "memory", "_gb", "kl", "sees", "mfu")
     return {
         name: [float(f"{value:.4g}") for value in (*values[:3], *values[3:][-1:])]

@@ -127,7 +127,7 @@ def _shard_of(name: str) -> str:
 
 
 def _drawn(shape: torch.Size, device: str, dtype: torch.dtype) -> torch.Tensor:
-    """A matrix of small numbers; a vector, which scales or shifts, near 1: no part is without effect."""
+    """Return a matrix of small numbers; a vector, which scales or shifts, near 1: no part is without effect."""
     noise = torch.randn(shape, device=device, dtype=dtype).mul_(SCALE)
     return (noise if len(shape) >= 2 else noise.add_(1.0)).cpu()
 
@@ -138,7 +138,7 @@ def _write_index(folder: Path, placed: dict[str, str]) -> None:
 
 
 def folder_of(shards: Path, folder: Path, layers: int) -> Path:
-    """A model folder of the first `layers` layers in `shards`; its weights are links to them."""
+    """Return a model folder of the first `layers` layers in `shards`; its weights are links to them."""
     folder.mkdir(exist_ok=True)
     for path in shards.iterdir():
         if path.suffix == ".safetensors":
@@ -162,7 +162,7 @@ def folder_of(shards: Path, folder: Path, layers: int) -> Path:
 
 
 def trajectories(policy: LoadedPolicy, size: Size, *, seed: int = 0) -> Batch:
-    """A batch of `size.trajectories`, whose prompts show what `size.history` keeps."""
+    """Return a batch of `size.trajectories`, whose prompts show what `size.history` keeps."""
     rng = random.Random(seed)
     renderer = PromptRenderer(policy, part_order="instruction_first")
     words = [token for token in range(20, 200) if token not in policy.forbidden_token_ids]

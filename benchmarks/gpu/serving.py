@@ -42,7 +42,7 @@ APART = 10
 
 
 def parity(settings: Settings) -> Found:
-    """The engine plays, the trainer scores; `dart doctor --parity` on the drawn model."""
+    """Let the engine play and the trainer score: `dart doctor --parity` on the drawn model."""
     from dart_cli.doctor.parity import parity as compare
 
     layers = compared_layers(settings)

@@ -88,7 +88,7 @@ def peak_memory(device: str) -> Iterator[dict[str, float]]:
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference over that of `expected`."""
+    """Return the norm of the difference over that of `expected`."""
     found, expected = found.detach(), expected.detach()
     difference = torch.linalg.vector_norm(found.double() - expected.double())
     return float(difference / torch.linalg.vector_norm(expected.double()))
@@ -100,7 +100,7 @@ COMPARED_LAYERS = 4
 
 
 def config_of(settings: Settings, layers: int, **train: Any) -> Config:
-    """The configuration of a run on the first `layers` layers."""
+    """Return the configuration of a run on the first `layers` layers."""
     from benchmarks.gpu.parts import folder_of
     from dart_cli.config.schema import Config
 
@@ -128,7 +128,7 @@ def written_layers(settings: Settings) -> int:
 
 
 def tokens_alone(settings: Settings) -> Any:
-    """The tokenizer and the preparer of the drawn model, without weights."""
+    """Return the tokenizer and the preparer of the drawn model, without weights."""
     from benchmarks.gpu.parts import folder_of
     from dart_cli.policy.model import load_policy
 

@@ -67,7 +67,7 @@ _KNOWN = {
 
 
 def gpu_speed(name: str, memory: int) -> GpuSpeed | None:
-    """The kind of a GPU that nvidia-smi calls `name`, with its own bytes; None for an unknown one."""
+    """Return the kind of a GPU that nvidia-smi calls `name`, with its own bytes; None for an unknown one."""
     for part, kind in _KNOWN.items():
         if part in name:
             return GpuSpeed(name, memory, kind.flops, kind.bandwidth)
@@ -150,7 +150,7 @@ def update_seconds(work: Work, gpu: GpuSpeed, ranks: int, *, offloaded: int = 0)
 def iteration_seconds(
     shape: Shape, gpu: GpuSpeed, *, together: int, context: int, share: int, wide: int = 2
 ) -> float:
-    """A decode iteration of `together` requests on `share` GPUs that hold one model."""
+    """Return a decode iteration of `together` requests on `share` GPUs that hold one model."""
     read = wide * (shape.text + together * context * shape.cached)
     return read / share / (gpu.bandwidth * BANDWIDTH) + ITERATION_S
 

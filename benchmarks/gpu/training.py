@@ -79,7 +79,7 @@ def planned(settings: Settings, layers: int, tokens: int, predicted: int, adapte
 
 
 def deepest(settings: Settings, tokens: int, predicted: int) -> int:
-    """The most layers whose masters, gradients and moments one GPU holds, by doctor's plan."""
+    """Return the most layers whose masters, gradients and moments one GPU holds, by doctor's plan."""
     most = written_layers(settings)
     if not settings.device.startswith("cuda"):
         return most
@@ -119,7 +119,7 @@ def nodes_of(part: Any) -> list[tuple[int, int]]:
 
 
 def update(settings: Settings) -> Found:
-    """Updates at two depths; the seconds and the memory of all layers are extrapolated."""
+    """Measure updates at two depths, and extrapolate the seconds and the memory of all layers."""
     from dart_cli.train.packs.share import packed_batches
 
     policy = tokens_alone(settings)
@@ -177,7 +177,7 @@ def update(settings: Settings) -> Found:
 
 
 def _updated_if_it_fits(settings: Settings, layers: int, batch: Batch) -> Found:
-    """`_updated`, with fewer layers where the memory is not what the plan says; it says so then."""
+    """Return what `_updated` finds, with fewer layers where the memory is not as planned; the result then says so."""
     failed: list[int] = []
     while True:
         try:
@@ -219,7 +219,7 @@ def _updated(settings: Settings, layers: int, batch: Batch, **sections: Any) -> 
 
 @contextmanager
 def _learner(config: Config) -> Iterator[Any]:
-    """The trainer of one process."""
+    """Yield the trainer of one process."""
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.model import TrainModel
 
@@ -227,7 +227,7 @@ def _learner(config: Config) -> Iterator[Any]:
 
 
 def _matmul_tflops(settings: Settings) -> float:
-    """What one large matrix product reaches here."""
+    """Return what one large matrix product reaches here."""
     side = 256 if settings.tiny else 8192
     one = torch.randn(side, side, device=settings.device, dtype=torch.bfloat16)
     one @ one
@@ -238,7 +238,7 @@ def _matmul_tflops(settings: Settings) -> float:
 
 
 def _kind(settings: Settings) -> Any:
-    """The GPU's data sheet, where it is known."""
+    """Return the GPU's data sheet, where it is known."""
     from benchmarks.gpu.speeds import gpu_speed
 
     if not settings.device.startswith("cuda"):
@@ -269,7 +269,7 @@ class _Sums:
         return add
 
     def taken(self) -> dict[str, torch.Tensor]:
-        """The sums; no further gradient is added."""
+        """Return the sums; no further gradient is added."""
         for handle in self._handles:
             handle.remove()
         return self.sums
@@ -327,7 +327,7 @@ def one_by_one(settings: Settings) -> Found:
 
 
 def plain_loop(settings: Settings) -> Found:
-    """What one would write with transformers: a sample at a time, its loss, AdamW in bfloat16.
+    """Return what one would write with transformers: a sample at a time, its loss, AdamW in bfloat16.
 
     Without cuDNN's attention, which would make a plan for each of their lengths.
     """
@@ -390,7 +390,7 @@ def plain_loop(settings: Settings) -> Found:
 
 
 def lora(settings: Settings) -> Found:
-    """Updates of adapters of rank 32 on every layer there is."""
+    """Measure updates of adapters of rank 32 on every layer there is."""
     from dart_cli.config.schema import LoraConfig
     from dart_cli.train.packs.share import packed_batches
 

@@ -116,7 +116,7 @@ def compared(ours: Side, own: Side, asked: Asked) -> Result:
 
 
 def _rate(played: Sequence[Played]) -> float | None:
-    """Steps in a second of steps: resets are apart."""
+    """Return the number of steps in a second of steps; the time of resets does not count."""
     seconds = sum(sum(each.step_s) for each in played)
     return round(sum(len(each.step_s) for each in played) / seconds, 1) if seconds else None
 

@@ -76,12 +76,12 @@ class Own:
 
 
 def name_of(index: int) -> str:
-    """The task of an episode."""
+    """Return the task of an episode."""
     return f"miniwob.{PAGES[index % len(PAGES)]}"
 
 
 def string_of(action: Action) -> str:
-    """The action in BrowserGym's action set `coord`."""
+    """Return the action in BrowserGym's action set `coord`."""
     if isinstance(action, Click):
         return f"mouse_click({action.x}, {action.y})"
     assert isinstance(action, Type)
@@ -89,7 +89,7 @@ def string_of(action: Action) -> str:
 
 
 def plan_of(index: int, steps: int, miniwob: Any) -> list[Action]:
-    """The solution of the episode's instance, or of another one; clicks in pixels of its screenshots."""
+    """Return the solution of the episode's instance, or of another one; clicks in pixels of its screenshots."""
     seed = index if index % 2 == 0 else index + 1000
     page = name_of(index).replace("miniwob.", "miniwob/")
     miniwob.reset(
@@ -138,7 +138,7 @@ def play(asked: Asked) -> Result:
 
 
 def first_screen(ours: Adapter, index: int) -> str:
-    """A digest of the pixels that ours shows after a reset."""
+    """Return a digest of the pixels that ours shows after a reset."""
     options = {"task": ours.task(index)}
     observation, _ = ours.env.reset(seed=ours.seed(index), options=options)
     pixels = np.asarray(Image.open(io.BytesIO(observation.screenshot)).convert("RGB"))
@@ -146,6 +146,6 @@ def first_screen(ours: Adapter, index: int) -> str:
 
 
 def screen_of(own: Own, index: int) -> str:
-    """The same of its own."""
+    """Return a digest of the pixels that BrowserGym's own side shows after a reset."""
     own.play(index)
     return own.screen

@@ -49,7 +49,7 @@ class Own:
 
 
 def cells_of(index: int, steps: int, env: Any) -> list[int]:
-    """The cells of one episode, found by playing it: solved, wrong after some hits, or at random."""
+    """Return the cells of one episode, found by playing it: solved, wrong after some hits, or at random."""
     rng = random.Random(index)
     env.reset(seed=index)
     cells: list[int] = []
@@ -65,7 +65,7 @@ def cells_of(index: int, steps: int, env: Any) -> list[int]:
 
 
 def click_on(cell: int) -> Click:
-    """The middle of a cell on our screen."""
+    """Return the middle of a cell on our screen."""
     row, column = divmod(cell, CELLS)
     return Click(x=column * SIDE + SIDE // 2, y=row * SIDE + SIDE // 2)
 

@@ -70,7 +70,7 @@ class OwnClient:
 
 @contextmanager
 def own_client(url: str, steps: int) -> Iterator[OwnClient]:
-    """The client's process."""
+    """Yield the client's process."""
     with subprocess.Popen(
         [PYTHON, str(CLIENT), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

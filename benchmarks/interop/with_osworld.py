@@ -75,7 +75,7 @@ class Plan:
     guest: Guest
 
     def name(self, index: int) -> str:
-        """The task of an episode."""
+        """Return the task of an episode."""
         return list(TASKS)[index % len(TASKS)]
 
     def solves(self, index: int) -> bool:
@@ -93,12 +93,12 @@ class Plan:
         self.shell(index, TASKS[self.name(index)][1])
 
     def actions(self, index: int) -> list[Action]:
-        """The last one ends the episode, after `solve`."""
+        """Return the actions of an episode; the last one ends it, after `solve`."""
         gives_up = self.name(index) in IMPOSSIBLE and self.solves(index)
         return [Click(x=400, y=300), KeyPress(keys=["escape"]), Fail() if gives_up else Done()]
 
     def solve(self, index: int) -> None:
-        """The state that the task asks for."""
+        """Bring about the state that the task asks for, if the episode is one that reaches the goal."""
         if self.solves(index):
             self.shell(index, TASKS[self.name(index)][0])
 
@@ -178,7 +178,7 @@ class Own:
 
 
 def command_of(action: Action) -> str:
-    """The action as OSWorld's agents write it."""
+    """Return the action as OSWorld's agents write it."""
     if isinstance(action, Click):
         return f"pyautogui.click({action.x}, {action.y})"
     if isinstance(action, KeyPress):
@@ -187,7 +187,7 @@ def command_of(action: Action) -> str:
 
 
 def named(variable: str) -> str:
-    """A variable that the arm needs. Raises NotInstalledError."""
+    """Return a variable that the arm needs. Raises NotInstalledError."""
     if value := os.environ.get(variable, ""):
         return value
     raise NotInstalledError(

@@ -69,7 +69,7 @@ class Advantages:
 
     @classmethod
     def of(cls, arm: str) -> Advantages:
-        """Raises ValueError for an arm that there is not."""
+        """Raise ValueError for an arm that there is not."""
         if arm in ("tracker", "instance"):
             return cls(instance=arm == "instance")
         placebo = arm.startswith("placebo")
@@ -78,7 +78,7 @@ class Advantages:
         return cls(share, placebo)
 
     def sets(self) -> list[str]:
-        """The `--set` of a run."""
+        """Return the `--set` of a run."""
         if self.share is None:
             return []
         return ["train.critic=gae", f"train.gae_lambda={self.share}"]
@@ -207,13 +207,13 @@ class Plan:
     overrides: tuple[str, ...] = ()  # `--set` of every run
 
     def settings(self, cell: Cell) -> object:
-        """What a cell's result depends on."""
+        """Return what a cell's result depends on."""
         extra = [self.extra] if cell.arm == "instance" else []
         played = [self.config.name, self.trajectories, self.points, self.episodes]
         return [*played, *extra, *self.overrides]
 
     def sets(self, cell: Cell, scratch: Path) -> list[str]:
-        """The `--set` of a run."""
+        """Return the `--set` of a run."""
         arm = replace(TRACKED, budget=self.trajectories)
         return [
             *arm.sets(Path("none")),

@@ -194,7 +194,7 @@ def line_of(
     summary: Mapping[str, Any],
     tasks: Sequence[str] | None = None,
 ) -> ArmLine:
-    """An arm's line; baseline and ours are bold."""
+    """Return an arm's line; baseline and ours are bold."""
     runs = [run for cell, run in results.items() if cell.arm == arm]
     curves = [curve(run, "trajectories", tasks) for run in runs]
     if arm in (summary["baseline"], summary["ours"]):

@@ -187,7 +187,7 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
 
 
 def arm_of(name: str) -> Arm:
-    """The arm of a name. Raises ConfigError."""
+    """Return the arm of a name. Raises ConfigError."""
     if name in NAMED:
         return NAMED[name]
     found = _NAME.fullmatch(name)
@@ -215,7 +215,7 @@ def _known(name: str, word: str, there_are: Iterable[str], kind: str) -> None:
 
 
 def pick_arms(names: str, *, tune: bool = False) -> list[Arm]:
-    """The arms of a comma-separated list of arms and GROUPS, each once. Raises ConfigError.
+    """Return the arms of a comma-separated list of arms and GROUPS, each once. Raises ConfigError.
 
     With `tune` each stands for one arm at every rate and schedule of the grid.
     """

@@ -73,7 +73,7 @@ class Study:
         return self.work.absolute() / "pool"
 
     def sets_of(self, arm: Arm) -> list[str]:
-        """The `--set` of an arm, then those of every run."""
+        """Return the `--set` of an arm, then those of every run."""
         return [*_COMMON, *arm.sets(self.pool), *self.sets]
 
 
@@ -160,7 +160,7 @@ def _children_s() -> float:
 
 
 def spread(versions: Sequence[int], points: int = POINTS) -> list[int]:
-    """The first version, the last, and versions evenly between them; `points` after the first."""
+    """Return the first version, the last, and versions evenly between them; `points` after the first."""
     last = len(versions) - 1
     return [
         versions[i] for i in sorted({round(last * part / points) for part in range(points + 1)})
@@ -233,7 +233,7 @@ def _point(tasks: Mapping[str, Score]) -> dict[str, float]:
 
 
 def _groups(reader: Reader) -> dict[str, int]:
-    """Number of groups by outcome, e.g. trained, all_fail."""
+    """Return the number of groups by outcome, e.g. trained, all_fail."""
     counts: dict[str, int] = {}
     for (state, reason), number in reader.count("groups").items():
         counts[reason or state] = counts.get(reason or state, 0) + number
@@ -274,7 +274,7 @@ def curve(
 
 
 def out_of_reach(results: Mapping[Cell, Result]) -> list[str]:
-    """The tasks that the model solves in at most one of ten episodes before it is trained."""
+    """Return the tasks that the model solves in at most one of ten episodes before it is trained."""
     first = next(iter(results.values()))["per_task"]["0"]
     begins = {task: mean(run["per_task"]["0"][task] for run in results.values()) for task in first}
     return [task for task, success in begins.items() if success <= HOPELESS]
@@ -283,7 +283,7 @@ def out_of_reach(results: Mapping[Cell, Result]) -> list[str]:
 def summarize(
     results: Mapping[Cell, Result], arms: Mapping[str, Arm], levels: Sequence[float] = LEVELS
 ) -> dict[str, Any]:
-    """Final success and costs by arm, and the share of the baseline's trajectories that arms need.
+    """Return final success and costs by arm, and the share of the baseline's trajectories that arms need.
 
     An arm's curve is the isotonic fit to the points of all its seeds. A cost to the level is None
     where an arm never reaches it; a ratio is None where one of its two values is. `limit` is the ratio
@@ -346,7 +346,7 @@ def summarize(
 
 
 def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
-    """The names of the baseline and of the arm that is held against it.
+    """Return the names of the baseline and of the arm that is held against it.
 
     Plain GRPO and ours, at any rate and budget; else those of the first study; else the first arm
     and the last.
@@ -359,7 +359,7 @@ def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
 
 
 def _of_kind(arms: Mapping[str, Arm], wanted: Arm) -> str:
-    """The name of an arm with those parts; its own where there is none, or it is one of them."""
+    """Return the name of an arm with those parts; its own where there is none, or it is one of them."""
     alike = [name for name, arm in arms.items() if arm.kind == wanted.kind]
     return wanted.name if wanted.name in alike or not alike else alike[0]
 
@@ -376,7 +376,7 @@ def _per_task(runs: Sequence[Result]) -> dict[str, list[float]]:
 
 
 def _end(run: Result, what: str) -> Any:
-    """A figure of a run's last point; None if it was not measured."""
+    """Return a figure of a run's last point; None if it was not measured."""
     return run["points"][-1].get(what)
 
 
@@ -386,7 +386,7 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def _share_trained(groups: Mapping[str, int]) -> float:
-    """The share of closed groups that have a gradient: only the others could be saved."""
+    """Return the share of closed groups that have a gradient: only the others could be saved."""
     over = {name: number for name, number in groups.items() if name not in ("open", "ready")}
     return over.get("trained", 0) / sum(over.values())
 
@@ -394,13 +394,13 @@ def _share_trained(groups: Mapping[str, int]) -> float:
 def _ratio(
     arms: Mapping[str, Any], arm: str, baseline: str, table: str, key: object
 ) -> float | None:
-    """The cost of an arm over that of the baseline."""
+    """Return the cost of an arm over that of the baseline."""
     ours, theirs = (arms.get(each, {}).get(table, {}).get(key) for each in (arm, baseline))
     return round(ours / theirs, 4) if ours and theirs else None
 
 
 def _of_budget(arms: Mapping[str, Any], arm: str, baseline: str) -> float | None:
-    """An arm's trajectories to the baseline's end over all that the baseline played.
+    """Return an arm's trajectories to the baseline's end over all that the baseline played.
 
     The baseline's curve may be flat before its end: then its own cost to that level is less than that.
     """
@@ -412,7 +412,7 @@ def _of_budget(arms: Mapping[str, Any], arm: str, baseline: str) -> float | None
 def cost_to(
     runs: Sequence[Result], cost: CostAxis, level: float | None, defines_level: bool
 ) -> float | None:
-    """The cost at which these runs of one arm reach `level`; None if they do not.
+    """Return the cost at which these runs of one arm reach `level`; None if they do not.
 
     The arm that defines the level reaches it at its end at the latest: its fitted end may lie a
     little below the mean of its last points.

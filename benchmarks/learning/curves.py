@@ -23,7 +23,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def isotonic(points: Points) -> list[tuple[float, float]]:
-    """The non-decreasing curve nearest to `points` in least squares (pool adjacent violators).
+    """Return the non-decreasing curve nearest to `points` in least squares (pool adjacent violators).
 
     Success measured on some hundred episodes has an error of a few hundredths: the first noisy point
     above a level would come too early, as would a running maximum. Averaging the points that fall is
@@ -43,7 +43,7 @@ def isotonic(points: Points) -> list[tuple[float, float]]:
 
 
 def reach(curve: Points, level: float) -> float | None:
-    """The x at which a rising curve first reaches `level`, interpolated linearly; None if it does not."""
+    """Return the x at which a rising curve first reaches `level`, interpolated linearly; None if it does not."""
     if not curve or curve[-1][1] < level:
         return None
     if curve[0][1] >= level:
@@ -55,7 +55,7 @@ def reach(curve: Points, level: float) -> float | None:
 
 
 def value_at(curve: Points, x: float) -> float:
-    """The curve at `x`: linear between its points, constant beyond its ends."""
+    """Return the curve at `x`: linear between its points, constant beyond its ends."""
     if x <= curve[0][0]:
         return curve[0][1]
     for (x0, y0), (x1, y1) in pairwise(curve):

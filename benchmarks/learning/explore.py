@@ -78,7 +78,7 @@ APPLICATIONS = {
 
 
 def explored(app: Application, arm: str, seed: int) -> tuple[dict[str, Any], set[str]]:
-    """What one exploration found, and the states of its screens."""
+    """Return what one exploration found, and the states of its screens."""
     tasks = select_tasks(app.suite, [app.tasks])
     plan = Plan(
         starts=[StartPoint(task, 0, app.tasks) for task in tasks],
@@ -143,7 +143,7 @@ def of_application(name: str, app: Application, seeds: int) -> dict[str, Any]:
 
 
 def means_of(applications: dict[str, Any]) -> dict[str, Any]:
-    """The figures over all applications."""
+    """Return the figures over all applications."""
     told: dict[str, Any] = {}
     for arm in ARMS:
         arms = [each["arms"][arm] for each in applications.values()]
@@ -163,7 +163,7 @@ def means_of(applications: dict[str, Any]) -> dict[str, Any]:
 
 
 def screens(asked: argparse.Namespace) -> dict[str, Any]:
-    """What each arm found in the applications that are installed."""
+    """Return what each arm found in the applications that are installed."""
     applications: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name, app in APPLICATIONS.items():

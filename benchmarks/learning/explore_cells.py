@@ -102,12 +102,12 @@ class Effect:
         self._work = work.absolute()
 
     def settings(self, cell: Cell) -> object:
-        """What a cell's result depends on."""
+        """Return what a cell's result depends on."""
         found = {**asdict(self.application), **asdict(self.protocol)}
         return found | {"practice": asdict(PRACTICE)} if cell.arm in PRACTISED else found
 
     def folder(self, *parts: str) -> Path:
-        """A folder below the application's."""
+        """Return a folder below the application's."""
         return (self._work / self.name).joinpath(*parts)
 
     def play(self, cell: Cell) -> Result:
@@ -156,7 +156,7 @@ class Effect:
         return tasks[instance % len(tasks)]
 
     def _explored(self, cell: Cell, steps: int, draws: int) -> Path:
-        """A graph of the cell's instance by the chooser that is its arm, made where it is not there."""
+        """Return a graph of the cell's instance by the chooser that is its arm, made where it is not there."""
         out = self._graph(cell, draws)
         asked = ["--task", self._task(cell.seed).id, "--first-seed", str(cell.seed)]
         asked += ["--app", self.name, "--chooser", cell.arm, "--steps", str(steps)]
@@ -180,7 +180,7 @@ class Effect:
         return out / "train"
 
     def _test(self, cell: Cell) -> Path:
-        """The questions of an instance, the same for all its arms."""
+        """Return the questions of an instance, the same for all its arms."""
         out = self.folder("rows", f"test-{cell.seed}")
         if not out.exists():
             draft, parts = _draft(out), []
@@ -195,7 +195,7 @@ class Effect:
         return out
 
     def _coverage(self, cell: Cell) -> float:
-        """The share of the union's elements that the arm's screens show."""
+        """Return the share of the union's elements that the arm's screens show."""
         union = set()
         for chooser in CHOOSERS:
             union |= _elements(self._graph(Cell(chooser, cell.seed), LONG_SEED + cell.seed))
@@ -204,7 +204,7 @@ class Effect:
     # --- tuning and hits -------------------------------------------------------------------------
 
     def _ground(self) -> Path:
-        """The model that all arms begin with: it points, and has seen none of the applications."""
+        """Return the model that all arms begin with: it points, and has seen none of the applications."""
         out = self._work / "ground"
         if not out.exists():
             cell, rows = Cell("ground", 0), []
@@ -220,7 +220,7 @@ class Effect:
         return out
 
     def _headed(self) -> Path:
-        """A base that knows words and no places, shown small screenshots, with a pointer head."""
+        """Return a base that knows words and no places, shown small screenshots, with a pointer head."""
         out, base = self._work / "headed", self._work / "base"
         if not base.exists():
             script = [
@@ -318,7 +318,7 @@ _APART = (
 
 
 def asked_apart(query: str) -> str:
-    """A row's query (dart_cli/explore/phrasing.py) in other words. Raises UserError for one of another kind."""
+    """Return a row's query (dart_cli/explore/phrasing.py) in other words. Raises UserError for one of another kind."""
     for pattern, words in _APART:
         if pattern.match(query):
             return pattern.sub(words, query)
@@ -337,18 +337,18 @@ def known_as(test: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The rows of a set."""
+    """Return the rows of a set."""
     rows: list[Row] = json.loads(rows_file(folder).read_text(encoding="utf-8"))
     return rows
 
 
 def rows_file(folder: Path) -> Path:
-    """The file of a set's rows, whose name tells the kind of device."""
+    """Return the file of a set's rows, whose name tells the kind of device."""
     return next(folder.glob("screenspot_*.json"))
 
 
 def _elements(graph: Path) -> set[tuple[str, str]]:
-    """What its screens show that can be acted on: screen and place."""
+    """Return what its screens show that can be acted on: screen and place."""
     with read_graph(graph) as opened:
         return {
             (screen.id, element.place)
@@ -359,7 +359,7 @@ def _elements(graph: Path) -> set[tuple[str, str]]:
 
 
 def _draft(out: Path) -> Path:
-    """The name of a folder that is not whole yet; what an earlier start left is removed."""
+    """Return the name of a folder that is not whole yet; what an earlier start left is removed."""
     draft = out.with_name(f"{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.parent.mkdir(parents=True, exist_ok=True)

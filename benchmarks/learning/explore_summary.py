@@ -22,7 +22,7 @@ KNOWN = ("covered", "another_state", "never_seen")
 
 
 def summarize(found: Mapping[str, Mapping[Cell, Result]]) -> dict[str, Any]:
-    """The result file."""
+    """Return the result file."""
     everything = {
         (name, cell): result for name, cells in found.items() for cell, result in cells.items()
     }
@@ -42,7 +42,7 @@ def summarize(found: Mapping[str, Mapping[Cell, Result]]) -> dict[str, Any]:
 
 
 def _brief(result: Result) -> Result:
-    """A cell without its hits by screen; one of practice as it is."""
+    """Return a cell without its hits by screen; one of practice as it is."""
     if "hits" not in result:
         return result
     by_screen = {known: _known([result], known) for known in KNOWN}

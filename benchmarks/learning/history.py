@@ -191,7 +191,7 @@ def count_tokens(run_dir: Path, model: Path) -> dict[str, int]:
 
 
 def prefixes(tokens: Iterable[object]) -> Iterator[int]:
-    """A number for each beginning of the tokens, the same for the same beginning."""
+    """Yield a number for each beginning of the tokens, the same for the same beginning."""
     key = 0
     for token in tokens:
         key = hash((key, token))
@@ -199,7 +199,7 @@ def prefixes(tokens: Iterable[object]) -> Iterator[int]:
 
 
 def distinct(step: StepRow, image: int) -> Iterator[object]:
-    """The prompt's tokens; those of screens with the screen they show."""
+    """Yield the prompt's tokens; those of screens with the screen they show."""
     hashes = iter(step.image_hashes)
     shown, inside = "", False
     for token in step.prompt_token_ids:

@@ -128,7 +128,7 @@ def imitate(out: Path, seconds: float, sets: Sequence[str]) -> dict[str, Any]:
 
 
 def by_hand(config: Path, out: Path, seed: int, sets: Sequence[str]) -> dict[str, Any]:
-    """The four roles as a person starts them; each is stopped and started again at its fifth."""
+    """Return the four roles as a person starts them; each is stopped and started again at its fifth."""
     run_dir = out / "by_hand"
     options = overrides([*sets, f"run.dir={run_dir}", f"run.seed={seed}"])
     goal = load_config(config, [*sets]).train.updates

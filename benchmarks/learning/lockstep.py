@@ -48,7 +48,7 @@ class Use:
 
 
 def uses_of(reuse: int) -> Iterator[Use]:
-    """What each update trains on, forever, in the order of a run that refuses no replay."""
+    """Yield what each update trains on, forever, in the order of a run that refuses no replay."""
     replays = Replays(reuse)
     for update in count(1):
         due = replays.due()
@@ -144,7 +144,7 @@ class Loop:
         )
 
     async def _batch(self) -> Batch:
-        """What can be learnt from of `groups` that the present weights play."""
+        """Return what can be learnt from of `groups` that the present weights play."""
         self._batches += 1
         seed, size = self.config.run.seed, self.config.data.group_size
         first = (self._batches - 1) * self.groups
@@ -174,11 +174,11 @@ class Loop:
         return await self._player.play(planned)
 
     def _filed(self, groups: Sequence[Sequence[Played]]) -> Batch:
-        """The batch of what was played, in groups."""
+        """Return the batch of what was played, in groups."""
         return batch_of(groups, self._batches, self.config, self._baselines)
 
     def _drawn(self, first: int) -> Iterator[Task]:
-        """The tasks of the groups from number `first` on: in turn, or by their deviation."""
+        """Return the tasks of the groups from number `first` on: in turn, or by their deviation."""
         if self.config.data.task_sampling != "deviation":
             return _over(self._tasks, first)
         rates = [self._success[task.id].value for task in self._tasks]
@@ -190,7 +190,7 @@ class Loop:
 
 
 def _valued(batch: Batch, values: Sequence[StepValue]) -> Batch:
-    """The batch with the advantages of a critic, as a run serves it the next time."""
+    """Return the batch with the advantages of a critic, as a run serves it the next time."""
     found = {(each.group_id, each.trajectory_id, each.step): each.advantage for each in values}
     samples = [
         each.model_copy(update={"advantage": found.get(key_of(each), each.advantage)})
@@ -267,7 +267,7 @@ def batch_of(
 
 
 def _over(tasks: Sequence[Task], start: int = 0) -> Iterator[Task]:
-    """The tasks in turn, forever."""
+    """Yield the tasks in turn, forever."""
     index = start
     while True:
         yield tasks[index % len(tasks)]

@@ -85,12 +85,12 @@ def compare_verdicts(
 
 
 def drawn_seed(seed: int) -> int:
-    """The seed that BrowserGym hands a page for its own."""
+    """Return the seed that BrowserGym hands a page for its own."""
     return int(np.random.RandomState(seed).randint(0, 1_000_000))
 
 
 async def _played(config: Config, weights: Path | None) -> list[PlayedEpisode]:
-    """The policy's episodes, in the order of the plan."""
+    """Return the policy's episodes, in the order of the plan."""
     steps = benchmark_of("miniwob.x").max_steps
     plan = []
     for page in PAGES:
@@ -108,7 +108,7 @@ async def _played(config: Config, weights: Path | None) -> list[PlayedEpisode]:
 
 
 def _row(env: GuiEnv, episode: PlayedEpisode, scale: float) -> dict[str, Any]:
-    """What both say of one episode."""
+    """Return what both say of one episode."""
     page, seed = page_of(episode.task.id), int(episode.planned.name.rpartition("/")[2])
     task = find_task("browsergym", f"browsergym/miniwob.{page}")
     actions = [
@@ -133,7 +133,7 @@ def _repeated(env: GuiEnv, task: Task, seed: int, actions: Sequence[Action]) -> 
 
 
 def _scaled(action: Action, scale: float) -> Action:
-    """The action in pixels of BrowserGym's screenshots."""
+    """Return the action in pixels of BrowserGym's screenshots."""
     changed: dict[str, Any] = {
         axis: round(value * scale)
         for axis in ("x", "y")

@@ -130,7 +130,7 @@ def measure(
 
 
 def _settings(study: Study, cell: Cell) -> object:
-    """What a kept result depends on."""
+    """Return what a kept result depends on."""
     config = load_config(study.config, study.sets_of(cell))
     return {"config": settings_of(config), "episodes": study.episodes, "pages": list(study.pages)}
 
@@ -170,7 +170,7 @@ def _keep(
 
 
 def _pictures(suffix: str) -> dict[str, str]:
-    """The pictures of the docs' page: those of all pages, else those that were just drawn."""
+    """Return the pictures of the docs' page: those of all pages, else those that were just drawn."""
     found = {}
     for name in ("pages", "curve", "films"):
         drawn = (f"images/miniwob-{name}.png", f"images/miniwob-{name}{suffix}.png")

@@ -52,17 +52,17 @@ def task_of(page: str) -> str:
 
 
 def page_of(task_id: str) -> str:
-    """The page of a task."""
+    """Return the page of a task."""
     return task_id.removeprefix(f"{SUITE}/")
 
 
 def published() -> dict[str, Any]:
-    """What others have published; see the file's head."""
+    """Return what others have published; see the file's head."""
     return tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))
 
 
 def pix2act_pages() -> list[str]:
-    """The pages of Pix2Act's evaluation, but for those that the package has no more."""
+    """Return the pages of Pix2Act's evaluation, but for those that the package has no more."""
     return [page for page in published()["pix2act"]["pages"] if task_of(page) in TASKS]
 
 
@@ -89,7 +89,7 @@ class PageScore:
 
 
 def scores_of(runs: Sequence[Result]) -> list[PageScore]:
-    """The pages of runs of one arm, in order of success after and before, the best first.
+    """Return the pages of runs of one arm, in order of success after and before, the best first.
 
     A page without a judged episode on either side is left out.
     """
@@ -111,7 +111,7 @@ def _total(counts: Any) -> tuple[int, int]:
 
 
 def summary_of(runs: Sequence[Result]) -> dict[str, Any]:
-    """The figures of one arm's runs; counts and means are over the pages that it trained on.
+    """Return the figures of one arm's runs; counts and means are over the pages that it trained on.
 
     `mean_pix2act_pages` and `mean_reward_pix2act_pages` are over the pages of Pix2Act's table that were
     evaluated, those that are not trained on included; the second counts partial rewards as papers do.

@@ -41,7 +41,7 @@ Summary = Mapping[str, Any]
 
 
 def draw_pages(path: Path, summary: Summary, title: str) -> None:
-    """A row for each trained page, the best first: before in grey, after in colour with its interval."""
+    """Draw a row for each trained page, the best first: before in grey, after in colour with its interval."""
     from matplotlib.figure import Figure
 
     rows = sorted(
@@ -117,7 +117,7 @@ def draw_curve(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 
 
 def draw_films(path: Path, run: Mapping[str, Any], pages: Sequence[str], most: int = 6) -> bool:
-    """An instance of each page that failed before and passed after, of those that were filmed; False for none."""
+    """Return an instance of each page that failed before and passed after, of those that were filmed; False for none."""
     folders = [(Path(run["before_dir"]), BEFORE), (Path(run["run_dir"]), AFTER)]
     films = [_by_instance(read_films(folder, name)) for folder, name in folders]
     strips: list[Image.Image] = []
@@ -157,7 +157,7 @@ def _by_instance(films: Sequence[Film]) -> dict[tuple[str, int], Film]:
 
 
 def gained_most(summary: Summary) -> list[str]:
-    """The trained pages by what they gained, the most first."""
+    """Return the trained pages by what they gained, the most first."""
     rows = [(page, row) for page, row in summary["pages"].items() if row["trained"]]
     return [
         page for page, row in sorted(rows, key=lambda each: each[1]["before"] - each[1]["after"])
@@ -178,7 +178,7 @@ def write_block(page: Path, block: str) -> None:
 
 
 def figures_of(results: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """The block: the picture first; `pictures` are by name, relative to the page."""
+    """Return the block: the picture first; `pictures` are by name, relative to the page."""
     bases = [name for name in NAMES if name in results]
     lines = []
     for name in ("pages", "curve", "films"):

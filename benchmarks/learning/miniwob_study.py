@@ -69,7 +69,7 @@ class Study:
     sets: tuple[str, ...] = ()
 
     def sets_of(self, cell: Cell) -> list[str]:
-        """The `--set` of one run, but for its folder."""
+        """Return the `--set` of one run, but for its folder."""
         share = FLAT_SHARE if cell.arm == "flat" else 1.0
         found = [
             f"model.path={json.dumps(self.model)}",
@@ -84,12 +84,12 @@ class Study:
         return [*found, *self.sets]
 
     def trained(self) -> list[str]:
-        """The pages that a run trains on."""
+        """Return the pages that a run trains on."""
         config = load_config(self.config, self.sets_of(Cell("rl", 0)))
         return [page_of(task.id) for task in training_tasks(config)]
 
     def evaluated(self) -> list[str]:
-        """These, and of a study of all pages those of Pix2Act's table that are not trained on."""
+        """Return the trained pages and, in a study of all pages, those of Pix2Act's table that are not trained on."""
         trained = self.trained()
         if self.pages:
             return trained
@@ -116,7 +116,7 @@ def _options(study: Study, cell: Cell, run_dir: Path) -> list[str]:
 
 
 def _evaluate(study: Study, cell: Cell, name: str, tell: Callable[[str], None]) -> Evaluation:
-    """The evaluation of the base, or of a run's newest weights; what is over of it is not played again."""
+    """Return the evaluation of the base, or of a run's newest weights; what is over of it is not played again."""
     is_base = name == BEFORE
     run_dir = study.work / "before" / str(cell.seed)
     if not is_base:

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def counted_groups(run: Path) -> list[Counted]:
-    """Groups with two or more counted members, in the order of opening. Raises RunDirectoryError."""
+    """Return groups with two or more counted members, in the order in which they opened. Raises RunDirectoryError."""
     with open_reader(run) as reader:
         members: dict[str, list[bool]] = defaultdict(list)
         for row in reader.trajectories():
@@ -100,7 +100,7 @@ def counted_groups(run: Path) -> list[Counted]:
 
 
 def told(groups: Sequence[Counted], parts: int) -> dict[str, Any]:
-    """The shares of each part of a run, and of `instance` by task."""
+    """Return the shares of each part of a run, and of `instance` by task."""
     size = max(1, -(-len(groups) // parts))
     cut = [groups[start : start + size] for start in range(0, len(groups), size)]
     by_task: dict[str, float] = {}

@@ -111,7 +111,7 @@ class Plan:
     episodes: int  # of each of its points
 
     def settings(self, cell: Cell) -> object:
-        """What a cell's result depends on."""
+        """Return what a cell's result depends on."""
         own = {"seconds": self.seconds, "base_seconds": self.base_seconds, "rows": self.rows}
         own |= {"items": self.items, "batch": self.batch, "lr": self.lr}
         if cell.arm in RL or cell.arm in ACTING:
@@ -122,7 +122,7 @@ class Plan:
         return own | {"head_share": self.head_share}
 
     def folder(self, arm: str, seed: int) -> Path:
-        """A model's."""
+        """Return a model's."""
         return self.work.absolute() / "models" / f"{arm}-{seed}"
 
     def log(self, cell: Cell) -> Path:
@@ -232,7 +232,7 @@ def base(plan: Plan, cell: Cell) -> Path:
 
 
 def with_head(plan: Plan, cell: Cell) -> Path:
-    """The base with a pointer head that has learned nothing."""
+    """Return the base with a pointer head that has learned nothing."""
     folder = plan.folder("base-pointer", cell.seed)
     if not folder.exists():
         add = dart("model", "add-pointer", str(base(plan, cell)), str(folder))
@@ -241,7 +241,7 @@ def with_head(plan: Plan, cell: Cell) -> Path:
 
 
 def train(plan: Plan, cell: Cell) -> Path:
-    """The folder of an arm; a training that was stopped goes on."""
+    """Return the folder of an arm; a training that was stopped goes on."""
     folder = plan.folder(cell.arm, cell.seed)
     if folder.exists():
         return folder
@@ -337,7 +337,7 @@ def acting(plan: Plan, cell: Cell) -> Result:
 
 
 def actor(plan: Plan, cell: Cell) -> Path:
-    """The folder of an acting arm; a training that was stopped goes on."""
+    """Return the folder of an acting arm; a training that was stopped goes on."""
     folder = plan.folder(cell.arm, cell.seed)
     if folder.exists():
         return folder
@@ -360,7 +360,7 @@ def actor(plan: Plan, cell: Cell) -> Path:
 
 
 def rl(plan: Plan, cell: Cell) -> Result:
-    """A run of the quickstart's tasks from a folder that acts."""
+    """Return a run of the quickstart's tasks from a folder that acts."""
 
     def success(arm: str) -> float:
         return float(measured(plan, Cell(arm, cell.seed))["success"])
@@ -373,7 +373,7 @@ def rl(plan: Plan, cell: Cell) -> Result:
 
 
 def grounded_rl(plan: Plan, cell: Cell) -> Result:
-    """The same from a folder that was trained on places alone."""
+    """Return a run of the quickstart's tasks from a folder that was trained on places alone."""
 
     def hit(arm: str) -> float:
         return float(measured(plan, Cell(arm, cell.seed))["test"]["hit_1"])
@@ -386,12 +386,12 @@ def grounded_rl(plan: Plan, cell: Cell) -> Result:
 
 
 def measured(plan: Plan, cell: Cell) -> Result:
-    """The result of a cell, from the cache if it is there."""
+    """Return the result of a cell, from the cache if it is there."""
     return ResultCache(plan.work / "cells", plan.settings).get(cell) or play(plan, cell)
 
 
 def nearest(arms: Sequence[str], of: Callable[[str], float], goal: float) -> str:
-    """The arm whose figure is nearest to `goal`; no more are measured once one is above it."""
+    """Return the arm whose figure is nearest to `goal`; no more are measured once one is above it."""
     found: dict[str, float] = {}
     for arm in arms:
         found[arm] = of(arm)
@@ -401,7 +401,7 @@ def nearest(arms: Sequence[str], of: Callable[[str], float], goal: float) -> str
 
 
 def learned(plan: Plan, cell: Cell, model: Path, begins_with: str) -> Result:
-    """A run of the quickstart's tasks."""
+    """Return a run of the quickstart's tasks."""
     sets = [f"model.path={model}"]
     if "pointer" in cell.arm:
         sets.append('policy.pointing="pointer"')

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def told(line: Result) -> Result:
-    """What is kept of the JSON line of `dart up`."""
+    """Return what is kept of the JSON line of `dart up`."""
     kept = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
     of_run = ("trajectories", "updates", "updates_planned", "stopped_at", "note")
     return {
@@ -112,7 +112,7 @@ def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
 
 
 def tell(text: str) -> None:
-    """A line for the one who waits."""
+    """Write a line with the time of day to stderr, for the person who waits."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stderr.flush()
 

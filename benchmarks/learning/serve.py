@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def settings(arm: str, asked: argparse.Namespace, port: int = 0) -> list[str]:
-    """The arm's changes of the quickstart."""
+    """Return the arm's changes of the quickstart."""
     changes = {
         "run.dir": asked.folder / arm,
         "train.updates": asked.updates,
@@ -118,7 +118,7 @@ def wait_for(port: int, up: subprocess.Popen[bytes]) -> None:
 
 
 def judged(arm: str, asked: argparse.Namespace, *weights: str) -> dict[str, Any]:
-    """What the held-out episodes say of an arm's newest weights, or of a model."""
+    """Return what the held-out episodes say of an arm's newest weights, or of a model."""
     name = "before" if weights else "after"
     command = [*DART, "eval", str(CONFIG), *settings(arm, asked), "--mode", "sampled"]
     command += ["--episodes", str(asked.episodes), "--keep-as", name, *weights]

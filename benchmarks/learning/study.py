@@ -57,7 +57,7 @@ class ResultCache:
     settings: Callable[[Cell], object]
 
     def get(self, cell: Cell) -> Result | None:
-        """The cell's result; None if it was not played.
+        """Return the cell's result; None if it was not played.
 
         Raises ConfigError if it was played with other settings: figures of both must not meet.
         """
@@ -91,7 +91,7 @@ def _as_json(value: object) -> Any:
 
 
 def settings_of(config: Config) -> object:
-    """The part of a configuration that results depend on: all but file locations and the seed.
+    """Return the part of a configuration that results depend on: all but file locations and the seed.
 
     Only values that differ from the defaults, so that a field added later leaves results valid.
     """
@@ -110,7 +110,7 @@ def play_missing(
     at_once: int = 1,
     tell: Callable[[str], None],
 ) -> dict[Cell, Result]:
-    """The results of all wanted cells, in their order; plays those that are not on disk.
+    """Return the results of all wanted cells, in their order; plays those that are not on disk.
 
     `at_once` cells are played together, in threads. An error that `play` raises ends the study once
     the others in play have ended; finished results are kept.
@@ -154,7 +154,7 @@ def play_missing(
 
 
 def dart(*words: str) -> list[str]:
-    """The command line of `dart`."""
+    """Return the command line of `dart`."""
     return [sys.executable, "-m", "dart_cli", *words]
 
 
@@ -211,7 +211,7 @@ def call_within(deadline_s: float, command: Sequence[str], log: Path, root: Path
 
 
 def _logged(command: Sequence[str], log: Path) -> TextIO:
-    """The log, with the command as its next line."""
+    """Return the log, with the command as its next line."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = log.open("a", encoding="utf-8")
     file.write(f"+ {' '.join(command)}\n")

@@ -90,7 +90,7 @@ class WikiEnv:
         return Verdict("fail", "the notebook is there to be explored and has no goal")
 
     def elements(self) -> list[Element]:
-        """What can be seen and reached. Raises EnvError."""
+        """Return what can be seen and reached. Raises EnvError."""
         return elements_of([read_page(self._playing(), 1.0)])
 
     def state(self) -> ScreenState:
@@ -129,7 +129,7 @@ class WikiSuite:
 
     @checked
     def make_env(self, *, pages: Annotated[str, Field(min_length=1)]) -> WikiEnv:
-        """An environment whose pages are kept in the folder `pages`."""
+        """Return an environment whose pages are kept in the folder `pages`."""
         cache = Path(pages).absolute()
         host = self._hosts.setdefault(
             cache,

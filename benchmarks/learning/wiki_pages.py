@@ -88,7 +88,7 @@ _SENTENCES = (
 
 
 def fetched(cache: Path, version: str = VERSION) -> Path:
-    """The page without notes of its own; fetched by `npm pack` and built by node where it is not there.
+    """Return the page without notes of its own; fetched by `npm pack` and built by node where it is not there.
 
     Raises MissingPartError without node or npm, UserError where the archive is another one or nothing was built.
     """
@@ -118,7 +118,7 @@ def fetched(cache: Path, version: str = VERSION) -> Path:
 
 
 def instance(cache: Path, seed: int) -> str:
-    """The name of the page of an instance in the cache, without `.html`; made where it is not there."""
+    """Return the name of the page of an instance in the cache, without `.html`; made where it is not there."""
     name = f"wiki-{seed}"
     path = cache / f"{name}.html"
     if not path.exists():
@@ -140,7 +140,7 @@ def instance(cache: Path, seed: int) -> str:
 
 
 def notes_of(seed: int) -> list[dict[str, str]]:
-    """Notes and settings of an instance, as fields of TiddlyWiki's."""
+    """Return the notes and settings of an instance, each with its fields as TiddlyWiki names them."""
     rng = Random(f"wiki/{seed}")
     tags = rng.sample(_TAGS, 4)
     subjects = rng.sample(_SUBJECTS, 12)

@@ -31,5 +31,5 @@ class OneScreenSuite:
     }
 
     def make_env(self) -> OneScreenEnv:
-        """A new list of guests."""
+        """Return a new list of guests."""
         return OneScreenEnv()

@@ -124,7 +124,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def _sampled(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
-        """A completion [A] of each prompt, its end token included."""
+        """Return a completion [A] of each prompt, its end token included."""
         arguments = self._arguments(
             [each.token_ids for each in prompts], [each.images for each in prompts]
         )
@@ -179,7 +179,7 @@ class PlainLoop:
 
 
 def asked_of(doc: str) -> argparse.Namespace:
-    """What a peer is started with, and as many threads of torch; `doc` is its module's."""
+    """Return what a peer is started with, and as many threads of torch; `doc` is its module's."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--seed", type=int, default=0)

@@ -83,7 +83,7 @@ class OneStep:
         return screen, str(info["instruction"])
 
     def reward(self, completions: list[Any], number: list[int], **_columns: Any) -> list[float]:
-        """The verdicts on completions, as TRL asks for them."""
+        """Return the verdicts on completions, as TRL asks for them."""
         found = []
         for completion, each in zip(completions, number, strict=True):
             screen, _ = self._begun(each)

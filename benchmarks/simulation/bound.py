@@ -43,7 +43,7 @@ class Bound:
 
 
 def bound_of(config: Config, *, slots: int, workers: int) -> Bound:
-    """The bound of a run with `slots` environments in all and `workers` rollout workers."""
+    """Return the bound of a run with `slots` environments in all and `workers` rollout workers."""
     times, data = Times.of(config), config.data
     profile = expected(str(config.env.options.get("profile", "osworld")))
     replica = capacity(times, config.rollout.max_batch, config.rollout.max_tokens)

@@ -185,7 +185,7 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
 
 
 def middle(runs: Sequence[Measured]) -> Measured:
-    """The run with the median throughput; of an even number the lower one."""
+    """Return the run with the median throughput; of an even number the lower one."""
     ordered = sorted(runs, key=lambda run: run.actions_per_minute)
     return ordered[(len(ordered) - 1) // 2]
 
@@ -195,7 +195,7 @@ def summary(
     runs: dict[tuple[str, bool], list[Measured]],
     options: Options,
 ) -> dict[str, Any]:
-    """The JSON object: ratios of ours to the baseline, and every arm's figures."""
+    """Return the JSON object: ratios of ours to the baseline, and every arm's figures."""
     result: dict[str, Any] = {"benchmark": "efficiency", "profile": options.profile}
     result |= {"environments": options.envs, "workers": options.workers}
     result |= {"seconds": options.seconds, "repeats": options.repeats}
@@ -250,7 +250,7 @@ def _check_suite(options: Options) -> None:
 
 
 def _overrides(options: Options, with_faults: bool) -> list[str]:
-    """The options as `--set` arguments; slots are spread evenly over the environment processes."""
+    """Return the options as `--set` arguments; slots are spread evenly over the environment processes."""
     config = load_config(options.config_path, list(options.overrides))
     processes = max(1, config.up.envs)
     if options.envs % processes:
@@ -291,7 +291,7 @@ def _table(medians: dict[tuple[str, bool], Measured], with_faults: bool) -> Tabl
 
 
 def pick(names: str) -> list[Arm]:
-    """The arms named in a comma-separated list, `all` for all. Raises ConfigError."""
+    """Return the arms named in a comma-separated list, `all` for all. Raises ConfigError."""
     if names == "all":
         return list(ARMS.values())
     wanted = [name.strip() for name in names.split(",")]
@@ -302,7 +302,7 @@ def pick(names: str) -> list[Arm]:
 
 
 def _count(text: str) -> int:
-    """A number that is at least 1."""
+    """Return a number that is at least 1."""
     number = int(text)
     if number < 1:
         raise ValueError(text)

@@ -58,7 +58,7 @@ class TimedReply:
 
 
 def check_complete(path: Path, policy_version: int) -> None:
-    """Raises WeightsError unless the set at `path` is that version and complete."""
+    """Raise WeightsError unless the set at `path` is that version and complete."""
     check_files(path, check_announced(path, policy_version, ""))
 
 
@@ -68,7 +68,7 @@ CheckWeights = Callable[[Path, int], object]
 
 
 def timed_engine(config: Config) -> Model:
-    """The engine of a configuration, with the times of its [env.options]; a token is a byte of UTF-8."""
+    """Return the engine of a configuration, with the times of its [env.options]; a token is a byte of UTF-8."""
     times = Times.of(config)
     replies = random_replies(config.policy.codec, times)
     engine = TimedEngine(replies, times, max_batch=config.rollout.max_batch)
@@ -159,7 +159,7 @@ class TimedEngine:
         return self._replica.version
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The simulated completion. Raises EngineError; cancelling frees the slot."""
+        """Return the simulated completion. Raises EngineError; cancelling frees the slot."""
         if self._closed:
             raise EngineError(f"{request.request_id}: {CLOSED}")
         reply, builder = self._answer(request), CompletionBuilder(request.partial)

@@ -51,7 +51,7 @@ class Costs:
 
     @classmethod
     def of(cls, times: Times) -> Costs:
-        """The costs of a configuration, divided by its speed-up."""
+        """Return the costs of a configuration, divided by its speed-up."""
         return cls(
             times.prefill_s / times.speedup,
             times.prefill_cached_s / times.speedup,
@@ -167,7 +167,7 @@ class Replica:
         return ended
 
     def submit(self, now: float, trajectory: str, tokens: int) -> SimulatedRequest:
-        """A request arrives that takes `tokens` iterations, at least 1."""
+        """Take a request that arrives and needs `tokens` iterations, at least 1."""
         self._run_until(now)
         job = SimulatedRequest(trajectory, max(1, tokens), arrived=now)
         self._waiting.append(job)
@@ -184,7 +184,7 @@ class Replica:
             self._reschedule()
 
     def swap(self, now: float, version: int, pause_s: float) -> SimulatedSwap:
-        """New weights arrived: after the present unit, halt for `pause_s` and load them."""
+        """Take new weights: after the present unit, halt for `pause_s` and load them."""
         self._run_until(now)
         self._swap = SimulatedSwap(version, pause_s)
         self._reschedule()
@@ -292,7 +292,7 @@ class Replica:
         return self._costs.prefill_cached_s if is_cached else self._costs.prefill_s
 
     def _end_prefill(self) -> None:
-        """The request decodes from the next iteration on."""
+        """Let the request decode from the next iteration on."""
         job, self._prefilling = self._prefilling, None
         if job is not None and not job.is_cancelled:
             job.last = self._iteration + job.tokens
@@ -301,7 +301,7 @@ class Replica:
             heapq.heappush(self._decoding, (job.last, self._arrivals, job))
 
     def _end_pause(self) -> None:
-        """The new weights serve, running requests included."""
+        """Let the new weights serve from now on, running requests included."""
         swap, self._swap = self._swap, None
         assert swap is not None
         swap.ended = self.now
@@ -343,14 +343,14 @@ def mean_tokens(times: Times, max_tokens: int) -> float:
 
 
 def _normal(z: float) -> float:
-    """The standard normal distribution function."""
+    """Return the standard normal distribution function."""
     return (1 + math.erf(z / math.sqrt(2))) / 2
 
 
 def capacity(
     times: Times, max_batch: int, max_tokens: int, cached_share: float = 1.0
 ) -> EngineCapacity:
-    """The capacity of one replica, if `cached_share` of the prefills find their prefix in the cache.
+    """Return the capacity of one replica, if `cached_share` of the prefills find their prefix in the cache.
 
     With p the mean prefill, T the mean tokens and d(r) the iteration of r requests, a full batch
     spends p on each request's prefill and T iterations on max_batch requests together:

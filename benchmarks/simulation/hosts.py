@@ -31,7 +31,7 @@ class NotPermittedError(Exception):
 
 @contextlib.contextmanager
 def hosts(count: int, *unseen: Path) -> Iterator[list[Host]]:
-    """A host and `count` others, which reach one another by tcp. Raises NotPermittedError.
+    """Yield a host and `count` others, which reach one another by tcp. Raises NotPermittedError.
 
     From the others the folders `unseen`, if there are any, are empty, and commands begin in the root folder.
     """
@@ -77,7 +77,7 @@ def _configure(host: Host, commands: str) -> None:
 
 @contextlib.contextmanager
 def _held(enter: list[str], first: str = "") -> Iterator[int]:
-    """The id of a process in new namespaces, which keeps them."""
+    """Yield the id of a process in new namespaces, which keeps them."""
     try:
         process = subprocess.Popen(
             [*enter, "sh", "-c", f"{first}echo $$; exec sleep 3600"],

@@ -28,16 +28,16 @@ class TimedModel:
         self._updates = torch.zeros(1, dtype=torch.int64)
 
     def weights(self) -> Tensors:
-        """The tensors that are published; they share the model's memory."""
+        """Return the tensors that are published; they share the model's memory."""
         return {_NAME: self._updates}
 
     def stream(self) -> TensorStream:
-        """The same."""
+        """Return the same tensors as `weights`, as a stream."""
         return stream_of(self.weights())
 
 
 def timed_learner(config: Config) -> TimedLearner:
-    """What `train.learner` names: the learner with the times of [env.options]."""
+    """Return what `train.learner` names: the learner with the times of [env.options]."""
     return TimedLearner(Times.of(config))
 
 
@@ -65,7 +65,7 @@ class TimedLearner:
         return Update(applied=True, metrics=metrics)
 
     def state(self) -> Tensors:
-        """The count; there is no optimizer."""
+        """Return the count; there is no optimizer."""
         return self.model.weights()
 
     def restore(self, saved: SavedState) -> None:

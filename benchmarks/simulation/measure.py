@@ -74,7 +74,7 @@ class Measured:
 def measure(
     recording: Recording, reader: Reader, bound: Bound, *, slots: int, speedup: float
 ) -> Measured:
-    """The figures of one run; `slots` environments in all."""
+    """Return the figures of one run; `slots` environments in all."""
     began, ended = recording.began, recording.ended
     minutes = recording.seconds * speedup / 60.0
     actions = sum(began <= step.at < ended for step in step_times(reader))
@@ -180,7 +180,7 @@ def _by_role(beats: Iterable[Heartbeat]) -> dict[str, list[Heartbeat]]:
 
 
 def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, ended: float) -> float:
-    """The rise of one gauge in the window, summed over all processes of all workers."""
+    """Return the rise of one gauge in the window, summed over all processes of all workers."""
     lives: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for beat in beats:
         if gauge in beat.gauges:
@@ -207,7 +207,7 @@ def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
 
 
 def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbeat]) -> int:
-    """Ends that environments handed in and that were neither kept nor dropped by curation.
+    """Return the number of ends that environments handed in and that curation neither kept nor dropped.
 
     A trajectory with a verdict that was dropped because of a fault was lost; so was one that an
     environment process counts as accepted and the database does not have. An end that came

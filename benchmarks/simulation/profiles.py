@@ -33,7 +33,7 @@ class LogNormal:
         return self.median * math.exp(rng.gauss(0.0, self.sigma))
 
     def above(self, bound: float) -> float:
-        """The probability of a number above `bound` > 0."""
+        """Return the probability of a number above `bound` > 0."""
         if self.median == 0:
             return 0.0
         if self.sigma == 0:
@@ -76,11 +76,11 @@ class Profile:
         return self.step.draw(rng) + stall_s
 
     def draw_steps(self, rng: Random) -> int:
-        """Steps of one episode: 1 to `cap`."""
+        """Draw the number of steps of one episode: 1 to `cap`."""
         return min(self.cap, max(1, round(self.length.draw(rng))))
 
     def mean_episode(self) -> Expected:
-        """The means of the three draws, in closed form."""
+        """Return the means of the three draws, in closed form."""
         # E[L] = sum over k of P(L >= k); a length of k or more is one that rounds up to k.
         steps = 1.0 + sum(self.length.above(k - 0.5) for k in range(2, self.cap + 1))
         step_s = self.step.mean + self.stall_share * self.stall_s
@@ -125,7 +125,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile_named(name: str) -> Profile:
-    """The profile called `name`. Raises TaskError."""
+    """Return the profile called `name`. Raises TaskError."""
     if name not in PROFILES:
         raise TaskError(f"profile must be one of {', '.join(PROFILES)}, got {name!r}")
     return PROFILES[name]

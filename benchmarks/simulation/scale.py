@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def play(asked: argparse.Namespace, played: Sequence[Host]) -> dict[str, Any]:
-    """The run of the timed system; `played` are the hosts, the first of which this is."""
+    """Return the run of the timed system; `played` are the hosts, the first of which this is."""
     envs = len(played) - 1 if played else 2
     settings = SETTINGS | {
         "env.slots": str(asked.slots // envs),
@@ -141,7 +141,7 @@ def play(asked: argparse.Namespace, played: Sequence[Host]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def remote_envs(others: Sequence[Host], arguments: Sequence[str]) -> Iterator[list[Any]]:
-    """A `dart env` on each of the hosts, ended with the block."""
+    """Yield a `dart env` on each of the hosts, ended with the block."""
     processes = []
     logs = RUN_DIR.with_name(f"{RUN_DIR.name}-hosts")
     logs.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def network(played: Sequence[Host]) -> str:
 
 
 def figures(asked: argparse.Namespace, config: Config, recording: Recording) -> dict[str, Any]:
-    """What is reported of the run."""
+    """Return what is reported of the run."""
     bound = bound_of(config, slots=asked.slots, workers=asked.workers)
     with open_reader(config.run.dir) as reader:
         measured = measure(recording, reader, bound, slots=asked.slots, speedup=1.0)
@@ -231,7 +231,7 @@ def in_ms(seconds: float) -> float | None:
 
 
 def lease_p99_s(recording: Recording) -> float:
-    """The worst p99 that an environment process reported within the window, seconds."""
+    """Return the worst p99 that an environment process reported within the window, seconds."""
     return max(
         (beat.gauges["lease_p99_s"] for beat in env_beats(recording)),
         default=float("nan"),

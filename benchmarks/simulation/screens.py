@@ -44,7 +44,7 @@ class _PngTemplate:
 
 
 def screenshot(scene: int, bits: int, width: int, height: int) -> bytes:
-    """A PNG of desktop `scene` (any integer) whose task bar spells `bits`, at least 64 pixels wide.
+    """Return a PNG of desktop `scene` (any integer) whose task bar spells `bits`, at least 64 pixels wide.
 
     Equal arguments give equal bytes; other bits give another picture.
     """
@@ -57,7 +57,7 @@ def screenshot(scene: int, bits: int, width: int, height: int) -> bytes:
 
 
 def _bar(bits: int, width: int, height: int) -> bytes:
-    """The task bar's rows in a PNG's layout: one lamp for each bit, a margin above and below."""
+    """Return the task bar's rows in a PNG's layout: one lamp for each bit, a margin above and below."""
     cell = width // _BITS
     lamps = b"".join(
         bytes((_BAR,)) + bytes((_LAMP if bits >> i & 1 else _BAR,)) * (cell - 1)
@@ -93,7 +93,7 @@ def _drawn(scene: int, width: int, height: int) -> _PngTemplate:
 
 
 def _paint(scene: int, width: int, height: int) -> Image.Image:
-    """A window before a picture, in at most `_BAR` colours."""
+    """Return a window before a picture, in at most `_BAR` colours."""
     rng = Random(f"desktop/{scene}")
     grains = (-(-width // _GRAIN), -(-height // _GRAIN))
     noise = Image.frombytes("L", grains, rng.randbytes(grains[0] * grains[1]))

@@ -159,7 +159,7 @@ class TimedSuite:
         seed: int | None = None,
         **times: object,
     ) -> TimedEnv:
-        """An environment with the durations of `profile`, divided by the speed-up of `times`.
+        """Return an environment with the durations of `profile`, divided by the speed-up of `times`.
 
         The other times (times.py) are the engine's and the learner's.
 

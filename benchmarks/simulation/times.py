@@ -61,7 +61,7 @@ class Times(BaseModel):
 
 
 def read_times(options: Mapping[str, Any]) -> Times:
-    """The times among the options of a suite. Raises TaskError for one that is unknown or out of range."""
+    """Return the times among the options of a suite. Raises TaskError for one that is unknown or out of range."""
     try:
         return Times(**options)
     except ValidationError as error:

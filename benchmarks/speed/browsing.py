@@ -114,13 +114,13 @@ class Browser:
         )
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page. Raises EnvError where it throws."""
+        """Return the value of an expression in the page. Raises EnvError where it throws."""
         return self._page.evaluate(expression)
 
 
 @contextlib.contextmanager
 def browsing() -> Iterator[Browser]:
-    """A browser. Raises MissingPartError where there is none."""
+    """Yield a browser. Raises MissingPartError where there is none."""
     chromium = Chromium(find_chromium(), 1.0, DEADLINE_S, [_LOOPBACK])
     try:
         context = chromium.call("Target.createBrowserContext")["browserContextId"]

@@ -89,7 +89,7 @@ class NaiveCanvas(Canvas):
 
 
 def paint_naively(app: App) -> Image.Image:
-    """The present screen of `app`, drawn by the baseline."""
+    """Return the present screen of `app`, drawn by the baseline."""
     ui = app.ui
     image = Image.new("RGB", (ui.width, ui.height), ui.theme.wall)
     canvas = NaiveCanvas(image, ui.palette, blend(ui.theme.wall, ui.theme.wall, 1.0))
@@ -101,7 +101,7 @@ def paint_naively(app: App) -> Image.Image:
 
 
 def pillow_png(image: Image.Image) -> bytes:
-    """An RGB image as Pillow writes it at its fastest level."""
+    """Return an RGB image as Pillow writes it at its fastest level."""
     out = io.BytesIO()
     image.save(out, format="PNG", compress_level=1)
     return out.getvalue()
@@ -122,7 +122,7 @@ class CpuTimer:
 
 
 def stages_of_ours(book: CpuTimer, app: App) -> None:
-    """The cost of one step after the event, and of the compression alone."""
+    """Measure the cost of one step after the event, and of the compression alone."""
     canvas = book.run("paint", app.paint)
     book.run("png", lambda: encode(canvas, "png"))
     pixels = canvas.image.tobytes()
@@ -130,7 +130,7 @@ def stages_of_ours(book: CpuTimer, app: App) -> None:
 
 
 def stages_of_baseline(book: CpuTimer, app: App) -> None:
-    """The same screen, drawn and encoded the usual way."""
+    """Measure the cost of the same screen as `stages_of_ours`, drawn and encoded the usual way."""
     image = book.run("paint", lambda: paint_naively(app))
     book.run("png", lambda: pillow_png(image))
 
@@ -161,7 +161,7 @@ def measure_stages(
 
 
 def measure_env(suite: str, size: str, seeds: int, encoding: str = "png") -> dict[str, float]:
-    """Steps and resets a CPU second through the public `GuiEnv` calls."""
+    """Return the steps and the resets in a CPU second through the public `GuiEnv` calls."""
     env = make_env(suite, size=size, encoding=encoding)
     known = DeskSuite() if suite == "desk" else MiniSuite()
     clock, steps, resets = CpuTimer(), 0, 0

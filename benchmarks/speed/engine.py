@@ -136,7 +136,7 @@ Asks = list[list[Ask]]
 
 
 def tiny(_scratch: Path) -> tuple[Path, Screens]:
-    """The shipped model and the tasks it was trained for."""
+    """Return the shipped model and the tasks it was trained for."""
     from envs.registry import load_suite, make_env
 
     tasks, env = list(load_suite("mini").tasks.values()), make_env("mini")
@@ -149,7 +149,7 @@ def tiny(_scratch: Path) -> tuple[Path, Screens]:
 
 
 def qwen25(scratch: Path) -> tuple[Path, Screens]:
-    """A random Qwen2.5-VL, larger in all respects; it reads and writes the tiny model's tokens."""
+    """Return a random Qwen2.5-VL, larger in all respects; it reads and writes the tiny model's tokens."""
     import io
 
     from PIL import Image
@@ -256,7 +256,7 @@ class Bench:
         self._seed = 0
 
     def asks(self, clients: int, rounds: int, work: str, pause_s: float = 0.0) -> Asks:
-        """Requests with new screens; pauses of up to `pause_s` for work "staggered"."""
+        """Return requests with new screens; for work "staggered" with pauses of up to `pause_s` before them."""
         renderer = PromptRenderer(self._other)
         rng = Random(clients)
         asks: Asks = [[] for _ in range(clients)]
@@ -368,7 +368,7 @@ class _Crowd:
         return self._heap[0][0]
 
     def due(self, now: float) -> list[tuple[int, float, Ask]]:
-        """Requests that are due: client, since when, what."""
+        """Take the requests that are due, and return of each: client, since when, what."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             asked, client = heapq.heappop(self._heap)
@@ -376,7 +376,7 @@ class _Crowd:
         return due
 
     def answered(self, client: int, asked: float, now: float) -> None:
-        """A client has its answer."""
+        """Record that a client has its answer, and set when it asks again: in waves, once all have theirs."""
         self._latencies.append(now - asked)
         self._held.append(client)
         if self._waves and len(self._held) < len(self._left):
@@ -387,7 +387,7 @@ class _Crowd:
         self._held = []
 
     def outcome(self, seconds: float) -> Outcome:
-        """The result, once all requests are answered."""
+        """Return the result, once all requests are answered."""
         return Outcome(self._tokens, len(self._latencies), seconds, mean(self._latencies))
 
 

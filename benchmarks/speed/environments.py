@@ -108,7 +108,7 @@ def play(env: GuiEnv, work: Work, slot: int, until: float, counts: SlotCounts) -
 
 
 def measure(work: Work, slots: int, seconds: float) -> dict[str, Any]:
-    """Steps a second, resets and memory of `slots` environments at once."""
+    """Measure the steps in a second, the resets and the memory of `slots` environments at once."""
     before, tasks = memory_mb(), work.tasks
     envs = [make_env(work.suite) for _ in range(slots)]
     try:
@@ -180,7 +180,7 @@ def screenshot_ms(seconds: float) -> float:
 
 
 def measure_selenium(work: Work, seconds: float) -> dict[str, float] | None:
-    """The same with the package's own environment, one slot; None where chromedriver is missing."""
+    """Measure the same pages as `measure`, with miniwob's own environment, one slot; None without chromedriver."""
     if not CHROMEDRIVER.exists():
         return None
     warnings.simplefilter("ignore")
@@ -228,7 +228,7 @@ START = """seed => {
 
 
 def measure_playwright(work: Work, seconds: float) -> dict[str, float] | None:
-    """The same pages through Playwright, one slot; None where that is not installed."""
+    """Measure the same pages as `measure`, through Playwright, one slot; None where that is not installed."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -278,7 +278,7 @@ def memory_mb() -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of `values` do not exceed."""
+    """Return the value that `share` of `values` do not exceed."""
     ordered = sorted(values) or [float("nan")]
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 

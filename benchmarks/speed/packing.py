@@ -122,7 +122,7 @@ class Cost:
 
 
 def config_of(folder: Path, history: str, *, slots: int, freeze: bool, completion: int) -> Config:
-    """The configuration of one history; steps show as many turns as screens."""
+    """Return the configuration of one history; steps show as many turns as screens."""
     return Config(
         model=ModelConfig(path=str(folder), freeze_vision=freeze),
         policy=PolicyConfig(
@@ -178,7 +178,7 @@ async def play(config: Config, engine: Engine, trajectories: int, steps: int) ->
 
 
 def served(played: Played) -> dict[str, Any]:
-    """What an engine was asked for and what of it it computed."""
+    """Return what an engine was asked for and what of it it computed."""
     return {
         "prompt_tokens": played.prompt_tokens,
         "prefilled_tokens": played.prefilled_tokens,
@@ -192,7 +192,7 @@ def by_transformers(config: Config) -> Engine:
 
 
 def by_vllm(config: Config) -> Engine:
-    """The real vLLM, which counts its prefix cache's tokens."""
+    """Return the real vLLM, which counts its prefix cache's tokens."""
     from dart_cli.engines.vllm.engine import VllmEngine
 
     return VllmEngine(
@@ -236,7 +236,7 @@ def alone(model: TrainModel, batch: Batch) -> int:
 
 
 def packed(model: TrainModel, batch: Batch, pack_tokens: int) -> int:
-    """The same gradients, in packs; returns the tokens computed."""
+    """Compute the same gradients as `alone`, in packs; returns the tokens computed."""
     [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
     total = sum(map(len, batch.samples))
     computed = 0
@@ -266,7 +266,7 @@ KERNELS = {
 
 
 def counted(model: TrainModel, batch: Batch, run: Callable[[], int]) -> Cost:
-    """The cost of `run` but for its seconds; screens are prepared before."""
+    """Return the cost of `run` but for its seconds; screens are prepared before."""
     for name, encoded in batch.images.items():
         model.policy.images.prepare(encoded, name)
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
@@ -290,7 +290,7 @@ def timed(model: TrainModel, run: Callable[[], int]) -> float:
 
 
 def difference(one: Gradients, other: Gradients) -> float:
-    """The largest over parameters of the difference's norm over that of `other`."""
+    """Return the largest over parameters of the difference's norm over that of `other`."""
     if one.keys() != other.keys():
         raise ValueError("they are of different parameters")
     return max(

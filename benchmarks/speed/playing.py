@@ -79,7 +79,7 @@ class Rounds:
         self._begin_if_full()
 
     async def act(self, request: ActRequest) -> Completion:
-        """What the policy says to one screen, once all others have asked, too."""
+        """Return what the policy says to one screen, once all others have asked, too."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         self._begin_if_full()
@@ -207,7 +207,7 @@ def step_of(
     reward: float | None = None,
     baseline: float | None = None,
 ) -> BatchStep:
-    """A played step as the ledger serves it, all of it trained on."""
+    """Return a played step as the ledger serves it, all of it trained on."""
     return BatchStep(
         group_id=group,
         trajectory_id=record.trajectory_id,

@@ -83,14 +83,14 @@ class Model:
         self.before_change: Callable[[], None] = lambda: None
 
     def one_pass(self) -> None:
-        """A forward and a backward pass."""
+        """Run a forward and a backward pass."""
         hidden = torch.randn(ROWS, WIDTH)
         for layer in self.layers:
             hidden = torch.nn.functional.silu(hidden @ layer)
         hidden.square().mean().backward()
 
     def update(self) -> None:
-        """Passes, and an optimizer step."""
+        """Run the passes and an optimizer step."""
         for _ in range(self.passes):
             self.one_pass()
         self.before_change()
@@ -98,14 +98,14 @@ class Model:
         self.optimizer.zero_grad(set_to_none=True)
 
     def stream(self) -> TensorStream:
-        """What is published: as a rank alone publishes its masters."""
+        """Return what is published: as a rank alone publishes its masters."""
         named = {f"layer.{index}": each.detach() for index, each in enumerate(self.layers)}
         specs = {name: TensorSpec(list(each.shape), "bfloat16") for name, each in named.items()}
         return TensorStream(specs, list(named.items()))
 
 
 def publish_before(stream: TensorStream, directory: Path, version: int, storage: Storage) -> None:
-    """A publication as it was before: one step after the other, in the trainer's thread."""
+    """Publish as it was done before: one step after the other, in the trainer's thread."""
     with torch.no_grad():
         tensors = {name: each.to(torch.bfloat16) for name, each in stream.tensors}
     size = sum(each.nbytes for each in tensors.values())
@@ -143,7 +143,7 @@ class Runner:
         return statistics.median([await self.in_thread(self.model.update) for _ in range(count)])
 
     async def before(self, count: int) -> dict[str, float]:
-        """Updates, each followed by a whole publication."""
+        """Measure `count` updates, each followed by a whole publication."""
         directory = Path(tempfile.mkdtemp(dir=self.folder))
         storage = Storage(directory)
         published: list[float] = []
@@ -164,7 +164,7 @@ class Runner:
         }
 
     async def after(self, count: int) -> dict[str, float]:
-        """Updates, each with the publication of the one before beside it."""
+        """Measure `count` updates, each with the publication of the one before beside it."""
         channel = FileChannel(Path(tempfile.mkdtemp(dir=self.folder)), keep=3, shared=True)
 
         async def announce(_message: WeightsPublished) -> None:
@@ -214,7 +214,7 @@ async def timed_rounds(
 
 
 async def measure(megabytes: float, lengths: list[float], updates: int) -> list[dict[str, float]]:
-    """A row for each length of an update."""
+    """Return a row for each length of an update."""
     model = Model(megabytes)
     rows = []
     with tempfile.TemporaryDirectory(prefix="dart-bench-") as folder:

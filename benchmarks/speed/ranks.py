@@ -39,7 +39,7 @@ RANKS = (2, 4, 8)
 
 
 def batch(history: str, groups: int, trajectories: int, seed: int) -> list[Tokens]:
-    """The chains of a batch, as the plan reads them."""
+    """Return the chains of a batch, as the plan reads them."""
     draw, images = Random(seed), iter(range(1 << 30))
     chains: list[Tokens] = []
     for _ in range(groups):
@@ -93,7 +93,7 @@ def measured(chains: list[Tokens], pack_tokens: int, ranks: int) -> dict[str, fl
 
 
 def cost_of(pack: PlannedPack) -> float:
-    """What a pack costs, counted from its nodes; a padding pack, which scores nothing, costs as much."""
+    """Return what a pack costs, counted from its nodes; a padding pack, which scores nothing, costs as much."""
     total = 0.0
     for node in pack.nodes:
         pairs = (node.end * (node.end + 1) - node.begin * (node.begin + 1)) / 2

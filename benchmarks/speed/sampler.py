@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def measured(arm: str, rows: int) -> dict[str, float]:
-    """`timed` in a process of its own."""
+    """Return what `timed` finds in a process of its own."""
     command = [sys.executable, __file__, "--arm", arm, "--rows", str(rows)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])

@@ -112,7 +112,7 @@ def rounded(value: Any) -> Any:
 
 
 def screen(seed: int) -> tuple[str, bytes]:
-    """An instruction of invented words, and a page of buttons."""
+    """Return an instruction of invented words, and a page of buttons."""
     rng, buffer = Random(seed), io.BytesIO()
     words = ["".join(rng.choices(LETTERS, k=5)) for _ in range(12)]
     image = Image.new("RGB", SIZE, "white")
@@ -136,7 +136,7 @@ class Parts:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def timed(self, function: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
-        """`function`, whose time is added to the part that `name` tells of its arguments."""
+        """Return `function` such that its time is added to the part that `name` tells of its arguments."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             began = time.thread_time()
@@ -175,7 +175,7 @@ class Parts:
 
 
 def steps(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """A row for each size of batch and kind of completion."""
+    """Return a row for each size of batch and kind of completion."""
     bench = Bench(folder, screen)
     rows: list[dict[str, Any]] = []
     for requests in BATCHES:
@@ -196,7 +196,7 @@ def steps(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def of_length(asks: Asks, tokens: int) -> Asks:
-    """The same requests for completions of `tokens` tokens."""
+    """Return the same requests as `asks`, for completions of `tokens` tokens."""
     return [
         [
             replace(
@@ -234,7 +234,7 @@ async def served(bench: Bench, asks: Asks) -> dict[str, float]:
 
 @torch.inference_mode()
 def limit(folder: Path) -> dict[str, float]:
-    """What vision and prefill of 8 requests reach, in 10^9 operations a second, and a large product."""
+    """Return what vision and prefill of 8 requests reach, in 10^9 operations a second, and a large product."""
     policy = load_policy(folder)
     renderer, asked = PromptRenderer(policy), [screen(seed) for seed in range(8)]
     prompts = [renderer.render(told, [], shown) for told, shown in asked]
@@ -269,7 +269,7 @@ def seconds_of(run: Callable[[], object], times: int = 5) -> float:
 
 
 def played(folder: Path) -> Batch:
-    """Samples as a run has them: with tokens of the model's vocabulary, drawn at random."""
+    """Return samples as a run has them: with tokens of the model's vocabulary, drawn at random."""
     policy, rng = load_policy(folder, weights=False), Random(0)
     renderer = PromptRenderer(policy)
     absent = policy.absent_token_ids | set(policy.end_token_ids)
@@ -309,7 +309,7 @@ def played(folder: Path) -> Batch:
 
 
 def updates(folder: Path, rounds: int) -> dict[str, Any]:
-    """The trainer's update against the bare loop's."""
+    """Return the trainer's update against the bare loop's."""
     batch = played(folder)
     config = Config(
         model=ModelConfig(path=str(folder)), train=TrainConfig(pack_tokens=4096, lr=1e-5)

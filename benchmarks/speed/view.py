@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def make_run(run_dir: Path, trajectories: int) -> None:
-    """A run of so many trajectories, played and trained on through the real ledger."""
+    """Make a run of so many trajectories, played and trained on through the real ledger."""
     random = Random(5)
     config = Config.model_validate(
         {"run": {"dir": run_dir}, "data": {"group_size": 8, "groups_per_batch": 4}}
@@ -217,7 +217,7 @@ def _train(ledger: Ledger, store: Store, version: int, random: Random) -> int:
 
 
 def _image(random: Random) -> bytes:
-    """A screenshot of the size of a desktop's, different from all others, about 30 KB."""
+    """Return a screenshot of the size of a desktop's, different from all others, about 30 KB."""
     image = Image.new("RGB", SIZE, (random.randrange(256), 200, 220))
     for _ in range(6):
         noise = Image.frombytes("RGB", (40, 40), random.randbytes(4800))
@@ -252,7 +252,7 @@ def viewer(run_dir: Path) -> Iterator[tuple[int, int]]:
 
 
 def cpu_s(pid: int) -> float:
-    """What all threads of a process have computed for so far, in seconds."""
+    """Return what all threads of a process have computed for so far, in seconds."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
@@ -278,7 +278,7 @@ def pages_of(port: int) -> dict[str, str]:
 
 
 def last_page(listed: str) -> int:
-    """Number of the oldest page, as the first one tells the total."""
+    """Return the number of the oldest page, by the total that the first page tells."""
     found = re.search(r"of (\d+)", listed)
     return -(-int(found[1]) // 50) if found else 1
 
@@ -291,7 +291,7 @@ def load(port: int, path: str) -> tuple[float, int]:
 
 
 def fetch(port: int, path: str) -> bytes:
-    """The body of an answer that must be good."""
+    """Return the body of an answer that must be good."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", path)

@@ -141,7 +141,7 @@ class WeightsByVersion(list[Weights]):
 
 
 def prompts(policy: LoadedPolicy, first: int, step: int) -> list[GenerateRequest]:
-    """Requests of one client, over screens of suite `mini`."""
+    """Return the requests of one client, over screens of suite `mini`."""
     renderer = PromptRenderer(policy)
     tasks, env = list(load_suite("mini").tasks.values()), make_env("mini")
     found = []

@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def merged(before: dict[str, Any], rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The rows of an earlier result that are not measured again, and the new ones, by size."""
+    """Return the rows of an earlier result that are not measured again, and the new ones, by size."""
 
     def key(row: dict[str, object]) -> tuple[object, ...]:
         return row["mb"], row["channel"] != "limit", row["channel"], row.get("workers", 0)
@@ -150,7 +150,7 @@ def merged(before: dict[str, Any], rows: list[dict[str, object]]) -> list[dict[s
 
 
 def random_set(megabytes: float) -> Tensors:
-    """Normal values of bfloat16 in tensors of one size, the same each time."""
+    """Return normal values of bfloat16 in tensors of one size, the same each time."""
     each = max(1, round(megabytes * 1e6 / 2 / TENSORS))
     first = torch.randn(each, generator=torch.Generator().manual_seed(0)).bfloat16()
     first[first == 0] = 1  # a step down from zero is a NaN
@@ -203,7 +203,7 @@ async def measure(name: str, megabytes: float, workers: int, count: int) -> dict
 async def worker_process(
     name: str, run_dir: Path, number: int, megabytes: float, rounds: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker, ended at the end."""
+    """Yield a worker, ended at the end."""
     arguments = ("--worker", name, str(run_dir), str(number), str(megabytes), str(rounds))
     worker = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -265,7 +265,7 @@ def tell(worker: asyncio.subprocess.Process, what: object) -> None:
 
 
 async def line_of(worker: asyncio.subprocess.Process) -> Any:
-    """A worker's next line."""
+    """Return a worker's next line."""
     assert worker.stdout is not None
     if not (line := await worker.stdout.readline()):
         sys.exit("a worker ended; why stands above")
@@ -273,14 +273,14 @@ async def line_of(worker: asyncio.subprocess.Process) -> Any:
 
 
 def make_channel(name: str, run_dir: Path) -> FileChannel:
-    """The trainer's end, with the defaults of the configuration."""
+    """Return the trainer's end, with the defaults of the configuration."""
     if name == "gloo":
         return BroadcastChannel(run_dir / "weights", Transport("gloo"), 2, shared=True)
     return FileChannel(run_dir / "weights", 2, shared=True)
 
 
 async def work(name: str, folder: str, number: str, megabytes: str, rounds: str) -> None:
-    """A worker's process: receive each version and, with the permit, copy it into tensors of its own."""
+    """Run a worker's process: receive each version and, with the permit, copy it into tensors of its own."""
     run_dir, worker = Path(folder), f"rollout-{number}"
     mine = random_set(float(megabytes))
     async with Requester(Endpoints(run_dir).address(TRAIN), peer="train") as train:
@@ -322,7 +322,7 @@ async def work(name: str, folder: str, number: str, megabytes: str, rounds: str)
 
 
 async def received(receiver: Receiver | None, published: Published, mine: Tensors) -> Tensors:
-    """Checked tensors of a version, as an engine gets them."""
+    """Return the checked tensors of a version, as an engine gets them."""
     if receiver is None:
         return await asyncio.to_thread(load, published.path, mine)
     got = await receiver.receive(published.path, published.policy_version, published.digest)
@@ -371,7 +371,7 @@ def over_loopback(data: memoryview, receivers: int, rounds: int) -> float:
 
 
 def sink(port: int, size: int) -> None:
-    """A receiver's process: fill its memory again and again, a byte back for each time."""
+    """Run a receiver's process: fill its memory again and again, and send a byte back for each time."""
     memory = memoryview(bytearray(size))
     with socket.create_connection(("127.0.0.1", port)) as end:
         while True:

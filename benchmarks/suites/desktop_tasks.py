@@ -101,7 +101,7 @@ class Slot:
             self._env.close()
 
     def left(self) -> list[str]:
-        """What its desktops left behind; a place may be another process' by now."""
+        """Return what its desktops left behind; a place may be another process' by now."""
         return [
             str(path)
             for path, inode in self._made.items()

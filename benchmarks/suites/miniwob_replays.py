@@ -102,7 +102,7 @@ def play(
 
 
 def state_of(env: MiniwobEnv) -> PageState:
-    """What the page says now."""
+    """Return what the page says now."""
     told = env.told
     address = "other"
     if told["playing"]:
@@ -147,7 +147,7 @@ class LivePage:
         return str(self._env.ask("location.href"))
 
     def evaluate(self, function: str) -> Any:
-        """The result of a function without arguments."""
+        """Return the result of a function without arguments."""
         return self._env.ask(f"({function.strip()})()")
 
 
@@ -206,7 +206,7 @@ def record(pages: Sequence[str], judge: Judge, judged_by: str) -> dict[str, Any]
 
 
 def compact(action: Action) -> dict[str, Any]:
-    """The action without what is the default."""
+    """Return the action without what is the default."""
     plain = action_to_dict(action)
     return {key: value for key, value in plain.items() if (key, value) != ("button", "left")}
 

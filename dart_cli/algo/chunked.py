@@ -165,7 +165,7 @@ def _inside(token_ids: torch.Tensor, ids: slice) -> tuple[torch.Tensor, torch.Te
 def _picked(
     scaled: torch.Tensor, token_ids: torch.Tensor, ids: slice, otherwise: torch.Tensor
 ) -> torch.Tensor:
-    """The values [N] of the tokens among `ids`, those of `otherwise` for the rest."""
+    """Return the values [N] of the tokens among `ids`, those of `otherwise` for the rest."""
     inside, columns = _inside(token_ids, ids)
     return torch.where(inside, scaled.gather(1, columns[:, None])[:, 0], otherwise)
 

@@ -58,7 +58,7 @@ def sweep(
     outcomes: Mapping[tuple[State, Move], Mapping[State | None, int]],
     frontier: Mapping[State, float],
 ) -> dict[tuple[State, Move], float]:
-    """The values of tried actions, from those before; all at once, in no order.
+    """Return the values of tried actions, from those before; all at once, in no order.
 
     `outcomes` has how often each led to which state; None for a no-op or an error.
     """
@@ -91,7 +91,7 @@ def shortlist(
     most: int = CANDIDATES,
     temperature: float = TEMPERATURE,
 ) -> list[int]:
-    """Indices of up to `most` different actions, in the order drawn: each by softmax among those left.
+    """Return indices of up to `most` different actions, in the order drawn: each by softmax among those left.
 
     `uniform` gives numbers in [0, 1), one for each draw.
     """
@@ -122,19 +122,22 @@ class Memory:
     def see(
         self, state: State, offered: Iterable[Move], priors: Mapping[Move, float] | None = None
     ) -> None:
-        """A state was visited, and offered these actions; `priors` are the policy's, where it gave some."""
+        """Note that a state was visited and offered these actions.
+
+        `priors` are the policy's, where it gave some.
+        """
         self._offered[state] = tuple(dict.fromkeys(offered))
         if priors is not None:
             self._priors[state] = dict(priors)
         self._look_again(state)
 
     def begin(self, state: State, move: Move) -> None:
-        """An action is under way: for the others it is tried, and led nowhere yet."""
+        """Note that an action is under way: to other explorers it is tried, and led nowhere yet."""
         self._running[state, move] += 1
         self._look_again(state)
 
     def end(self, state: State, move: Move, after: State | None) -> None:
-        """What was under way is over: it led to another state, or to none (a no-op or an error)."""
+        """Note that an action is over: it led to another state, or to none (a no-op or an error)."""
         key = state, move
         self._running[key] = max(0, self._running[key] - 1)
         self._outcomes.setdefault(key, Counter())[None if after == state else after] += 1
@@ -150,7 +153,7 @@ class Memory:
         self._values = values
 
     def values(self, state: State) -> list[float]:
-        """The values of what the state offers, in its order."""
+        """Return the values of what the state offers, in its order."""
         return [
             untried_value(self._prior(state, move))
             if self._is_untried(state, move)

@@ -103,7 +103,7 @@ def policy_loss(
     reference_logprobs: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
-    """This pack's share of the objective in the module's docstring.
+    """Return this pack's share of the objective in the module's docstring.
 
     All tensors are [N]; log-probabilities and entropies in nats, of the distribution sampled from
     (forbidden tokens and temperature included). Where `unknown` (bool) is set, the behaviour
@@ -166,7 +166,7 @@ def policy_loss(
 
 
 def _clamped(log_ratio: torch.Tensor) -> torch.Tensor:
-    """A log-ratio that every precision can exponentiate, square and sum; beyond it the gradient is 0."""
+    """Return a log-ratio that every precision can exponentiate, square and sum; beyond it the gradient is 0."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

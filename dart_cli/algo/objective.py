@@ -58,7 +58,7 @@ class LossShares:
 def loss_shares(
     samples: Iterable[tuple[Hashable, int]], normalise: Normalise = "tokens"
 ) -> LossShares:
-    """The shares in a batch of these samples, each (trajectory, completion tokens).
+    """Return the shares in a batch of these samples, each (trajectory, completion tokens).
 
     A trajectory is named by its group and its id: one of the pool that joined two groups of the batch
     is compared in each, so it counts as two.

@@ -92,7 +92,7 @@ def _overlaps(box: Shares, rows: int, columns: int) -> tuple[list[float], list[f
 def _outer(
     down: list[float], across: list[float], box: Shares, rows: int, columns: int
 ) -> torch.Tensor:
-    """The products of a row's and a column's values [P], scaled to sum 1; of none, the centre's cell."""
+    """Return the products of a row's and a column's values [P], scaled to sum 1; of none, the centre's cell."""
     target = torch.outer(
         torch.tensor(down, dtype=torch.float64), torch.tensor(across, dtype=torch.float64)
     ).flatten()
@@ -108,5 +108,5 @@ def _outer(
 
 
 def _normal(z: float) -> float:
-    """The standard normal distribution function."""
+    """Return the standard normal distribution function."""
     return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))

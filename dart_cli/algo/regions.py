@@ -32,7 +32,7 @@ class Region:
 
 
 def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD) -> list[Region]:
-    """The regions of `probabilities` [rows, columns], best first: the first `top`, or all for 0.
+    """Return the regions of `probabilities` [rows, columns], best first: the first `top`, or all for 0.
 
     Ranked by mean probability; of equal ones the first is that with the first cell in reading order. Sums are
     exact, so the order of the cells changes nothing. Where all probabilities are 0 there is none.

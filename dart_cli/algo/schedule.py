@@ -34,7 +34,7 @@ class MovingAverage:
         return self.total / self.weight if self.weight else None
 
     def add(self, outcome: float) -> MovingAverage:
-        """The average after one more outcome."""
+        """Return the average after one more outcome."""
         return MovingAverage(self.total * DECAY + outcome, self.weight * DECAY + 1.0)
 
 

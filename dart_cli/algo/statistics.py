@@ -61,7 +61,7 @@ def pass_hat_k(attempts: int, passed: int, k: int) -> float:
 
 
 def counts_of(attempts: int) -> list[int]:
-    """The powers of two up to `attempts`, and `attempts` itself."""
+    """Return the powers of two up to `attempts`, and `attempts` itself."""
     powers = [1 << bit for bit in range(attempts.bit_length()) if 1 << bit <= attempts]
     return powers if not attempts or powers[-1] == attempts else [*powers, attempts]
 
@@ -69,7 +69,7 @@ def counts_of(attempts: int) -> list[int]:
 def over_tasks(
     by_task: Sequence[Sequence[float]], *, seed: int, resamples: int = RESAMPLES
 ) -> tuple[float, tuple[float, float] | None]:
-    """The mean over tasks of their mean over instances, and its 95 % interval.
+    """Return the mean over tasks of their mean over instances, and its 95 % interval.
 
     `by_task` has the values of the instances of each task: [T][I]. The interval is that of the percentile
     bootstrap over tasks: T tasks are drawn with replacement, each with all its instances, since
@@ -87,7 +87,7 @@ def over_tasks(
 def interval_of_mean(
     values: Sequence[float], *, seed: int, resamples: int = RESAMPLES
 ) -> tuple[float, float] | None:
-    """The 2.5 % and 97.5 % quantiles of the mean over values [T] drawn with replacement; None for one value."""
+    """Return the 2.5 % and 97.5 % quantiles of the mean over values [T] drawn with replacement; None for one value."""
     if len(values) < 2:
         return None
     rng = np.random.default_rng(seed)

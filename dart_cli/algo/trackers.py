@@ -52,7 +52,7 @@ class Tracker:
         return self.passed / (self.passed + self.failed)
 
     def after(self, reward: float, decay: float = DECAY) -> Tracker:
-        """The tracker after one more reward; what it had counts `decay` (rho) times as much.
+        """Return the tracker after one more reward; what it had counts `decay` (rho) times as much.
 
         Raises ValueError for a reward outside [0, 1].
         """
@@ -62,7 +62,7 @@ class Tracker:
 
 
 def expected_by_step(trackers: Mapping[int, Tracker], steps: int) -> list[Tracker]:
-    """The tracker that is each step's baseline [steps], of one task's trackers by step.
+    """Return the tracker that is each step's baseline [steps], of one task's trackers by step.
 
     A step without outcomes of its own has that of the step before it, the first one the task's. So
     where an episode gets further than any before it, nothing is assumed of the steps that are new.

@@ -80,7 +80,7 @@ def run_(config_path: ConfigPath, options: EvalOptions) -> None:
 
 
 def _of_protocol(name: str, config_path: Path, given: list[str] | None) -> list[str]:
-    """What `--protocol NAME` changes. Raises ConfigError for an unknown one."""
+    """Return what `--protocol NAME` changes. Raises ConfigError for an unknown one."""
     if not name:
         return []
     from bus.errors import ConfigError
@@ -161,7 +161,7 @@ def row(
 
 
 def _read(path: Path) -> Evaluation:
-    """The evaluation in a file. Raises RunDirectoryError, UserError where there is none."""
+    """Return the evaluation in a file. Raises RunDirectoryError, UserError where there is none."""
     from bus.errors import UserError
     from dart_cli.evaluation.results import read_file
 
@@ -176,7 +176,7 @@ def _read(path: Path) -> Evaluation:
 @evaluate.command()
 @command_of(GroundingOptions)
 def grounding(options: GroundingOptions) -> None:
-    """Does a model point at what an instruction names? hit@1 with 95 % intervals, by trait.
+    """Test whether a model points at what an instruction names: hit@1 with 95 % intervals, by trait.
 
     Reads ScreenSpot, ScreenSpot-v2, ScreenSpot-Pro, OSWorld-G, UI-Vision and MMBench-GUI L2 from
     local folders; nothing is fetched. Answers are kept as they come: a second start goes on.

@@ -62,7 +62,7 @@ class LiveDisplay:
 
     @contextlib.asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
-        """A live page while inside, where there is a terminal."""
+        """Yield a live page while inside, where there is a terminal."""
         if not self._console.is_terminal:
             yield
             return

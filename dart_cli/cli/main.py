@@ -95,7 +95,7 @@ class _Verbs(typer.core.TyperGroup):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs in the order of the help page."""
+        """Return the verbs in the order of the help page."""
         named = [name for verbs in PANELS.values() for name in verbs]
         return [*named, *(name for name in super().list_commands(ctx) if name not in named)]
 
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 @cache
 def _command() -> Any:
-    """What typer makes of all verbs; made once, however often a process calls `main`."""
+    """Return what typer makes of all verbs; made once, however often a process calls `main`."""
     root: Any = typer.main.get_command(app)
     for panel, verbs in PANELS.items():
         for verb in verbs:

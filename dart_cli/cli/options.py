@@ -96,7 +96,7 @@ def refuse_beside(option: str, others: Mapping[str, object]) -> None:
 
 
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
-    """The configuration, checked for `role`. Raises ConfigError."""
+    """Return the configuration, checked for `role`. Raises ConfigError."""
     from dart_cli.config.load import Source, load_config
     from dart_cli.config.rules.check import check_config
 
@@ -161,7 +161,7 @@ def print_dry_run(
 
 
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
-    """The configuration in a file, or the one that a run directory was started with."""
+    """Return the configuration in a file, or the one that a run directory was started with."""
     from dart_cli.config.load import load_config, refuse_overrides
     from dart_cli.runtime.run_dir import read_run, refuse_missing
 

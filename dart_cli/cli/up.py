@@ -180,7 +180,7 @@ def _is_run(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _cluster(config: Config, address: str) -> Iterator[Cluster | None]:
-    """The Ray cluster at `address`; None without one. Before the loop: Ray takes over SIGTERM."""
+    """Yield the Ray cluster at `address`; None without one. Before the loop: Ray takes over SIGTERM."""
     if not address:
         yield None
         return
@@ -200,7 +200,7 @@ async def _whereabouts(
     notice: Callable[[str], None],
     stop: asyncio.Event,
 ) -> AsyncIterator[_Whereabouts]:
-    """This host, or the nodes of the cluster."""
+    """Yield this host, or the nodes of the cluster where there is one."""
     if cluster is None:
         arguments = [str(path), *(part for each in overrides for part in ("--set", each))]
         yield _Whereabouts(config, arguments, start_here, lambda: None)
@@ -281,14 +281,14 @@ async def _bring_to_end(
 
 
 def _episodes_asked(config: Config) -> str:
-    """What one mode of an evaluation plays, in words."""
+    """Return what one mode of an evaluation plays, in words."""
     composed = bool(composed_tasks(config))
     also = f" and {config.eval.episodes} of compositions" if composed else ""
     return f"{config.eval.episodes} held-out episodes of the tasks{also}"
 
 
 def finished_by(config: Config) -> str:
-    """What an earlier start has done: all the updates or trajectories, or it learned; else empty."""
+    """Return what an earlier start has done: all the updates or trajectories, or it learned; else empty."""
     train = config.train
     if line := _learned(config):
         return f"{line}; train.stop_at = 0 goes on"
@@ -306,7 +306,7 @@ def finished_by(config: Config) -> str:
 
 
 def _learned(config: Config) -> str:
-    """The line of a run that train.stop_at has ended; empty if it has not."""
+    """Return the line of a run that train.stop_at has ended; empty if it has not."""
     try:
         with open_reader(config.run.dir) as reader:
             line = learned(reader.run().learned, config.train)
@@ -328,6 +328,6 @@ def _outdated(config: Config) -> bool:
 
 
 def _judged(config: Config, name: str) -> Evaluation | None:
-    """The evaluation called `name`; None, too, where it has no valid episode."""
+    """Return the evaluation called `name`; None, too, where it has no valid episode."""
     evaluation = read_evaluation(config.run.dir, name)
     return evaluation if evaluation is not None and evaluation.judged else None

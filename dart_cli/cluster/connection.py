@@ -99,7 +99,7 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def ask(self, call: Callable[[], _T], within_s: float = ASK_S) -> _T:
-        """What a blocking call of Ray's returns. Raises DartError where the cluster does not answer."""
+        """Return what a blocking call of Ray's returns. Raises DartError where the cluster does not answer."""
         try:
             async with asyncio.timeout(within_s):
                 return await in_daemon_thread(call)
@@ -134,7 +134,7 @@ def refuse_unreachable(address: str) -> None:
 
 
 def _ray() -> Any:
-    """The package, imported with our settings."""
+    """Return the package, imported with our settings."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
@@ -144,7 +144,7 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def connected(address: str, cpus: int) -> Iterator[Cluster]:
-    """The cluster at `address`; `local` starts one on this host, with at least `cpus` CPUs.
+    """Yield the cluster at `address`; `local` starts one on this host, with at least `cpus` CPUs.
 
     Raises UserError where there is none, or this host is no node of it.
     """
@@ -186,7 +186,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _own_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:  # noqa: S108 - what is in it is checked
-    """A private folder, removed with the block; those whose process was killed meanwhile are removed first."""
+    """Yield a private folder, removed with the block; those whose process was killed meanwhile are removed first."""
     for left in parent.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # another user's, or held by a process that lives
             found = left.lstat()

@@ -86,12 +86,12 @@ def trainer_of(config: Config, nodes: Sequence[Node]) -> Trainer:
 
 
 def _home_of(*turns: Demand) -> Demand:
-    """A CPU for data, and what the largest of these takes, of which one runs at a time."""
+    """Return a CPU for data, and what the largest of these takes, of which one runs at a time."""
     return Demand(HOME, 1 + max(each.cpus for each in turns), max(each.gpus for each in turns))
 
 
 def rollout_of(config: Config, name: str, nodes: Sequence[Node]) -> Demand:
-    """A rollout worker: the GPUs of its tensor parallel group on one node, or as many CPUs."""
+    """Return a rollout worker: the GPUs of its tensor parallel group on one node, or as many CPUs."""
     each = gpus_per_worker(config)
     if config.rollout.engine not in MODEL_ENGINES:
         return Demand(name, 1)
@@ -101,7 +101,7 @@ def rollout_of(config: Config, name: str, nodes: Sequence[Node]) -> Demand:
 
 
 def env_of(name: str) -> Demand:
-    """A `dart env` process."""
+    """Return a `dart env` process."""
     return Demand(name, 1)
 
 
@@ -120,7 +120,7 @@ def _on_gpus(device: str, nodes: Sequence[Node]) -> bool:
 
 
 def summary(config: Config) -> str:
-    """`data and train on 1 node with a GPU for each of 4 ranks; 2 rollout workers of 1 GPU; ...`."""
+    """Return the demands in words: `data and train on one node, with a GPU for each rank (4); ...`."""
     ranks, each = config.train.ranks, gpus_per_worker(config)
     return (
         f"data and train on one node, with a GPU for each rank ({ranks}); {config.up.rollouts} rollout "
@@ -130,7 +130,11 @@ def summary(config: Config) -> str:
 
 
 def lacking(demand: Demand, nodes: Sequence[Node]) -> str:
-    """`waits for 1 node with 1 GPU and 1 CPU for rollout-2: the cluster has 0 of 2 GPUs free`."""
+    """Return what a demand waits for, and what the nodes have, in words.
+
+    `waits for 1 node with 1 GPU and 1 CPU for rollout-2: the cluster has 0 of 2 GPUs and 3 of 8
+    CPUs free`.
+    """
     wanted = " and ".join(
         f"{number} {unit}{'' if number == 1 else 's'}"
         for number, unit in ((demand.gpus, "GPU"), (demand.cpus, "CPU"))

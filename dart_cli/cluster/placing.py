@@ -58,7 +58,7 @@ class Reserved:
         return bool(placement_group_table(self.group).get("state") == "CREATED")
 
     def lacking(self, nodes: list[Node]) -> str:
-        """What is waited for: the bundle that has least room."""
+        """Return what is waited for: the bundle that has least room."""
         for bundle in self.bundles:
             if not any(node.holds(bundle) for node in nodes):
                 return lacking(bundle, nodes)
@@ -91,7 +91,7 @@ class Placing:
     # --- making -----------------------------------------------------------------------------
 
     async def reserve(self, bundles: Iterable[Demand], on: Node | None = None) -> Reserved:
-        """A placement group of these bundles, each on one node; the only one is on node `on`, if given."""
+        """Return a placement group of these bundles, each on one node; the only one is on node `on`, if given."""
         from ray.util.placement_group import placement_group
 
         demands = tuple(bundles)
@@ -107,7 +107,7 @@ class Placing:
     def place(
         self, demand: Demand, worker: str, reserved: Reserved | None = None, index: int = 0
     ) -> Place:
-        """An actor for `worker`, in a bundle of what is reserved, or on whichever node has most room."""
+        """Return an actor for `worker`, in a bundle of what is reserved, or on whichever node has most room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where: Any = "SPREAD"
@@ -260,7 +260,7 @@ def _refuse_lost(place: Place, nodes: Iterable[str]) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """The cause of an error of Ray's, which stands at the end of a traceback."""
+    """Return the cause of an error of Ray's, which stands at the end of a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line.partition(" ")[0]]
     return (named or lines or [first_line(error)])[-1][:200]

@@ -55,7 +55,7 @@ class RemoteProcess:
         self._following = asyncio.create_task(self._follow())
 
     async def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
         return await asyncio.shield(self._following)
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -66,7 +66,7 @@ class RemoteProcess:
         sent.add_done_callback(retrieved)
 
     def how_it_ended(self, code: int) -> str:
-        """`ended with 1 on gpu-box`, `was lost on gpu-box`."""
+        """Return how the process ended: `ended with 1 on gpu-box`, `was lost on gpu-box`."""
         if self._was_lost:
             return f"was lost on {self.node.host}"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
@@ -95,7 +95,7 @@ class RemoteProcess:
         return code
 
     async def _printed(self) -> Printed | dict[str, Any] | None:
-        """What is new; empty where the actor cannot be asked at the moment; None where it is lost."""
+        """Return what is new; empty where the actor cannot be asked at the moment; None where it is lost."""
         import ray
 
         asked = asyncio.wrap_future(self._host.printed.remote(self._life, POLL_S).future())
@@ -120,7 +120,7 @@ class RemoteProcess:
 
 
 def retrieved(answered: asyncio.Future[Any]) -> None:
-    """An error that is of no interest any more is not reported as forgotten."""
+    """Read an error that is of no interest any more, so that it is not reported as forgotten."""
     if not answered.cancelled():
         answered.exception()
 
@@ -137,7 +137,7 @@ class Ranks:
         self._waiting = asyncio.create_task(self._all())
 
     async def wait(self) -> int:
-        """The exit code of the first that failed, once all have ended; 0 where none did."""
+        """Return the exit code of the first that failed, once all have ended; 0 where none did."""
         return await asyncio.shield(self._waiting)
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -155,7 +155,7 @@ class Ranks:
             self.output.feed_data(chunk)
 
     async def _all(self) -> int:
-        """The others end by themselves when one is gone (docs/box.md), or are killed."""
+        """Return the others end by themselves when one is gone (docs/box.md), or are killed."""
         waits = {asyncio.create_task(rank.wait()): rank for rank in self._ranks}
         pending = set(waits)
         while pending:

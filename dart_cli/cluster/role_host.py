@@ -95,7 +95,7 @@ class RoleHost:
         }
 
     async def ports(self, count: int, kept: Sequence[int] = ()) -> int:
-        """The first of `count` ports in a row that are free here, none of them `kept`; 0 without any."""
+        """Return the first of `count` ports in a row that are free here, none of them `kept`; 0 without any."""
         for step in range(0, len(_PORTS), count):
             first = _PORTS[(os.getpid() * count + step) % len(_PORTS)]
             if any(port in kept for port in range(first, first + count)):
@@ -145,7 +145,7 @@ class RoleHost:
         self._pumping = asyncio.create_task(self._pump(self._process))
 
     async def printed(self, life: str, within_s: float) -> Printed | None:
-        """What is new, as soon as anything is, or after `within_s`; None for another life of this actor."""
+        """Return what is new, as soon as anything is, or after `within_s`; None for another life of this actor."""
         if life != self._life:
             return None
         with contextlib.suppress(TimeoutError):
@@ -181,7 +181,7 @@ class RoleHost:
         return self._folder / "run"
 
     def _environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """The child's: none of Ray's settings, its thread limits or its debugger."""
+        """Return the child's: none of Ray's settings, its thread limits or its debugger."""
         assert self._setup is not None
         ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):
@@ -211,7 +211,7 @@ class RoleHost:
             self._news.set()
 
     def _log(self) -> bytes:
-        """What its log has more; empty where the driver sees the run directory itself."""
+        """Return what its log has more; empty where the driver sees the run directory itself."""
         if self._setup is None or not self._setup["keys"] or self._folder is None:
             return b""
         with contextlib.suppress(OSError):
@@ -233,7 +233,7 @@ class RoleHost:
 
 
 def _private_folder() -> Path:
-    """A folder that no other user can enter; those of processes that are gone are removed."""
+    """Return a folder that no other user can enter; those of processes that are gone are removed."""
     parent = make_private_dir(Path("/tmp") / f"dart-{os.getuid()}")  # noqa: S108 - checked to be ours
     mine = f"ray-{socket.gethostname()[:40]}-"
     for path in parent.glob(f"{glob.escape(mine)}*"):
@@ -246,7 +246,7 @@ def _private_folder() -> Path:
 
 
 def _write_private(folder: Path, keys: str) -> None:
-    """The run's keys, as `dart keys` writes them."""
+    """Write the run's keys as `dart keys` writes them."""
     make_private_dir(folder)
     path = folder / KEY_FILE
     path.unlink(missing_ok=True)

@@ -118,7 +118,7 @@ class ClusterRun:
         return True
 
     def _adopt(self, overrides: Sequence[str], port: int) -> None:
-        """The configuration of this start, and the command line that says it."""
+        """Load the configuration of this start, and keep the command line that says it."""
         assert self._home is not None
         run_dir = self.config.run.dir.absolute()
         self._keys = of_this_run(self.config)
@@ -213,7 +213,7 @@ class ClusterRun:
         return None
 
     async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
-        """A process of `dart train` for each rank, told who it is as torchrun would (docs/box.md)."""
+        """Return a process of `dart train` for each rank, told who it is as torchrun would (docs/box.md)."""
         assert self._home is not None
         port = await self._free_port(ending)
         ranks: list[RemoteProcess] = []
@@ -248,7 +248,7 @@ class ClusterRun:
         arguments: Sequence[str],
         environment: Mapping[str, str],
     ) -> RemoteProcess:
-        """The process of a command at its place, whose actor has just answered."""
+        """Return the process of a command at its place, whose actor has just answered."""
         node = place.node
         assert node is not None
         problem = await _answer(place.actor.prepare.remote(self._setup(name, place)))
@@ -352,7 +352,7 @@ async def placed(
     notice: Callable[[str], None],
     stop: asyncio.Event,
 ) -> AsyncIterator[ClusterRun]:
-    """The run on the cluster, with a home; its processes have ended at the end of the block.
+    """Yield the run on the cluster, with a home; its processes have ended at the end of the block.
 
     Where `stop` was set before there was a home, its configuration is the one given.
     """
@@ -365,7 +365,7 @@ async def placed(
 
 
 async def _answer(call: Any) -> Any:
-    """What an actor answers. Raises RayActorError where it is lost, DartError where it does not answer."""
+    """Return what an actor answers. Raises RayActorError where it is lost, DartError where it does not answer."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             return await asyncio.wrap_future(call.future())
@@ -374,7 +374,7 @@ async def _answer(call: Any) -> Any:
 
 
 def of_this_run(config: Config) -> str:
-    """The text of the key file, which lies in the run directory afterwards. Raises ConfigError."""
+    """Return the text of the key file, which lies in the run directory afterwards. Raises ConfigError."""
     folder = make_private_dir(config.run.dir / "keys")
     target = folder / KEY_FILE
     if config.bus.keys is not None:

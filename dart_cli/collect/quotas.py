@@ -68,7 +68,7 @@ class Quota:
         self.kept = self.existing
 
     def next_seed(self) -> int:
-        """The next seed to play; call only while it `wants_more`."""
+        """Return the next seed to play; call only while it `wants_more`."""
         while True:
             seed = self._seed(self.tried)
             self.tried += 1
@@ -97,6 +97,6 @@ class Quota:
 def task_seed(
     run_seed: int, task_id: str, number: int, seeds: Sequence[int] = (0, TRAIN_SEEDS)
 ) -> int:
-    """A training seed, in the range `seeds`, of the task's `number`-th instance."""
+    """Return a training seed, in the range `seeds`, of the task's `number`-th instance."""
     digest = blake2b(f"collect/{run_seed}/{task_id}/{number}".encode(), digest_size=8).digest()
     return seeds[0] + int.from_bytes(digest) % (seeds[1] - seeds[0])

@@ -107,7 +107,7 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
 
 
 def collected_tasks(config: Config, options: CollectOptions) -> list[Task]:
-    """The tasks that are played. Raises TaskError for one that is unknown or held out."""
+    """Return the tasks that are played. Raises TaskError for one that is unknown or held out."""
     if not options.tasks:
         return training_tasks(config)
     held = {task.id for task in heldout_tasks(config)}
@@ -146,7 +146,7 @@ def _collect(config: Config, options: CollectOptions, quotas: Sequence[Quota], k
 async def _player(
     config: Config, options: CollectOptions, waits: OpenWaits
 ) -> AsyncIterator[PolicyOf]:
-    """The policies of the episodes; the model is loaded until the end of the block."""
+    """Yield the policies of the episodes; the model is loaded until the end of the block."""
     action_spec = action_spec_of(config)
     if options.player == "oracle":
         with waits.waiting("the tokenizer to load"):
@@ -245,7 +245,7 @@ class OraclePolicy:
         self._max_tokens = max_tokens
 
     async def act(self, request: ActRequest) -> Completion:
-        """The next step of the solution. Raises EnvError, EngineError where it cannot be written."""
+        """Return the next step of the solution. Raises EnvError, EngineError where it cannot be written."""
         action, _hint = await self._env.solve()
         coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
@@ -277,7 +277,7 @@ class HintedPolicy:
         self._action_spec = action_spec
 
     async def act(self, request: ActRequest) -> Completion:
-        """A completion under the hint. Raises EnvError, EngineError."""
+        """Return a completion under the hint. Raises EnvError, EngineError."""
         instruction = await self._hinted(request)
         hinted = request.model_copy(update={"instruction": instruction})
         completion = await self._responder.answer(hinted)
@@ -285,7 +285,7 @@ class HintedPolicy:
         return completion.model_copy(update={"prompt_token_ids": int32s(plain_prompt)})
 
     async def _hinted(self, request: ActRequest) -> str:
-        """The instruction that names the next step: in words, else as the action's text."""
+        """Return the instruction that names the next step: in words, else as the action's text."""
         action, hint = await self._env.solve()
         if hint:
             return hint
@@ -325,7 +325,7 @@ def _key(row: PoolRow) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def _into_folder(config: Config, out: Path) -> Iterator[tuple[set[tuple[str, str, int]], Keep]]:
-    """The same for a folder as `dart data export` writes it, which appears at the end."""
+    """Yield what `_into_pool` does, for a folder as `dart data export` writes it; it appears at the end."""
     facts = model_facts(config)
     about = {"run": "", "vocabulary": "" if facts is None else facts.fingerprint}
     with write_folder(out, about) as shards:
@@ -340,7 +340,7 @@ def _into_folder(config: Config, out: Path) -> Iterator[tuple[set[tuple[str, str
 
 
 def summary(config: Config, quotas: Sequence[Quota], out: Path | None) -> dict[str, object]:
-    """What was collected, for `--json`."""
+    """Return what was collected, for `--json`."""
     return {
         "into": str(out or config.run.dir),
         "collected": sum(quota.kept - quota.existing for quota in quotas),

@@ -34,7 +34,7 @@ _PARTS = {"peft": "peft", "accelerate": "accelerate"}
 
 
 def lora_problem() -> str:
-    """What adapters need and is not installed, with the cure; empty if nothing is missing."""
+    """Return what adapters need and is not installed, with the cure; empty if nothing is missing."""
     missing = [name for module, name in _PARTS.items() if importlib.util.find_spec(module) is None]
     if not missing:
         return ""
@@ -69,7 +69,7 @@ def folder_problem(path: str, lora: LoraConfig) -> str:
 
 
 def adapter_change(before: LoraConfig | None, now: LoraConfig | None) -> str:
-    """What of `model.lora` is other than `before`, as the start of a sentence; empty if nothing is."""
+    """Return what of `model.lora` is other than `before`, as the start of a sentence; empty if nothing is."""
     if before is None or now is None:
         if now is not None:
             return "model.lora is set, but there were no adapters"

@@ -97,7 +97,7 @@ class Sizes:
         self._values = {key: given.get(key, value) for key, value in defaults.items()}
 
     def __getitem__(self, key: str) -> int:
-        """A size. Raises ModelError where it is none."""
+        """Return a size. Raises ModelError where it is none."""
         value = self._values[key]
         most = MOST if key in ("depth", "num_hidden_layers") else _LARGEST
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -105,7 +105,7 @@ class Sizes:
         return value
 
     def ratio(self, key: str) -> float:
-        """A quotient of two sizes. Raises ModelError where it is none."""
+        """Return a quotient of two sizes. Raises ModelError where it is none."""
         value = self._values[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
             raise ModelError(f"{key} must be a number up to {MOST}, got {str(value)[:40]!r}")
@@ -197,7 +197,7 @@ class Shape:
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """That of a config.json of one of MODEL_TYPES. Raises ModelError where its sizes are none, or do not fit."""
+    """Return that of a config.json of one of MODEL_TYPES. Raises ModelError where its sizes are none, or do not fit."""
     kind, text, vision = config["model_type"], text_sizes(config), vision_sizes(config)
     newer = kind == "qwen3_vl"
     width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]
@@ -229,7 +229,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
-    """The counts of the vision tower, whose vectors have `out` numbers."""
+    """Return the counts of the vision tower, whose vectors have `out` numbers."""
     if kind == "qwen2_vl":
         width, given = size["embed_dim"], size["hidden_size"]
         mlp = int(width * size.ratio("mlp_ratio"))
@@ -315,7 +315,7 @@ def head_parameters(width: int) -> int:
 
 
 def pointer_ids(config: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """The ids of TOKENS in a config.json; None where it has no head. Raises ModelError for a part of them."""
+    """Return the ids of TOKENS in a config.json; None where it has no head. Raises ModelError for a part of them."""
     given = [config.get(key) for key in ID_KEYS]
     if all(value is None for value in given):
         return None

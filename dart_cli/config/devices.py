@@ -214,7 +214,7 @@ VLLM_OWN = (
 
 
 def own_maker(key: OwnKey, name: str) -> Callable[[Config], object]:
-    """What `module:MyEngine` names, a class or a function that takes the configuration. Raises ConfigError."""
+    """Return what `module:MyEngine` names, a class or a function that takes the configuration. Raises ConfigError."""
     what, returned = _OWN[key]
     try:
         maker = load_own(what, name, name, made=False)
@@ -229,7 +229,7 @@ def own_maker(key: OwnKey, name: str) -> Callable[[Config], object]:
 
 
 def made_by_own(key: OwnKey, name: str, config: Config, wanted: type[_Made]) -> _Made:
-    """What the user's own code makes of a configuration. Raises ConfigError if it is another type."""
+    """Return what the user's own code makes of a configuration. Raises ConfigError if it is another type."""
     made = own_maker(key, name)(config)
     if not isinstance(made, wanted):
         raise ConfigError(

@@ -86,7 +86,7 @@ def _model(config: Config) -> str:
 
 
 def _batch(config: Config) -> str:
-    """What an update is made of, and what plays meanwhile."""
+    """Return what an update is made of, and what plays meanwhile."""
     data = config.data
     trajectories = data.groups_per_batch * data.group_size
     if data.group_size == 1:
@@ -98,7 +98,7 @@ def _batch(config: Config) -> str:
 
 
 def _train(config: Config) -> str:
-    """What ends the run, and the way of the learning rate."""
+    """Return what ends the run, and the way of the learning rate."""
     train, origin = config.train, rate_origin(config)
     ends = {
         "updates": f"{train.updates}",
@@ -122,7 +122,7 @@ def _gpus(config: Config) -> str:
 
 
 def _groups_in_flight(config: Config) -> int:
-    """Groups that play or wait for a batch while all workers serve the newest weights."""
+    """Return how many groups play or wait for a batch while all workers serve the newest weights."""
     data = config.data
     updates = (data.max_staleness + 1) * config.weights.publish_every
     in_time = data.groups_per_batch * ceil(updates / (1 + config.train.reuse))

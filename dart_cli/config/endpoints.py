@@ -35,7 +35,7 @@ KEY_FILE = "curve.json"
 
 
 def run_endpoints(config: Config) -> Endpoints:
-    """The addresses of the run's data process and trainer: below the run directory, or tcp as configured.
+    """Return the addresses of the run's data process and trainer: below the run directory, or tcp as configured.
 
     The trainer listens only where it broadcasts its weights.
     """
@@ -47,7 +47,7 @@ def run_endpoints(config: Config) -> Endpoints:
 
 
 def run_curve(config: Config) -> CurveKeys | None:
-    """The run's CURVE keys: one pair, copied to `curve.json` in `bus.keys` of every host.
+    """Return the run's CURVE keys: one pair, copied to `curve.json` in `bus.keys` of every host.
 
     Raises ConfigError if the file is missing, malformed or readable by others.
     """
@@ -59,7 +59,7 @@ def run_curve(config: Config) -> CurveKeys | None:
 
 
 def own_address(config: Config) -> str:
-    """This host's own address on the run's network; nothing is sent. Raises ConfigError."""
+    """Return this host's own address on the run's network; nothing is sent. Raises ConfigError."""
     if config.bus.transport == "ipc":
         return "127.0.0.1"
     host = config.bus.host

@@ -95,7 +95,7 @@ class Recognised(NamedTuple):
 
 
 def values_of(name: str) -> dict[str, tuple[Any, str]]:
-    """The keys that a family of FAMILIES sets: value, and where it comes from."""
+    """Return the keys that a family of FAMILIES sets: value, and where it comes from."""
     family, origin = FAMILIES[name], f"family {name}"
     found: dict[str, tuple[Any, str]] = {}
     for key in ("codec", "coordinates", "history_images", "history_turns", "part_order"):
@@ -115,7 +115,7 @@ def _prompt(file: str) -> str:
 
 
 def recognise(folder: Path) -> Recognised:
-    """The family of a model folder. Raises ConfigError where it shows none, or several."""
+    """Return the family of a model folder. Raises ConfigError where it shows none, or several."""
     try:
         config = read_json(folder, "config.json")
     except ModelError as fault:
@@ -161,7 +161,7 @@ def _screens(folder: Path) -> Screens | None:
 
 
 def _texts(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What may name the checkpoint, surest first."""
+    """Return what may name the checkpoint, surest first."""
     try:
         card = (folder / _CARD).read_text(encoding="utf-8", errors="replace")[:_CARD_LENGTH]
     except OSError:
@@ -213,7 +213,7 @@ def with_family(config: Config) -> Config:
 
 
 def origins(config: Config) -> list[Origin]:
-    """The keys of [policy] that families set, in `config`."""
+    """Return the keys of [policy] that families set, in `config`."""
     policy = config.policy
     family_values: dict[str, tuple[Any, str]] = {}
     if policy.family in FAMILIES:

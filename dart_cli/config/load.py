@@ -75,12 +75,12 @@ def refuse_overrides(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def config_of_model(folder: Path, overrides: list[str] | None = None) -> Config:
-    """The defaults with a model folder of the user's own, and overrides. Raises ConfigError."""
+    """Return the defaults with a model folder of the user's own, and overrides. Raises ConfigError."""
     return _validated({"model": {"path": str(folder)}}, Source(folder, tuple(overrides or ())))
 
 
 def default_config(overrides: list[str] | None = None) -> Config:
-    """The defaults with overrides, for a verb that needs no file. Raises ConfigError."""
+    """Return the defaults with overrides, for a verb that needs no file. Raises ConfigError."""
     return _validated({}, Source(DEFAULTS, tuple(overrides or ())))
 
 
@@ -132,7 +132,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
 
 def _set_twice(text: str) -> str:
-    """The first key or section that stands twice in `text`, with both lines; empty without one.
+    """Return the first key or section that stands twice in `text`, with both lines; empty without one.
 
     tomllib says neither which, nor on which line. Read by lines: a multi-line value that looks like keys
     may be taken for them, but only where the file is wrong.

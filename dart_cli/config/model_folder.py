@@ -71,7 +71,7 @@ class Screens(NamedTuple):
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder that a `model.path` names; that of a name that ships with dart, too.
+    """Return the folder that a `model.path` names; that of a name that ships with dart, too.
 
     `~name` is kept as it is where this host has no such user; no folder is found there.
     """
@@ -84,12 +84,12 @@ def model_folder(path: str | Path) -> Path:
 
 
 def folder_of(config: Config) -> Path | None:
-    """The model folder of a configuration; None for a model that ships with dart."""
+    """Return the model folder of a configuration; None for a model that ships with dart."""
     return None if config.model.path in BUILTIN else model_folder(config.model.path)
 
 
 def resolve(name: str | Path) -> Path:
-    """The folder of a configuration's `model`. Raises ModelError if it does not exist."""
+    """Return the folder of a configuration's `model`. Raises ModelError if it does not exist."""
     folder = model_folder(name)
     if str(name).startswith("builtin:") and str(name) not in BUILTIN:
         raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
@@ -215,7 +215,7 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def preprocessor(folder: Path) -> dict[str, Any]:
-    """The image processor's settings. Raises ModelError where the folder has none."""
+    """Return the image processor's settings. Raises ModelError where the folder has none."""
     if (folder / PREPROCESSOR).is_file():
         return read_json(folder, PREPROCESSOR)
     if (folder / PROCESSOR).is_file():
@@ -226,7 +226,7 @@ def preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def screens(folder: Path) -> Screens:
-    """The sizes of the folder's preprocessor, read as transformers reads them.
+    """Return the sizes of the folder's preprocessor, read as transformers reads them.
 
     Raises ModelError where it has none, or no numbers.
     """
@@ -259,7 +259,7 @@ def screens_of(config: Config) -> Screens:
 
 
 def chat_template(folder: Path) -> str | None:
-    """The processor's chat template; None where the folder has none apart from the tokenizer's."""
+    """Return the processor's chat template; None where the folder has none apart from the tokenizer's."""
     if not (folder / TEMPLATE).is_file():
         return None
     held = read_json(folder, TEMPLATE).get("chat_template")
@@ -277,7 +277,7 @@ def base_name(path: str) -> str:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object. Raises ModelError where the file is missing or holds none."""
+    """Return a JSON object. Raises ModelError where the file is missing or holds none."""
     path = folder / name
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ def with_rate(config: Config) -> Config:
 
 
 def rate_for(parameters: float, rates: tuple[float, float], digits: int = 1) -> float:
-    """The line through `rates` at SMALL and LARGE in logarithms, and no rate beyond them."""
+    """Return the line through `rates` at SMALL and LARGE in logarithms, and no rate beyond them."""
     slope = log(rates[1] / rates[0]) / log(LARGE / SMALL)
     share = min(max(parameters, SMALL), LARGE) / SMALL
     return float(f"{rates[0] * share**slope:.{digits - 1}e}")

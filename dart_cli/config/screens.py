@@ -52,7 +52,7 @@ def screen_of(config: Config) -> tuple[int, int] | None:
 
 
 def screen_of_suite(config: Config) -> tuple[int, int] | None:
-    """The pixels of the suite's screens where its options name none."""
+    """Return the pixels of the suite's screens where its options name none."""
     try:
         suite = load_suite(config.env.suite)
         given = inspect.signature(suite.make_env).parameters.get("size")

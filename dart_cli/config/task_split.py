@@ -18,7 +18,7 @@ from envs.registry import select_tasks, tasks_of
 
 
 def heldout_tasks(config: Config) -> list[Task]:
-    """The suite's held-out split, and what env.heldout adds to it. Raises TaskError."""
+    """Return the suite's held-out split, and what env.heldout adds to it. Raises TaskError."""
     suite = config.env.suite
     held = {task.id: task for task in tasks_of(suite, "heldout")}
     if config.env.heldout:
@@ -27,7 +27,7 @@ def heldout_tasks(config: Config) -> list[Task]:
 
 
 def training_tasks(config: Config) -> list[Task]:
-    """The tasks the run trains on: those env.tasks names, else all that are not held out.
+    """Return the tasks the run trains on: those env.tasks names, else all that are not held out.
 
     An id that env.tasks writes out is taken as it is; rules/tasks.py refuses one that is held out.
     Raises TaskError for a suite or task that does not exist.
@@ -36,7 +36,7 @@ def training_tasks(config: Config) -> list[Task]:
 
 
 def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """The tasks evaluated on held-out seeds. Raises TaskError for an unknown one."""
+    """Return the tasks evaluated on held-out seeds. Raises TaskError for an unknown one."""
     if only:
         held = {task.id for task in heldout_tasks(config)}
         return [task for task in select_tasks(config.env.suite, only) if task.id not in held]
@@ -45,7 +45,7 @@ def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
 
 
 def composed_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """The tasks never trained on. Raises TaskError for an unknown one."""
+    """Return the tasks never trained on. Raises TaskError for an unknown one."""
     held = heldout_tasks(config)
     if only:
         ids = {task.id for task in held}

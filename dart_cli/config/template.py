@@ -87,7 +87,7 @@ def write_starter(folder: Path, template: str = "tiny", *, full: bool = False) -
 
 
 def short_toml(path: Path, template: str, values: Mapping[str, Mapping[str, Any]]) -> str:
-    """The template's own text, with the run directory and the suite of `values`."""
+    """Return the template's own text, with the run directory and the suite of `values`."""
     text = (_FILES / f"{template}.toml").read_text(encoding="utf-8")
     text = text.replace(_CALLED[template], str(path))
     for section, key in (("run", "dir"), ("env", "suite")):
@@ -98,12 +98,12 @@ def short_toml(path: Path, template: str, values: Mapping[str, Mapping[str, Any]
 
 
 def template_values(template: str) -> dict[str, dict[str, Any]]:
-    """What a template sets, by section and key; the rest stays at its defaults."""
+    """Return what a template sets, by section and key; the rest stays at its defaults."""
     return tomllib.loads((_FILES / f"{template}.toml").read_text(encoding="utf-8"))
 
 
 def starter_toml(path: Path, template: str, values: Mapping[str, Mapping[str, Any]]) -> str:
-    """A complete configuration file: `values`, else defaults, with the field texts as comments."""
+    """Return a complete configuration file: `values`, else defaults, with the field texts as comments."""
     parts = [_HEAD.format(path=path, about=TEMPLATES[template])]
     for name, section in section_types().items():
         outer, _, inner = name.partition(".")
@@ -170,7 +170,7 @@ def summary(section: type[Section]) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    """The field's range or choices, `(>= 1, <= 32)` or `(a | b)`, unless its text names them."""
+    """Return the field's range or choices, `(>= 1, <= 32)` or `(a | b)`, unless its text names them."""
     if get_origin(field.annotation) is Literal:
         choices = [str(each) for each in get_args(field.annotation)]
         named = all(f"`{each}`" in (field.description or "") for each in choices)

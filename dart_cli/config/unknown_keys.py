@@ -102,7 +102,7 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 
 @cache
 def _homes() -> Mapping[str, str]:
-    """The first section of those that have such a key."""
+    """Return the first section of those that have such a key."""
     homes: dict[str, str] = {}
     for section, kind in section_types().items():
         for each in kind.model_fields:
@@ -125,7 +125,7 @@ def _word(path: str) -> Word | None:
 
 
 def _of_section(section: str, tree: Mapping[str, object]) -> str:
-    """What a section of another name was meant for: a misspelt one of ours, or another tool's keys."""
+    """Return what a section of another name was meant for: a misspelt one of ours, or another tool's keys."""
     sections = section_types()
     close = difflib.get_close_matches(section, list(sections), n=1)
     if close and all(key in sections[close[0]].model_fields for key in tree):

@@ -17,7 +17,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that needs no quotes
 
 
 def read_value(text: str) -> Any:
-    """The meaning of a value on the command line: read as TOML if it is TOML, else the text itself."""
+    """Return the meaning of a value on the command line: read as TOML if it is TOML, else the text itself."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -25,7 +25,7 @@ def read_value(text: str) -> Any:
 
 
 def to_toml(value: Any) -> str | None:
-    """A value as TOML writes it; None for an unset key. Knows only the types that fields have."""
+    """Return a value as TOML writes it; None for an unset key. Knows only the types that fields have."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -49,7 +49,7 @@ def to_toml(value: Any) -> str | None:
 
 
 def shown(value: object, *, quote: bool = True) -> str:
-    """A value as TOML would show it, in one short line."""
+    """Return a value as TOML would show it, in one short line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and not quote:

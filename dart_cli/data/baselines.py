@@ -60,14 +60,17 @@ class Baselines:
         return "tracked" if self.in_use else "mixed"
 
     def expected(self, task_id: str, steps: int) -> list[float]:
-        """The reward that is expected at each step [steps] of an episode of the task, as of now."""
+        """Return the reward that is expected at each step [steps] of an episode of the task, as of now."""
         of_task = self._by_task.get(task_id, {})
         if self._data.advantage == "step_tracker":
             return [tracker.value for tracker in expected_by_step(of_task, steps)]
         return [of_task.get(WHOLE_TASK, Tracker()).value] * steps
 
     def learn(self, groups: Iterable[FinishedGroup]) -> None:
-        """A batch of these is filed: their trajectories' rewards, in order. Part of its transaction."""
+        """Learn from the groups of a batch that is filed: their trajectories' rewards, in order.
+
+        This is part of the transaction that files the batch.
+        """
         if not self.in_use:
             return
         changed: dict[tuple[str, int], Tracker] = {}

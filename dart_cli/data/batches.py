@@ -204,12 +204,12 @@ class Batches:
         return plan
 
     def served(self, plan: BatchPlan) -> Batch | None:
-        """The batch that was served last, if it is this one: it need not be loaded again."""
+        """Return the batch that was served last, if it is this one: it need not be loaded again."""
         served = self._served
         return served if served is not None and served.batch_id == plan.batch_id else None
 
     def take(self, plan: BatchPlan, batch: Batch, trainer_version: int) -> Batch | None:
-        """The loaded batch of a plan, filed if it is new; None if that is not to be done any more.
+        """Return the loaded batch of a plan, filed if it is new; None if that is not to be done any more.
 
         Then groups in it were dropped, or a trainer began elsewhere, while it was loaded.
         """
@@ -262,7 +262,7 @@ class Batches:
         self._store.add_staleness(row.id, _staleness(batch, self._behind))
 
     def _close(self, curation: Curation, batch_id: int, at: float) -> None:
-        """The batch is filed: its groups are done with."""
+        """Close the groups of a batch that is filed."""
         data, weights, own = self._config.data, curation.weights, self._baselines.reason
         self._baselines.learn(curation.chosen)
         for group in curation.chosen:
@@ -274,7 +274,7 @@ class Batches:
         self._closing.dropped_since_batch.clear()
 
     def _serve(self, batch: Batch) -> Batch:
-        """The loaded batch as the trainer gets it: with the age of what sampled it, as of now."""
+        """Return the loaded batch as the trainer gets it: with the age of what sampled it, as of now."""
         if self._served is None or self._served.batch_id != batch.batch_id:
             sampled_by = sorted(
                 {span.version for each in batch.samples for span in each.version_spans}
@@ -286,7 +286,7 @@ class Batches:
     # --- trained ------------------------------------------------------------------------
 
     def trained(self, trained: BatchTrained) -> dict[str, float] | None:
-        """The batch is in the weights: its finite metrics; None if that was reported before.
+        """Note that a batch is in the weights; return its finite metrics, None if that was reported before.
 
         Its mean reward joins the trainer's metrics: a sample carries its advantage only.
         """
@@ -307,7 +307,7 @@ class Batches:
         return metrics
 
     def resume_after(self, last_batch_id: int) -> None:
-        """The trainer's checkpoint ends at that batch: those after it are served again, in order.
+        """Serve the batches after the last one of the trainer's checkpoint again, in order.
 
         Raises CheckpointError if the checkpoint is not of this run, or too old.
         """
@@ -334,11 +334,11 @@ class Batches:
         self.untrained = after
 
     def oldest_group_needed(self) -> int | None:
-        """Number of the first group of the batches that may be served again; None if none may.
+        """Return the number of the first group of the batches that may be served again, or None.
 
-        Those are all after the oldest checkpoint that a trainer may go back to, and one to spare. The
-        newest may still be being written, and counts only when it is complete. And those that may be
-        trained on again.
+        Those are all batches after the oldest checkpoint that a trainer may go back to, with one
+        checkpoint to spare, and those that may be trained on again. The newest checkpoint may still be
+        being written, and counts only when it is complete.
         """
         train = self._config.train
         newest = min(self.untrained, default=self.formed + 1) - 1
@@ -364,7 +364,10 @@ class Batches:
         return "stale" if behind > most else None
 
     def _note_skipped(self, row: BatchRow, reason: ReplayRefusal) -> None:
-        """The trainer skipped the batch: it is not trained on again; of a replay that is told once."""
+        """Note that the trainer skipped a batch, which is not trained on again.
+
+        For a replay this is told once.
+        """
         first = row.replay_of or row.id
         told = self._store.decisions(replay_subject(first))
         is_new = row.replay_of is not None and all(each.used for each in told)
@@ -401,7 +404,7 @@ class Replays:
         self._since_fresh = 0  # replays after the newest fresh batch
 
     def filed(self, batch_id: int, replay_of: int | None, reused: int) -> None:
-        """A batch was formed: fresh, or trained on for the `reused`-th time more."""
+        """Note that a batch was formed: fresh, or trained on for the `reused`-th time more."""
         self._newest = batch_id
         first = batch_id if replay_of is None else replay_of
         self._since_fresh = 0 if replay_of is None else self._since_fresh + 1
@@ -417,11 +420,11 @@ class Replays:
                 self.end(use.first)
 
     def end(self, first: int) -> bool:
-        """The batch is not trained on again; whether it would have been."""
+        """Forget a batch that is not trained on again; return whether it would have been."""
         return self._uses.pop(first, None) is not None
 
     def due(self) -> Uses | None:
-        """The batch to train on again before the next fresh one; None if there is none."""
+        """Return the batch to train on again before the next fresh one; None if there is none."""
         return self._due(self._newest + 1, self._since_fresh, self._uses)
 
     @property
@@ -456,7 +459,7 @@ def most_behind(max_staleness: int, reused: int, reuse: int, publish_every: int)
 
 
 def replay_subject(batch_id: int) -> str:
-    """What a decision on training on a batch again is about."""
+    """Return what a decision on training on a batch again is about."""
     return f"batch {batch_id}"
 
 
@@ -469,7 +472,7 @@ def _skip_reason(metrics: Mapping[str, float]) -> ReplayRefusal | None:
 
 
 def drops_hint(dropped: Counter[str]) -> str:
-    """The groups dropped since the last batch, by reason; empty if there are none."""
+    """Return the groups dropped since the last batch, by reason; empty if there are none."""
     if not dropped:
         return ""
     counts = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())

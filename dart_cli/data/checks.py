@@ -152,7 +152,7 @@ class ModelFacts:
         return None
 
     def patch_mistake(self, sampled: SampledTokens, cells: int | None) -> str:
-        """What is wrong with the patches of a step, on a screenshot of so many cells, if known."""
+        """Return what is wrong with the patches of a step, on a screenshot of so many cells, if known."""
         if sampled.patches and self.pointer is None:
             return _NOT_POINTING
         return patch_mistake(
@@ -199,7 +199,7 @@ def model_facts(config: Config) -> ModelFacts | None:
 
 
 def _live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: bytes) -> str:
-    """What is wrong with the patches that an engine drew on the screenshot; empty if nothing.
+    """Return what is wrong with the patches that an engine drew on the screenshot; empty if nothing.
 
     Where model or image cannot be read, what follows from the tokens alone.
     """

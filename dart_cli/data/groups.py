@@ -156,7 +156,7 @@ class GroupTable:
         return [group for group in self.groups.values() if group.state == "ready"]
 
     def add(self, group: Group) -> None:
-        """A group begins, or goes on after a restart with the attempts it has."""
+        """Add a group that begins, or goes on after a restart with the attempts it has."""
         self.groups[group.id] = group
         self.opened = max(self.opened, group.number)
         self._index(group)
@@ -167,7 +167,7 @@ class GroupTable:
         self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
     def remove(self, group: Group) -> None:
-        """The group is in a batch or dropped."""
+        """Remove a group that is in a batch or dropped."""
         del self.groups[group.id]
         for slot in {(attempt.worker, attempt.slot) for attempt in group.attempts.values()}:
             rest = [found for found in self._played[slot] if found[0] is not group]
@@ -177,13 +177,13 @@ class GroupTable:
                 del self._played[slot]
 
     def find(self, trajectory_id: str) -> tuple[Group, Attempt] | None:
-        """The attempt of that id and its group, if the group lives."""
+        """Return the attempt of that id and its group, if the group lives."""
         group = self.groups.get(group_of(trajectory_id))
         attempt = group.attempts.get(trajectory_id) if group else None
         return (group, attempt) if group and attempt else None
 
     def played_by(self, worker: str, slot: int) -> list[tuple[Group, Attempt]]:
-        """What a slot plays or has played in live groups, in the order of leasing."""
+        """Return what a slot plays or has played in live groups, in the order of leasing."""
         return self._played.get((worker, slot), [])
 
     def live(self) -> Iterator[tuple[Group, Attempt]]:
@@ -200,7 +200,7 @@ class GroupTable:
 def restored_groups(
     store: Store, tasks: Mapping[str, Task], data: DataConfig, now: float
 ) -> GroupTable:
-    """The groups that are open or wait for a batch, with every attempt at them.
+    """Return the groups that are open or wait for a batch, with every attempt at them.
 
     `now` in monotonic seconds: a lease may have been played on while no data process was running.
     It gets its whole time again, and its worker's heartbeats or their absence decide.

@@ -62,7 +62,7 @@ class Leasing:
             self._longest = store.longest_successes()
 
     def step_limit(self, task_id: str) -> int:
-        """Steps that a trajectory of the task's next group may take.
+        """Return how many steps a trajectory of the task's next group may take.
 
         With data.dynamic_length those of its longest success and LENGTH_SLACK, once it has one (DART,
         arXiv 2509.23866); never more than the task's own limit.
@@ -88,11 +88,11 @@ class Leasing:
         return group_size(average.value, data.group_size)
 
     def note_success(self, task_id: str, steps: int) -> None:
-        """A trajectory of the task passed after so many steps."""
+        """Note that a trajectory of the task passed after so many steps."""
         self._longest[task_id] = max(steps, self._longest.get(task_id, 0))
 
     def open_group(self, new: NewGroup) -> Group:
-        """A group of this task instance, as yet without an attempt."""
+        """Return a group of this task instance, as yet without an attempt."""
         number = self._group_table.opened + 1
         size = self.next_size(new.task.id)
         group = Group(
@@ -150,7 +150,7 @@ class Leasing:
         return attempt
 
     def as_lease(self, group: Group, attempt: Attempt) -> Lease:
-        """The attempt as its slot is sent it."""
+        """Return the attempt as its slot is sent it."""
         rollout = self._config.rollout
         return Lease(
             trajectory_id=attempt.id,
@@ -216,7 +216,7 @@ class Closing:
         self.dropped_since_batch[reason] += 1
 
     def remove(self, group: Group) -> None:
-        """The group is in a batch or dropped: its successes may be drawn for others from now on."""
+        """Remove a group that is in a batch or dropped; others may draw its successes from now on."""
         self._group_table.remove(group)
         self._pool.join(group)
 
@@ -224,7 +224,7 @@ class Closing:
 def finished_group(
     group: Group, kind: RewardKind, behind: Callable[[int], int] = lambda _: 0
 ) -> FinishedGroup:
-    """The group as curate sees it; `kind` is data.reward."""
+    """Return the group as curate sees it; `kind` is data.reward."""
     members = tuple(
         Member(
             attempt.id,

@@ -170,7 +170,7 @@ class Ledger:
     # --- playing ------------------------------------------------------------------------
 
     def lease(self, request: LeaseRequest) -> Lease | NotYet:
-        """The next trajectory for a free slot.
+        """Return the next trajectory for a free slot.
 
         A slot that asks again before its first step gets the same lease again: the answer was
         lost. One that has begun to play has given up what it played, and so has another process of
@@ -199,7 +199,7 @@ class Ledger:
         return self.leasing.as_lease(group, self.leasing.add_attempt(group, request))
 
     def give_up(self, worker: str, slot: int) -> bool:
-        """The slot is free: what it had begun to play is lost; whether it had."""
+        """Give up what a free slot had begun to play, which is lost; return whether it had begun."""
         lost = [
             found
             for found in self.group_table.played_by(worker, slot)
@@ -235,7 +235,10 @@ class Ledger:
         return Ack()
 
     def end(self, end: TrajectoryEnd) -> Ack:
-        """The episode is over; its group may be, too. Raises ProtocolError for impossible values."""
+        """End an episode; its group may be over, too.
+
+        Raises ProtocolError for impossible values.
+        """
         check_end(end)
         found = self.group_table.find(end.trajectory_id)
         if found is None or not found[1].live:
@@ -274,7 +277,7 @@ class Ledger:
                 found[1].renewed_at = self._monotonic()
 
     def discount_pause(self, seconds: float) -> None:
-        """This process received nothing for so long: leases expire that much later."""
+        """Make leases expire `seconds` later: this process received nothing for so long."""
         for _, attempt in self.group_table.live():
             attempt.renewed_at += seconds
 
@@ -299,11 +302,11 @@ class Ledger:
         return self._batches.plan(Standing(run_s, self.trajectories))
 
     def served(self, plan: BatchPlan) -> Batch | None:
-        """The batch of a plan, if it was the last one taken: it need not be loaded again."""
+        """Return the batch of a plan, if it was the last one taken: it need not be loaded again."""
         return self._batches.served(plan)
 
     def take_batch(self, plan: BatchPlan, batch: Batch) -> Batch | None:
-        """The loaded batch of a plan, filed if it is new; None if that is not to be done any more.
+        """Return the loaded batch of a plan, filed if it is new; None if that is not to be done any more.
 
         Then groups in it were dropped, or a trainer began elsewhere, while it was loaded.
         """
@@ -314,7 +317,7 @@ class Ledger:
         return taken.model_copy(update={"reward": reward, "success": success})
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
-        """The batch is in the weights; a second report of it changes nothing."""
+        """Note that a batch is in the weights; a second report of it changes nothing."""
         if not 1 <= trained.batch_id <= self._batches.formed:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
         metrics = self._batches.trained(trained)
@@ -325,7 +328,7 @@ class Ledger:
         return Ack()
 
     def hello(self, hello: TrainerHello) -> HelloReply:
-        """The trainer starts from its checkpoint: batches after it are served again, in order.
+        """Note that the trainer starts from its checkpoint: batches after it are served again, in order.
 
         Raises CheckpointError if the checkpoint is not of this run, or too old.
         """
@@ -338,7 +341,7 @@ class Ledger:
         return HelloReply(policy_version=known[-1].policy_version, digest=known[-1].digest)
 
     def weights_published(self, weights: WeightsPublished) -> Ack:
-        """A weight set may be taken by the rollout workers.
+        """Let the rollout workers take a weight set.
 
         Raises WeightsError if the version was published before with other weights.
         """
@@ -397,7 +400,7 @@ class Ledger:
     # --- inside -------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
-        """The configuration may have changed: drop groups of tasks that are gone, close others."""
+        """Drop groups of tasks that are gone and close others: the configuration may have changed."""
         for group in list(self.group_table.groups.values()):
             if group.task_id in self._tasks:
                 self._closing.settle(group)
@@ -418,7 +421,7 @@ class Ledger:
         )
 
     def _count(self, group: Group) -> None:
-        """An attempt of the group is over: its task's success, of the members that count for it."""
+        """Update the success of the group's task after an attempt, by the members that count for it."""
         for member in group.uncounted(self._config.data.early_stop):
             member.counted = True
             self.store.count_trajectory(member.id)
@@ -483,7 +486,7 @@ class Ledger:
 
 
 def _newest_weights(store: Store) -> WeightsPublished | None:
-    """The weight set that was published last; None before the first."""
+    """Return the weight set that was published last; None before the first."""
     newest = store.newest_version()
     if newest is None:
         return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # scripts/gpu-check makes chains where neither a bus nor a da
 
 
 def load(reader: Reader, plan: BatchPlan) -> Batch:
-    """What the planned steps hold, with their screens; reads nothing but trajectories' steps.
+    """Return what the planned steps hold, with their screens; reads nothing but trajectories' steps.
 
     Raises ConfigError if it cannot be sent.
     """
@@ -69,7 +69,7 @@ def chained(steps: Sequence[BatchStep]) -> tuple[list[Chain], list[Sample]]:
 
 
 def reading_order(steps: Sequence[BatchStep] | Sequence[PlannedSample]) -> list[int]:
-    """Indices of the steps: the trajectories as they first come, the steps of each from its first."""
+    """Return indices of the steps: the trajectories as they first come, the steps of each from its first."""
     first: dict[str, int] = {}
     for each in steps:
         first.setdefault(each.trajectory_id, len(first))
@@ -178,11 +178,11 @@ class BatchLoader:
         self._reader: Reader | None = None  # made, used and closed in the thread alone
 
     async def load(self, plan: BatchPlan) -> Batch:
-        """What the planned steps hold. Raises ConfigError as `load` does, and StoreError."""
+        """Return what the planned steps hold. Raises ConfigError as `load` does, and StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, plan)
 
     async def encoded(self, batch: Batch) -> EncodedReply:
-        """The answer that carries the batch: thousands of frames. Raises as `encode` does."""
+        """Return the answer that carries the batch: thousands of frames. Raises as `encode` does."""
         from bus.requests import EncodedReply
 
         reply = BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason="")

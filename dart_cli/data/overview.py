@@ -85,7 +85,7 @@ class Overview:
         self._host = socket.gethostname()
 
     def snapshot(self, moment: Moment) -> Snapshot:
-        """The run now."""
+        """Return the run now."""
         ledger, progress = self._ledger, self._ledger.progress
         newest = ledger.weights.policy_version if ledger.weights else -1
         trajectories = self._store.count("trajectories")

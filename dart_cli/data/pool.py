@@ -41,7 +41,7 @@ class ExperiencePool:
         return sorted(chain.from_iterable(self._members.get(task_id, {}).values()), key=_age)
 
     def add(self, row: PoolRow) -> list[PoolRow]:
-        """A success joins; returns the members evicted for it, maybe itself. Not for a present member."""
+        """Add a success that is no member yet; return the members evicted for it, maybe itself."""
         rows = self._members.setdefault(row.task_id, {}).setdefault(row.source, [])
         insort(rows, row, key=_age)
         surplus = max(len(rows) - self._per_task, 0)
@@ -83,7 +83,7 @@ class StoredPool:
         return self._pool.members(task_id)
 
     def join(self, group: Group) -> None:
-        """The successes of a group that is done with join, where a pool is used."""
+        """Add the successes of a group that is done with to the pool, where one is used."""
         if not self._data.pool_ratio:
             return
         for attempt in group.finished:
@@ -106,7 +106,10 @@ class StoredPool:
                 self._add(row)
 
     def draw_for(self, group: Group) -> bool:
-        """A past success joins a group that failed throughout, if its task has one."""
+        """Add a past success to a group that failed throughout, if its task has one.
+
+        Returns whether the group has one then.
+        """
         if may_join(len(group.finished), self._data.pool_ratio):
             seed = f"{self._seed}:pool:{group.number}"
             group.pool_member = self._pool.draw(group.task_id, seed, group.task_seed)

@@ -111,7 +111,7 @@ class RunCounters:
 
 
 def _in_pairs(counts: list[int]) -> list[int]:
-    """The sums of each two that are neighbours."""
+    """Return the sums of each two that are neighbours."""
     return [sum(counts[index : index + 2]) for index in range(0, len(counts), 2)]
 
 
@@ -159,14 +159,14 @@ class TaskProgress(Verdicts):
         return None if mean is None or square is None else max(square - mean * mean, 0.0)
 
     def estimate(self, kind: RewardKind) -> TaskEstimate:
-        """What schedulers go by; `kind` is data.reward: of its success, or of its reward's `value`."""
+        """Return what schedulers go by; `kind` is data.reward: of its success, or of its reward's `value`."""
         variance, rate = self.variance, self.average.value
         if kind == "outcome":
             variance = None if rate is None else rate * (1 - rate)
         return TaskEstimate(variance, self.invalid_share.value or 0.0)
 
     def add(self, outcome: Outcome, steps: int) -> None:
-        """An episode of so many steps was judged; one that was cancelled is none."""
+        """Count an episode of so many steps that was judged; one that was cancelled was not."""
         super().add(outcome, steps)
         self.invalid_share = self.invalid_share.add(float(outcome == "invalid"))
         self.invalid_after_action += outcome == "invalid" and steps > 0
@@ -220,7 +220,7 @@ class Meter:
         self._forget(now)
 
     def per_minute(self, now: float) -> float:
-        """The rate over the window, or over the time since the start if that is shorter."""
+        """Return the rate over the window, or over the time since the start if that is shorter."""
         self._forget(now)
         seconds = min(max(now - self._started, 1.0), self._window_s)
         return 60.0 * sum(events for _, events in self._buckets) / seconds
@@ -268,12 +268,12 @@ class OwnPlay:
         self.updates_then = 0  # updates in the weights at that success; 0 before the first
 
     def completion(self, malformed: bool) -> None:
-        """The policy answered a screen; `malformed` where its text was no action."""
+        """Count an answer of the policy to a screen; `malformed` where its text was no action."""
         self.malformed.add(float(malformed))
         self.completions += 1
 
     def judged(self, passed: bool, reward: float, updates: int) -> None:
-        """A trajectory was judged while there were so many updates in the weights."""
+        """Count a trajectory that was judged while there were so many updates in the weights."""
         self.rewards.add(reward)
         self.failed_since += 1
         if passed:
@@ -298,7 +298,7 @@ class OwnPlay:
 
 
 def restored_play(store: Analytics, kind: RewardKind) -> OwnPlay:
-    """What the policy played in the stored run; `kind` is data.reward."""
+    """Return what the policy played in the stored run; `kind` is data.reward."""
     own, counts = OwnPlay(), store.own_counts()
     own.passed, own.completions = counts.passed, counts.completions
     own.failed_since, own.updates_then = counts.failed_since, counts.updates_then
@@ -328,7 +328,7 @@ class RunProgress:
         self._metrics: dict[str, deque[tuple[int, float]]] = {}  # name -> (batch id, value)
 
     def outcome(self, task_id: str, outcome: Outcome, steps: int = 0) -> None:
-        """A trajectory of the task, of so many steps, was judged; a cancelled one was not."""
+        """Count a trajectory of the task, of so many steps, that was judged; a cancelled one was not."""
         for verdicts in (self._task(task_id), self.all):
             verdicts.add(outcome, steps)
 
@@ -376,7 +376,7 @@ class RunProgress:
         return _mean(self.tasks[task_id].average.value for task_id in self._present)
 
     def newest_success(self) -> NewestSuccess:
-        """What train.stop_at looks at."""
+        """Return what train.stop_at looks at."""
         newest = {task_id: self.tasks[task_id].newest for task_id in self._present}
         rates = {each: sum(passed) / len(passed) for each, passed in newest.items() if passed}
         lowest = min(rates, key=lambda each: rates[each], default="")
@@ -396,7 +396,7 @@ class RunProgress:
         return [_mean(points) for points in zip(*filter(None, curves), strict=True)]
 
     def train_metrics(self, batch_id: int, values: Mapping[str, float]) -> None:
-        """The newest train step's metrics."""
+        """Keep the metrics of the newest train step."""
         for name, value in values.items():
             self._metrics.setdefault(name, deque(maxlen=CURVE_POINTS)).append((batch_id, value))
 

@@ -50,9 +50,9 @@ class LeaseQueue:
         return len(self._slots)
 
     def ask(self, request: LeaseRequest) -> tuple[FreeSlot, bool]:
-        """A slot is free: it is answered at once or waits; also whether it gave up what it played.
+        """Answer a free slot at once, or let it wait; also return whether it gave up what it played.
 
-        `serve` is due then: what it gave up may be leased to another slot.
+        `serve` is due in that case: what it gave up may be leased to another slot.
         """
         slot = FreeSlot(request, asyncio.get_running_loop().create_future())
         if before := self._slots.pop(slot.key, None):
@@ -64,7 +64,7 @@ class LeaseQueue:
         return slot, gave_up
 
     async def answer(self, slot: FreeSlot, hold_s: float) -> Lease | NotYet:
-        """The slot's lease, or after `hold_s` what it waited for. Raises what leasing raised."""
+        """Return the slot's lease, or after `hold_s` what it waited for. Raises what leasing raised."""
         await asyncio.wait([slot.answer], timeout=hold_s)
         if not slot.answer.done():
             del self._slots[slot.key]
@@ -115,7 +115,7 @@ class SyncQueue:
         self._is_closed = False
 
     async def ask(self, request: SyncRequest, hold_s: float) -> SyncReply:
-        """The permit to take the newest weights, or after `hold_s` what the worker waited for."""
+        """Return the permit to take the newest weights, or after `hold_s` what the worker waited for."""
         worker, weights = request.worker, self._ledger.weights
         if before := self._asking.pop(worker, None):
             before.set_result(SyncReply(reason="the worker has asked again since"))
@@ -164,7 +164,7 @@ class SyncQueue:
             )
 
     def done(self, done: SyncDone, now: float) -> None:
-        """A worker has taken a set, or refused it; `now` in unix seconds."""
+        """Note that a worker has taken a weight set, or refused it; `now` is in unix seconds."""
         held_s = self._permits.free(done.worker)
         if held_s is None:  # its time was over, or another data process gave it
             held_s = done.transfer_s + done.pause_s
@@ -172,7 +172,7 @@ class SyncQueue:
         self._ledger.versions.done(done)
 
     def close(self, reason: str) -> None:
-        """This process ends: answer all, grant nothing more."""
+        """Answer all workers and grant nothing more: this process ends."""
         self._is_closed = True
         for answer in self._asking.values():
             answer.set_result(SyncReply(reason=reason))
@@ -215,7 +215,10 @@ class Commits:
             waiting.set_result(None)
 
     def fail(self, error: StoreError) -> None:
-        """The database failed: discard what is not committed; every caller of `durable` gets the error."""
+        """Discard what is not committed: the database failed.
+
+        Every caller of `durable` gets the error.
+        """
         if self.failed.done():
             return
         self.failed.set_exception(error)

@@ -81,7 +81,7 @@ class RunEnd:
         return self._over.is_set()
 
     def bound(self, served_s: float) -> str:
-        """The bound that the run has reached after `served_s` seconds; empty if none."""
+        """Return the bound that the run has reached after `served_s` seconds; empty if none."""
         train, ledger = self._train, self._ledger
         if line := self._learned():
             return line
@@ -112,7 +112,7 @@ class RunEnd:
         return f"{UNATTENDED} for {minutes:g} minutes (train.attention_minutes): {self._attention}"
 
     def _learned(self) -> str:
-        """The line of `learned`, kept in the database for the next start: trajectories still come in."""
+        """Return the line of `learned`, kept in the database for the next start: trajectories still come in."""
         if not self._train.stop_at:
             return ""
         success = self._ledger.progress.newest_success().bound
@@ -122,7 +122,7 @@ class RunEnd:
         return learned(self._known, self._train)
 
     def finish(self, reason: str) -> bool:
-        """The run is over; False if it was already."""
+        """Note that the run is over; return False if it was over already."""
         if self.is_over:
             return False
         log.info("the run is over: %s", reason)

@@ -116,7 +116,7 @@ class Scheduler:
         self._by_id = {task.id: task for task in self._tasks}
 
     def next(self, seen: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
-        """What a free slot does next; of the task that it names, if it does.
+        """Return what a free slot does next; of the task that it names, if it does.
 
         Raises TaskError if it plays none of the run's suites, or names no task or seed of the run.
         """
@@ -250,7 +250,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
 
 
 def make_scheduler(config: Config, tasks: Sequence[Task]) -> Scheduler:
-    """The scheduler the configuration asks for."""
+    """Return the scheduler the configuration asks for."""
     return SCHEDULERS[config.data.scheduling](config, tasks)
 
 
@@ -262,7 +262,7 @@ def _fits(group: Group, request: LeaseRequest) -> bool:
 
 
 def _described(seen: Situation) -> str:
-    """The groups in words, e.g. "6 groups play and 2 wait for the trainer"."""
+    """Return the groups in words, e.g. "6 groups play and 2 wait for the trainer"."""
     group_table = seen.group_table
     text = f"{len(group_table.open)} groups play and {len(group_table.ready)} wait for the trainer"
     before = seen.untrained + seen.owed

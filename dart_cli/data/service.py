@@ -249,7 +249,7 @@ class DataService:
     def _filed(
         self, method: Callable[[_T], _R], *, wakes: bool = False
     ) -> Callable[[_T], Awaitable[_R]]:
-        """A handler that files a message in the ledger and acknowledges when it is durable."""
+        """Return a handler that files a message in the ledger and acknowledges when it is durable."""
 
         async def handler(message: _T) -> _R:
             reply = method(message)
@@ -296,7 +296,7 @@ class DataService:
                 return BatchReply(reason=found.reason)
 
     async def _next_batch(self, request: BatchRequest) -> Batch | NotYet:
-        """The trainer's next batch, loaded in a thread while others are answered; one at a time.
+        """Return the trainer's next batch, loaded in a thread while others are answered; one at a time.
 
         A trainer that asks again meanwhile gets what is then loaded. Raises ConfigError.
         """
@@ -415,7 +415,10 @@ class DataService:
             self._finish_run(reason)
 
     def _discount_pause(self, overslept_s: float) -> None:
-        """This process was stopped (Ctrl-Z) or starved: other processes may have been, too."""
+        """Discount a time in which this process was stopped (Ctrl-Z) or starved.
+
+        Other processes may have been stopped or starved, too.
+        """
         if overslept_s <= HOUSEKEEPING_S:
             return
         log.warning("was paused for %.0f s; leases expire that much later", overslept_s)
@@ -467,7 +470,7 @@ class DataService:
         )
 
     def _awaits(self) -> str:
-        """The processes that the run waits for, or this process before it ends."""
+        """Return the processes that the run waits for, or this process before it ends."""
         absent = [] if self._end.is_over else self._watch.absent()
         return self._end.awaited or (awaited(*absent) if absent else "")
 
@@ -507,7 +510,7 @@ class DataService:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """The run at this moment as a bus.snapshot.Snapshot, dumped."""
+        """Return the run at this moment as a bus.snapshot.Snapshot, dumped."""
         now = time.monotonic()
         if now >= self._snapshot_until:
             self._snapshot = self._overview.snapshot(self._moment(now)).model_dump(mode="json")

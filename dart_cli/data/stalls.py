@@ -115,7 +115,7 @@ def _is_missed(process: ProcessView) -> bool:
 
 
 def _silence(process: ProcessView) -> StallView:
-    """A process whose heartbeats have stopped."""
+    """Return a process whose heartbeats have stopped."""
     worker, pid, silent_s = process.worker, process.pid, process.heartbeat_age_s
     known = "failed" if process.liveness == "gone" and process.error else process.liveness
     text = _SILENCES.get(known, _SILENCES[""])
@@ -149,7 +149,7 @@ def _held_permits(seen: Snapshot) -> Iterator[StallView]:
 
 
 def _cause(seen: Snapshot, process: ProcessView, wait: Waiting) -> Iterator[StallView]:
-    """The stall that one wait shows by itself, whatever the others do."""
+    """Yield the stall that one wait shows by itself, whatever the others do."""
     who, waited_s = process.worker, wait.longest_s
     text = ""
     kind = wait.on
@@ -279,7 +279,7 @@ def _malformed(seen: Snapshot) -> Iterator[StallView]:
 
 
 def malformed_text(own: OwnView) -> str:
-    """What is wrong with the policy's completions, and the cure; empty where most are actions."""
+    """Return what is wrong with the policy's completions, and the cure; empty where most are actions."""
     now, then = own.malformed, own.malformed_first
     shares = (
         f"{now:.0%} of the policy's last {own.window} completions are no action, {then:.0%} of its "
@@ -327,7 +327,7 @@ def _invalid(seen: Snapshot) -> Iterator[StallView]:
 
 
 def _blind(seen: Snapshot) -> Iterator[StallView]:
-    """The pictures make no difference to what the model says."""
+    """Yield the pictures make no difference to what the model says."""
     if seen.metrics.get("sees") == 0:
         yield StallView(
             kind="sight",

@@ -43,7 +43,7 @@ class Lineage:
             self.add(row.policy_version, row.updates)
 
     def add(self, version: int, updates: int) -> None:
-        """A version was published."""
+        """Add a version that was published."""
         if version not in self._updates:
             insort(self._numbers, version)
         self._updates[version] = updates
@@ -96,7 +96,7 @@ class Versions:
         return self._serving.get(worker) != before
 
     def done(self, done: SyncDone) -> None:
-        """A worker has taken a set, or refused it."""
+        """Note that a worker has taken a weight set, or refused it."""
         if done.error:
             self._refused[done.worker] = max(
                 done.policy_version, self._refused.get(done.worker, -1)
@@ -105,7 +105,7 @@ class Versions:
             self._serving[done.worker] = max(self._serving[done.worker], done.policy_version)
 
     def forget(self, worker: str) -> bool:
-        """It is gone; whether it was known."""
+        """Forget a worker that is gone; return whether it was known."""
         self._refused.pop(worker, None)
         return self._serving.pop(worker, None) is not None
 
@@ -168,17 +168,20 @@ class Permits:
         return {worker: now - permit.granted_at for worker, permit in self._out.items()}
 
     def ask(self, worker: str, policy_version: int) -> None:
-        """The worker, which serves `policy_version`, would take newer weights."""
+        """Note that a worker, which serves `policy_version`, would take newer weights."""
         self.withdraw(worker)
         self.free(worker)
         self._asking[worker] = policy_version
 
     def withdraw(self, worker: str) -> None:
-        """It waits no longer; a permit that it holds stays."""
+        """Note that a worker waits no longer; a permit that it holds stays."""
         self._asking.pop(worker, None)
 
     def free(self, worker: str) -> float | None:
-        """It is done, or gone: its permit is free. Seconds it was out; None if there was none."""
+        """Free the permit of a worker that is done, or gone.
+
+        Returns the seconds for which it was out; None if there was none.
+        """
         permit = self._out.pop(worker, None)
         return None if permit is None else self._clock() - permit.granted_at
 

@@ -124,7 +124,7 @@ class WorkerWatch:
 
 
 def process_row(beat: Heartbeat, heard_at: float) -> ProcessRow:
-    """A heartbeat that came at `heard_at` (unix seconds), as it is stored."""
+    """Return a heartbeat that came at `heard_at` (unix seconds), as it is stored."""
     return ProcessRow(
         worker=beat.worker,
         role=beat.role,
@@ -191,7 +191,7 @@ class TokenWatch:
         return self._clock() - work.since if work and work.in_hand else 0.0
 
     def forget(self, worker: str) -> None:
-        """The worker is gone."""
+        """Forget a worker that is gone."""
         self._work.pop(worker, None)
 
 
@@ -290,7 +290,7 @@ class Usage:
                 self._book_dead(worker, worker.capacity * silent_s - worker.dead_s, now)
 
     def discount_pause(self, seconds: float) -> None:
-        """This process heard nothing for so long: that silence counts against no worker."""
+        """Count no silence against a worker for the `seconds` in which this process heard nothing."""
         for worker in self._workers.values():
             if worker.heard is not None:
                 worker.heard += seconds
@@ -329,7 +329,7 @@ class Usage:
     def _succeed(
         self, worker: _WorkerUsage, beat: Heartbeat, reported: Mapping[str, float], now: float
     ) -> None:
-        """A new process goes by the worker's name."""
+        """Begin the counts of a new process that goes by the worker's name."""
         worker.before = worker.total()
         worker.seconds = {}
         worker.started_at = beat.started_at

@@ -78,9 +78,10 @@ def examine(
     read: bool = False,
     steps: int | None = None,
 ) -> Iterator[Finding]:
-    """Findings of this host; of `target`, a TOML file, run directory or model folder, on it.
+    """Yield findings of this host, and of `target` on it: a TOML file, run directory or model folder.
 
-    Then of one episode, of every weight's value, and of engine against trainer.
+    After them come, where they are asked for, those of one episode (`played`), of every weight's
+    value (`read`), and of engine against trainer (`compared`).
     """
     config: Config | None = None
     of_model = target is not None and is_model_folder(target)

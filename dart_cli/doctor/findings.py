@@ -27,17 +27,17 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warning(subject: str, text: str, cure: str) -> Finding:
-    """It works, but badly, or not for long."""
+    """Return a finding about what works, but badly, or not for long."""
     return Finding(subject, "warning", text, cure)
 
 
 def error(subject: str, text: str, cure: str) -> Finding:
-    """It cannot work."""
+    """Return a finding about what cannot work."""
     return Finding(subject, "error", text, cure)
 
 
 def guarded(subject: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; a check that breaks is reported, and the others go on."""
+    """Yield the findings of a check; a check that breaks is reported, and the others go on."""
     try:
         yield from check()
     except Exception as fault:  # noqa: BLE001 - the fault is reported as a finding
@@ -63,7 +63,7 @@ def print_finding(console: Console, finding: Finding) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The last line."""
+    """Return the last line."""
     counts = {level: sum(each.level == level for each in findings) for level in _STYLES}
     if counts["error"]:
         number = counts["error"]

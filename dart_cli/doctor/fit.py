@@ -48,7 +48,7 @@ class Room:
 
 
 def gpu_name(room: Room) -> str:
-    """The kind of GPU."""
+    """Return the kind of GPU."""
     return room.gpu.name if room.found else f"{room.gpu.name} (assumed, no GPU is here)"
 
 
@@ -58,7 +58,7 @@ def gb(count: float) -> str:
 
 
 def problems(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Finding]:
-    """What there is no room for, of one role's processes or (None) of all; then what the run should not do without.
+    """Yield what there is no room for, of one role's processes or (None) of all; then what the run should not do without.
 
     A finding's subject is a line of the plan, or `gpus`, which several lines share.
     """
@@ -110,7 +110,7 @@ def _shared_memory(plan: Plan, room: Room, role: Role | None) -> Iterator[Findin
 
 
 def together_at_most(config: Config) -> int:
-    """Requests that one engine may have at once: of all environments, at most rollout.max_batch."""
+    """Return how many requests of all environments one engine may have; at most rollout.max_batch."""
     slots = max(1, config.up.envs) * config.env.slots
     return min(config.rollout.max_batch, -(-slots // max(1, config.up.rollouts)))
 
@@ -146,7 +146,7 @@ def _trainer(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
 
 
 def _trainer_hint(plan: Plan, config: Config, room: Room) -> str:
-    """The first of the usual changes that is enough by itself; else all of them."""
+    """Return the first of the usual changes that is enough by itself; else all of them."""
     setup, train = plan.setup, config.train
     most = room.gpus if room.found else max(room.gpus, MOST_GPUS)
     predicted = max(1, round(setup.predicted * plan.longest / setup.tokens))

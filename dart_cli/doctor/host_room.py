@@ -113,7 +113,7 @@ class HostPlan:
         return self.checkpoints + self.sets
 
     def memory_of(self, role: str | None) -> int:
-        """Main memory of one role's processes, as `parts_of`."""
+        """Return the main memory of one role's processes, which are those of `parts_of`."""
         return sum(part.size for part in self.parts_of(role))
 
     def parts_of(self, role: str | None) -> tuple[HostPart, ...]:
@@ -132,7 +132,7 @@ def host_plan(
     form: EpisodeForm,
     screen: tuple[int, int],
 ) -> HostPlan:
-    """What all processes of a run take on one host."""
+    """Return what all processes of a run take on one host."""
     wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
     rollouts = max(1, config.up.rollouts)
     # A version of whole weights has the frozen tensors too, one of adapters is adapters alone.

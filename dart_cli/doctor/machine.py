@@ -293,7 +293,7 @@ def _docker(binary: str, *, needed: bool) -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Main memory: environments and the tiny model need little, large models much."""
+    """Examine main memory: environments and the tiny model need little, large models much."""
     measured = main_memory()
     if measured is None:
         return
@@ -319,7 +319,7 @@ def main_memory() -> tuple[int, int] | None:
 
 
 def _container_bytes() -> tuple[int, int] | None:
-    """(used, allowed) bytes of the control group; None where it has no limit."""
+    """Return (used, allowed) bytes of the control group; None where it has no limit."""
     group = Path("/sys/fs/cgroup")
     try:
         used, allowed = (
@@ -354,7 +354,7 @@ def open_files() -> Iterator[Finding]:
 
 
 def judge_files(soft: int, hard: int) -> Finding:
-    """The limit now (`soft`) and the one it may be raised to (`hard`); -1 for none."""
+    """Return the limit now (`soft`) and the one it may be raised to (`hard`); -1 for none."""
     least = soft >= LEAST_FILES or soft == resource.RLIM_INFINITY
     enough = soft >= GOOD_FILES or soft == resource.RLIM_INFINITY
     found = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
@@ -390,7 +390,7 @@ class Limits:
 
 
 def limits() -> Limits:
-    """What `ulimit` and the control group allow here."""
+    """Return what `ulimit` and the control group allow here."""
     of_user = None if os.geteuid() == 0 else _soft(resource.RLIMIT_NPROC)  # root has none
     threads = [of_user, _of_group()]
     return Limits(_soft(resource.RLIMIT_NOFILE), min(filter(None, threads), default=None))
@@ -413,7 +413,7 @@ def refuse_slots(config: Config, *, envs: int) -> None:
 
 
 def excess(config: Config, envs: int, here: Limits) -> tuple[str, str] | None:
-    """(what does not fit, the cure) of so many `dart env` processes; None if all fits."""
+    """Return (what does not fit, the cure) of so many `dart env` processes; None if all fits."""
     slots = config.env.slots
     in_processes = config.env.isolation == "process"
     threads_each = THREADS_OF_A_CHILD if in_processes else 1

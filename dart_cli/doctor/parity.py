@@ -102,7 +102,7 @@ def parity(config: Config) -> Iterator[Finding]:
 
 
 async def sample(config: Config) -> Batch:
-    """What the configured engine samples in a trial."""
+    """Return what the configured engine samples in a trial."""
     # Here, since scripts/gpu-check draws screens where no bus is installed.
     from dart_cli.doctor.play import LOAD_S
     from dart_cli.player.model import loaded_model
@@ -349,7 +349,7 @@ def _instruction(rng: random.Random) -> str:
 
 
 def draw(rng: random.Random, width: int, height: int) -> bytes:
-    """A PNG of boxes on a plain background, different each time."""
+    """Return a PNG of boxes on a plain background, different each time."""
     image = Image.new("RGB", (width, height), _colour(rng))
     pen = ImageDraw.Draw(image)
     for _ in range(rng.randint(6, 14)):

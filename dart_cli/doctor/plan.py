@@ -99,7 +99,7 @@ def make_plan(
     screen: tuple[int, int] | None = None,
     on_cpu: bool = False,
 ) -> Plan:
-    """The plan of a configuration whose model has this config.json and preprocessor.
+    """Return the plan of a configuration whose model has this config.json and preprocessor.
 
     `steps` are those of an average episode, `most_steps` of the longest; `screen` are the pixels of a
     screen where the suite's options name none. `on_cpu`: no process has a GPU, and `gpu` plays no part. Raises
@@ -167,7 +167,7 @@ def trainer_setup(
     episode: EpisodeTokens,
     longest: int,
 ) -> TrainerSetup:
-    """The trainer of a configuration, at its largest pack."""
+    """Return the trainer of a configuration, at its largest pack."""
     train, lora = config.train, config.model.lora
     tokens = max(train.pack_tokens, longest)
     share = form.steps * form.completion / max(1, episode.tokens)
@@ -266,7 +266,7 @@ def episode_tokens(form: EpisodeForm) -> EpisodeTokens:
 
 
 def _window(form: EpisodeForm, step: int, image: int, turn: int) -> tuple[int, int]:
-    """The first screen and the first turn of a step's prompt, after those of the step before."""
+    """Return the first screen and the first turn of a step's prompt, after those of the step before."""
     if not form.most:
         return max(1, step - form.images + 1), max(1, step - form.turns)
     if step - image + 1 <= form.most:

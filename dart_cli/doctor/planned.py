@@ -106,7 +106,7 @@ def _verdict(found: Finding, planned: str = "") -> Finding:
 
 
 def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
-    """An error for each list of [up] that names more than the `there` GPUs of this host."""
+    """Yield an error for each list of [up] that names more than the `there` GPUs of this host."""
     for key, listed in (("up.train_gpus", up.train_gpus), ("up.rollout_gpus", up.rollout_gpus)):
         if beyond := [each for each in listed if each >= there]:
             known = f"nvidia-smi lists 0 to {there - 1}" if there else "nvidia-smi lists none"
@@ -118,7 +118,7 @@ def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
 
 
 def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[str, str]]:
-    """The plan's lines for `--dry-run` of a role. Raises ConfigError for what cannot fit, with the cure.
+    """Yield the plan's lines for `--dry-run` of a role. Raises ConfigError for what cannot fit, with the cure.
 
     A role that loads no model has none.
     """
@@ -199,7 +199,7 @@ def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
 
 
 def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
-    """Steps of an average episode and of the longest, and where they come from."""
+    """Return the steps of an average episode and of the longest, and where they come from."""
     try:
         limits = [task.max_steps for task in training_tasks(config)]
     except DartError:
@@ -253,7 +253,7 @@ def _disk(run_dir: Path) -> int:
 def plan_lines(
     plan: Plan, config: Config, room: Room, role: Role | None = None, steps_from: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """What a run will take, a line for each subject; `steps_from` says where its steps come from."""
+    """Yield what a run will take, a line for each subject; `steps_from` says where its steps come from."""
     yield "plan for", _assumed(plan, room, steps_from)
     if plan.trainer is not None and role in (None, "train"):
         yield "trainer", _trainer(plan, room)

@@ -100,7 +100,7 @@ class InTime:
 
 
 def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
-    """A broken environment is an error; whether the policy passes or fails is not."""
+    """Judge an episode: a broken environment is an error; whether the policy passes or fails is not."""
     end, records = played.end, played.records
     what = f"{played.task.id}, {weights}"
     if end.outcome == "invalid":

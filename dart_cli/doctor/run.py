@@ -97,7 +97,7 @@ def _own(path: Path) -> Iterator[Finding]:
 
 
 def _run_in(path: Path) -> Iterator[Finding]:
-    """The run in the directory: whether it is live, and can be read."""
+    """Yield the run in the directory: whether it is live, and can be read."""
     state = (
         f"a run is live in it (process {pid})"
         if (pid := holder(path))
@@ -132,7 +132,7 @@ def holder(run_dir: Path) -> str:
 
 
 def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
-    """An error for a network file system; nothing for one of this host."""
+    """Yield an error for a network file system; nothing for one of this host."""
     if kind in NETWORK:
         yield error(
             "file system",
@@ -214,7 +214,7 @@ def _cannot_listen(host: str, port: int) -> tuple[str, str] | None:
 
 
 def model_folder_alone(config: Config) -> Iterator[Finding]:
-    """A model folder without a run: all that is wrong with it, else what would be loaded."""
+    """Yield a model folder without a run: all that is wrong with it, else what would be loaded."""
     if text := model_problem(config.model.path):
         problem, _, cure = text.partition("; ")
         yield error("model", f"model.path {problem}", cure)
@@ -223,7 +223,7 @@ def model_folder_alone(config: Config) -> Iterator[Finding]:
 
 
 def model(config: Config) -> Iterator[Finding]:
-    """What would be loaded; `configuration` reports its mistakes."""
+    """Yield what would be loaded; `configuration` reports its mistakes."""
     path = config.model.path
     if config.rollout.engine not in MODEL_ENGINES and config.train.learner != "torch":
         yield ok("model", f"none is loaded: engine {config.rollout.engine}")
@@ -269,7 +269,7 @@ def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:
 
 
 def tasks(config: Config) -> Iterator[Finding]:
-    """What would be played; `configuration` reports its mistakes."""
+    """Yield what would be played; `configuration` reports its mistakes."""
     try:
         trained, composed = trained_tasks(config), composed_tasks(config)
     except DartError:
@@ -345,6 +345,6 @@ def values(config: Config) -> Iterator[Finding]:
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
+    """Return the path, or the nearest folder above it that exists."""
     whole = path.absolute()
     return next(each for each in (whole, *whole.parents) if each.exists())

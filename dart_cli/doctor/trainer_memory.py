@@ -130,7 +130,7 @@ def kept_by_block(shape: Shape, dtype: str) -> int:
 def trainer_memory(
     shape: Shape, setup: TrainerSetup, *, whole_gradients: int = WHOLE_GRADIENTS_BYTES
 ) -> TrainerMemory:
-    """What a rank holds and what an update takes beside it at the moment of its peak.
+    """Return what a rank holds and what an update takes beside it at the moment of its peak.
 
     Gradients of up to `whole_gradients` bytes are whole on each rank.
     """
@@ -155,7 +155,7 @@ def trainer_memory(
 
 
 def _with_pointer(shape: Shape, setup: TrainerSetup, moment: dict[str, int]) -> dict[str, int]:
-    """The pointer head is gathered with the root, from forward to backward, and so is its gradient."""
+    """Add the pointer head and its gradient, both gathered with the root, from forward to backward."""
     size = WIDTH[setup.dtype] * shape.pointer
     return moment | {name: moment.get(name, 0) + size for name in ("gathered", "head")}
 
@@ -246,9 +246,10 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
 
 
 def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
-    """The backward pass is over, and the embedding's gradient becomes float32, then a shard of the sum.
+    """Return what there is at the end, when the backward pass is over.
 
-    The head and its own gradient, in `model.dtype`, stand beside it; tied they are one.
+    The embedding's gradient becomes float32, then a shard of the sum. The head and its own
+    gradient, in `model.dtype`, stand beside it; tied they are one.
     """
     wide = WIDTH[setup.dtype]
     if not _gathers(setup):
@@ -265,7 +266,7 @@ def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 def _with_tower(
     shape: Shape, setup: TrainerSetup, moments: Mapping[Moment, dict[str, int]]
 ) -> dict[Moment, dict[str, int]]:
-    """The moments with what a trained tower keeps, and the one in which its last block goes backward.
+    """Return the moments with what a trained tower keeps, and the one in which its last block goes backward.
 
     As many patches as all tokens of the pack would be: screens are most of them.
     """

@@ -107,11 +107,11 @@ class PromptEncoder(Protocol):
     """Encodes a policy's tokens as a rollout would, e.g. for a solution that no policy sampled."""
 
     def encode_prompt(self, request: ActRequest) -> list[int]:
-        """The prompt [P] that a rollout would have used. Raises EngineError."""
+        """Return the prompt [P] that a rollout would have used. Raises EngineError."""
         ...
 
     def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
-        """The completion of `text` to `request` with its end token; its log-probabilities are unknown.
+        """Return the completion of `text` to `request` with its end token; its log-probabilities are unknown.
 
         Of a policy that points it has a pointer, with its patch, for each point. Raises EngineError if
         there is none.
@@ -148,12 +148,12 @@ class EngineMaker(Protocol):
     """What `rollout.engine = "my_package.my_module:MyEngine"` names: a function, or a class made without arguments."""
 
     def __call__(self, config: Config) -> Model:
-        """The loaded parts, before the first weights: the engine's version is -1. Raises UserError."""
+        """Return the loaded parts, before the first weights: the engine's version is -1. Raises UserError."""
         ...
 
 
 def load_own_engine(config: Config) -> Model:
-    """The engine of a user's own that `rollout.engine` names. Raises ConfigError."""
+    """Return the engine of a user's own that `rollout.engine` names. Raises ConfigError."""
     return made_by_own("rollout.engine", config.rollout.engine, config, Model)
 
 
@@ -167,7 +167,7 @@ class LoadMeter:
     def __init__(
         self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`serves`: the engine has weights already."""
+        """Take as `serves` whether the engine has weights already."""
         self._timer = PhaseTimer(PHASES, "idle" if serves else "starting", clock)
         self._clock = clock
         self._max_batch = max_batch
@@ -185,13 +185,13 @@ class LoadMeter:
             self._enter()
 
     def halt(self) -> None:
-        """The engine halts for new weights."""
+        """Note that the engine halts for new weights."""
         self._settle()
         self._halted = True
         self._enter()
 
     def go(self) -> None:
-        """The engine serves with new weights."""
+        """Note that the engine serves with new weights."""
         self._settle()
         self._halted, self._serves = False, True
         self._enter()

@@ -107,13 +107,16 @@ class RunningBatch:
         return rows - len(self.jobs)
 
     def swapped(self) -> None:
-        """The weights have changed: what was computed up to now serves no request that joins later."""
+        """Note that the weights have changed.
+
+        What was computed up to now serves no request that joins later.
+        """
         self._weights += 1
         self._prefixes.clear()
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
-        """Passes over the prompts of `jobs`, which draw a token for each under `version`.
+        """Return passes over the prompts of `jobs`, which draw a token for each under `version`.
 
         The rows of the batch are not touched.
         """
@@ -126,7 +129,7 @@ class RunningBatch:
         return passes
 
     def _prompts(self, jobs: Sequence[ActiveRequest]) -> list[_Prompt]:
-        """The distinct prompts of `jobs`, in their order."""
+        """Return the distinct prompts of `jobs`, in their order."""
         found: dict[tuple[object, ...], _Prompt] = {}
         for job in jobs:
             job.weights = self._weights
@@ -173,7 +176,7 @@ class RunningBatch:
     def _rest(
         self, inputs: ModelInputs, jobs: Sequence[ActiveRequest], new: int
     ) -> tuple[ModelInputs, ImageFeatures | None]:
-        """The last `new` columns of `inputs`, and the features of the placeholders in them.
+        """Return the last `new` columns of `inputs`, and the features of the placeholders in them.
 
         The mask stays whole. Of a screen whose placeholders begin before these columns, features
         are given from the first placeholder in them on.

@@ -71,7 +71,7 @@ class KVShape(NamedTuple):
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> KVShape:
-        """That of `model`."""
+        """Return that of `model`."""
         text: Any = model.config.get_text_config(decoder=True)
         queries = int(text.num_attention_heads)
         heads = int(getattr(text, "num_key_value_heads", None) or queries)
@@ -178,12 +178,12 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         return (columns >= padding[:, None]).long()
 
     def end_pass(self) -> None:
-        """The pass has written one token of each row."""
+        """End a pass, which has written one token of each row."""
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
 
     def _lay_out_like(self, fresh: DynamicCache, rows: int, columns: int) -> None:
-        """An empty layout for the layers of `fresh`."""
+        """Make an empty layout for the layers of `fresh`."""
         for new in fresh.layers:
             shape = (rows, new.keys.shape[1], _with_spare(columns), new.keys.shape[3])
             # Zeros, not uninitialised memory: a masked column adds 0 times its value.
@@ -288,7 +288,7 @@ class PrefixCache:
         self._blocks.clear()
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of a sequence that are here, from its first one on."""
+        """Return the blocks of a sequence that are here, from its first one on."""
         found: list[int] = []
         for key in keys:
             block = self._blocks.get(key)
@@ -299,7 +299,7 @@ class PrefixCache:
         return found
 
     def read(self, rows: Sequence[CachedPrefix], columns: int) -> DynamicCache:
-        """The first tokens of each row, which end in the last of `columns`; 0 before them."""
+        """Return the first tokens of each row, which end in the last of `columns`; 0 before them."""
         cache = DynamicCache()
         if not columns:
             return cache
@@ -353,7 +353,7 @@ class PrefixCache:
         return self._blocks.popitem(last=False)[1]
 
     def _touch(self, keys: Sequence[bytes]) -> None:
-        """These were used now; the last of them is to go first."""
+        """Note that these blocks were used now; the last of them is to go first."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 

@@ -102,7 +102,7 @@ class CompletionBuilder:
         return "length" if len(self) >= max_tokens else None
 
     def generation(self, stop: CompletionStop, queue_s: float, engine_s: float) -> Generation:
-        """The completion so far, as the engine's result."""
+        """Return the completion so far, as the engine's result."""
         return Generation(
             SampledTokens(
                 token_ids=self.token_ids,
@@ -139,7 +139,7 @@ def version_spans(versions: Sequence[int]) -> list[VersionSpan]:
 
 
 def _versions(spans: Sequence[VersionSpan]) -> list[int]:
-    """The version of each token [A]. Raises EngineError for spans with gaps."""
+    """Return the version of each token [A]. Raises EngineError for spans with gaps."""
     versions: list[int] = []
     for span in spans:
         if span.start != len(versions):
@@ -151,7 +151,7 @@ def _versions(spans: Sequence[VersionSpan]) -> list[int]:
 def generate_request(
     request: ActRequest, prompt_token_ids: list[int], images: list[bytes]
 ) -> GenerateRequest:
-    """The engine's request for `request`, with its prompt [P], images [I] and their hashes."""
+    """Return the engine's request for `request`, with its prompt [P], images [I] and their hashes."""
     return GenerateRequest(
         request_id=f"{request.trajectory_id}/{request.step}",
         prompt_token_ids=prompt_token_ids,
@@ -164,7 +164,7 @@ def generate_request(
 
 
 def completion(prompt_token_ids: list[int], generation: Generation, text: str) -> Completion:
-    """The reply to the environment; `text` is the decoded generation."""
+    """Return the reply to the environment; `text` is the decoded generation."""
     return Completion(
         prompt_token_ids=int32s(prompt_token_ids),
         sampled=generation.sampled,

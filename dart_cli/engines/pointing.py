@@ -61,7 +61,7 @@ class Pointing:
         return found
 
     def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor) -> list[DrawnToken]:
-        """The ends of pointers [N] into one screen, for hidden states [N, H] of their `pad`."""
+        """Return the ends of pointers [N] into one screen, for hidden states [N, H] of their `pad`."""
         assert self._tokens is not None
         head = self._policy.pointer_head
         assert head is not None
@@ -93,7 +93,7 @@ class Pointing:
 
 
 def pointer_map(position: int, probabilities: NDArray[np.float64]) -> PointerMap:
-    """The map of a pointer whose `end` is at `position`, of probabilities [rows, columns] that are not tempered."""
+    """Return the map of a pointer whose `end` is at `position`, of probabilities [rows, columns] that are not tempered."""
     rows, columns = probabilities.shape
     heat = np.rint(255 * probabilities / probabilities.max()).astype(np.uint8)
     return PointerMap(

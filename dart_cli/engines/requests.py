@@ -44,7 +44,7 @@ class RequestValidator:
         self._vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
 
     def prepare(self, request: GenerateRequest) -> list[PreparedImage]:
-        """The prepared images [I] of a valid request. Raises PromptError for an invalid one."""
+        """Return the prepared images [I] of a valid request. Raises PromptError for an invalid one."""
         length = len(request.prompt_token_ids) + request.sampling.max_tokens
         if not request.prompt_token_ids:
             raise PromptError(f"request {request.request_id} has an empty prompt")

@@ -60,7 +60,7 @@ class PolicyPromptEncoder:
         self._coordinates = coordinates
 
     def render(self, request: ActRequest) -> RenderedPrompt:
-        """The prompt with its images. Raises EngineError if it cannot be built."""
+        """Return the prompt with its images. Raises EngineError if it cannot be built."""
         if request.messages:
             images = [*request.images, request.screenshot]
             return self._renderer.render_messages(request.messages, images, request.image_hashes)
@@ -91,7 +91,7 @@ class PolicyPromptEncoder:
         return sampled
 
     def opening(self, text: str) -> SampledTokens:
-        """A completion that begins with `text`, special tokens included, and points next; its numbers are 0.
+        """Return a completion that begins with `text`, special tokens included, and points next; its numbers are 0.
 
         Where prompts end within a thought, it ends the thought first.
         Given as a partial to a policy that points, it takes one forward pass to the pointer's map.
@@ -108,19 +108,19 @@ class PolicyPromptEncoder:
         )
 
     def numbers(self, request: ActRequest, candidates: Sequence[PointerCandidate]) -> list[Numbers]:
-        """What the model would write for candidates."""
+        """Return what the model would write for candidates."""
         coordinates, cells = self._coordinate_map(request), self._cells(request)
         return [cells.numbers_at(each.x, each.y, coordinates) for each in candidates]
 
     def clicks(
         self, request: ActRequest, candidates: Sequence[PointerCandidate]
     ) -> list[tuple[int, int]]:
-        """The pixels that actions at candidates name."""
+        """Return the pixels that actions at candidates name."""
         coordinates = self._coordinate_map(request)
         return [coordinates.to_screen(*each) for each in self.numbers(request, candidates)]
 
     def decode(self, request: ActRequest, generation: Generation) -> str:
-        """The text of a completion to `request`; where the policy pointed it has a point.
+        """Return the text of a completion to `request`; where the policy pointed it has a point.
 
         It is uniform in the patch that was drawn; at temperature 0 it is the centre of the best region.
         """
@@ -139,7 +139,7 @@ class PolicyPromptEncoder:
     def _pointed(
         self, text_points: PointerText, text: str, request: ActRequest
     ) -> tuple[SampledTokens, dict[int, Numbers]]:
-        """A text as tokens with pointers, and their points."""
+        """Return a text as tokens with pointers, and their points."""
         read = text_points.read(text)
         token_ids = [*read.token_ids, self._policy.encode_completion("")[-1]]
         patches = [-1] * len(token_ids)
@@ -228,7 +228,7 @@ class VerifiedResponder:
     """
 
     def __init__(self, responder: PolicyResponder, verifier: Verifier, threshold: float) -> None:
-        """The first candidate with a score of at least `threshold` is taken, else the best."""
+        """Take the first candidate with a score of at least `threshold`, else the best."""
         self._responder = responder
         self._verifier = verifier
         self._threshold = threshold
@@ -252,7 +252,7 @@ class VerifiedResponder:
         return await asyncio.to_thread(self._chosen, request, completion)
 
     def _chosen(self, request: ActRequest, completion: Completion) -> Completion:
-        """The completion with the places that the verifier takes."""
+        """Return the completion with the places that the verifier takes."""
         points = self.prompt_encoder.points
         assert points is not None
         texts, written = split_text(points.codec, completion.text)
@@ -273,7 +273,7 @@ class VerifiedResponder:
     def _choose(
         self, request: ActRequest, screenshot: Image.Image, pointed: PointerMap
     ) -> PointerCandidate:
-        """The candidate of a map that the verifier takes."""
+        """Return the candidate of a map that the verifier takes."""
         heat = np.frombuffer(pointed.heat, dtype=np.uint8).reshape(pointed.rows, pointed.columns)
         places = [
             PointerCandidate(x=x, y=y, score=score)

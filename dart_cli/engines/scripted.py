@@ -52,7 +52,7 @@ ScriptSource = Callable[[GenerateRequest], Script]
 
 
 def say(text: str, logprob: float = 0.0, entropy: float = 0.0) -> Script:
-    """The script that a ScriptedResponder reads as `text`."""
+    """Return the script that a ScriptedResponder reads as `text`."""
     return Script(list(text.encode("utf-8")), logprob, entropy)
 
 
@@ -81,7 +81,7 @@ class ScriptedEngine:
         self._tokens = 0
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The scripted completion, at most `sampling.max_tokens` of it."""
+        """Return the scripted completion, at most `sampling.max_tokens` of it."""
         script, builder = self._answer(request), CompletionBuilder(request.partial)
         tokens = list(script.token_ids)[: request.sampling.max_tokens]
         for token in tokens[len(builder) :]:
@@ -117,12 +117,12 @@ class BytePromptEncoder:
     """A token is a byte of UTF-8; the prompt is the instruction. See base.PromptEncoder."""
 
     def encode_prompt(self, request: ActRequest) -> list[int]:
-        """The instruction, or the messages."""
+        """Return the instruction, or the messages."""
         shown = [part.text for message in request.messages for part in message.parts]
         return list(("\n".join(shown) or request.instruction).encode("utf-8"))
 
     def encode_completion(self, text: str, _request: ActRequest) -> SampledTokens:
-        """The text; it has no end token."""
+        """Return the text; it has no end token."""
         return unsampled(list(text.encode("utf-8")))
 
 
@@ -137,7 +137,7 @@ class ScriptedResponder:
         """No image is used."""
 
     async def answer(self, request: ActRequest) -> Completion:
-        """The engine's answer; the prompt is the instruction. Raises EngineError."""
+        """Return the engine's answer; the prompt is the instruction. Raises EngineError."""
         prompt = self.prompt_encoder.encode_prompt(request)
         generation = await self._engine.generate(
             generate_request(request, prompt, [request.screenshot])

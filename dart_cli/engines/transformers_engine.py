@@ -268,7 +268,7 @@ class TransformersEngine:
                 self._changed.wait()
 
     def _take(self) -> list[ActiveRequest]:
-        """The requests that join now; none where it is better to continue with the running ones."""
+        """Return the requests that join now; none where it is better to continue with the running ones."""
         with self._changed:
             if self._waiting and not self._running:
                 self._linger()

@@ -121,7 +121,7 @@ class AsyncEnv:
         return began.observation, began.instruction
 
     async def judge_start(self) -> Verdict | None:
-        """The verdict on the state right after `reset`; None where it cannot be judged."""
+        """Return the verdict on the state right after `reset`; None where it cannot be judged."""
         verdict: Verdict | None = await self._call(
             "evaluate", self._deadlines.evaluate_s, {"at_start": True}
         )
@@ -142,12 +142,12 @@ class AsyncEnv:
         return verdict
 
     async def solve(self) -> tuple[Action, str]:
-        """The environment's own next action, and its hint. Raises NoOracleError."""
+        """Return the environment's own next action, and its hint. Raises NoOracleError."""
         solution: tuple[Action, str] = await self._call("solve", self._deadlines.step_s)
         return solution
 
     async def look(self) -> Looked | None:
-        """The present screen's state and elements; None where the environment cannot tell them."""
+        """Return the present screen's state and elements; None where the environment cannot tell them."""
         looked: Looked | None = await self._call("look", self._deadlines.step_s)
         return looked
 
@@ -190,7 +190,7 @@ class JudgedEnv(AsyncEnv):
         judge: Judge,
         checks: bool,
     ) -> None:
-        """`checks`: the judge is asked beside an evaluator, too, whose verdict stands."""
+        """Take as `checks` whether the judge is asked beside an evaluator, too, whose verdict stands."""
         super().__init__(carrier, deadlines, waits, timer)
         self._judge, self._checks = judge, checks
         self._task: Task | None = None
@@ -206,7 +206,7 @@ class JudgedEnv(AsyncEnv):
         return screen, instruction
 
     async def judge_start(self) -> Verdict | None:
-        """The evaluator's verdict right after `reset`; None without an evaluator."""
+        """Return the evaluator's verdict right after `reset`; None without an evaluator."""
         if self._task is not None and not self._task.evaluated:
             return None
         return await super().judge_start()
@@ -219,7 +219,7 @@ class JudgedEnv(AsyncEnv):
         return stepped
 
     async def evaluate(self) -> Verdict:
-        """The evaluator's verdict, with the judge's opinion beside it; of a task without one, the judge's.
+        """Return the evaluator's verdict, with the judge's opinion beside it; of a task without one, the judge's.
 
         Raises UserError where the judge's verdict is needed and asking again is no use.
         """
@@ -262,7 +262,7 @@ class JudgedEnv(AsyncEnv):
 
 
 def judged(opinion: Judgement) -> Verdict:
-    """A judge's opinion as the verdict, which says whose it is."""
+    """Return a judge's opinion as the verdict, which says whose it is."""
     if opinion.score is None:
         reason = f"no verdict of judge {opinion.judge}: {opinion.reason}"
         return Verdict("invalid", reason, judgement=opinion)

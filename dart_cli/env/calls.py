@@ -69,7 +69,7 @@ class Began:
 def perform(
     env: GuiEnv, call: str, payload: Mapping[str, Any], screens: StoredEncoding = "png"
 ) -> Any:
-    """The answer to a call, of the type that ANSWERS has for it. Raises what the environment raises."""
+    """Return the answer to a call, of the type that ANSWERS has for it. Raises what the environment raises."""
     match call:
         case "reset":
             return reset(env, screens=screens, **payload)
@@ -134,7 +134,7 @@ def evaluate(env: GuiEnv) -> Verdict:
 
 
 def judge_start(env: GuiEnv) -> Verdict | None:
-    """The verdict right after reset; None where it cannot be judged."""
+    """Return the verdict right after reset; None where it cannot be judged."""
     if getattr(env, "evaluate_acts", False):
         return None
     try:
@@ -145,7 +145,7 @@ def judge_start(env: GuiEnv) -> Verdict | None:
 
 
 def solve(env: GuiEnv) -> tuple[Action, str]:
-    """The next action of the environment's own solution, and its hint, empty where it gives none.
+    """Return the next action of the environment's own solution, and its hint, empty where it gives none.
 
     Raises NoOracleError.
     """
@@ -174,7 +174,7 @@ def look(env: GuiEnv) -> Looked | None:
 
 
 def _finite(reward: object) -> float | None:
-    """A reward as a number, NaN for what is no finite one; None where none was given."""
+    """Return a reward as a number, NaN for what is no finite one; None where none was given."""
     value = float(reward) if isinstance(reward, Real) else math.nan
     return None if reward is None else value if math.isfinite(value) else math.nan
 
@@ -206,7 +206,7 @@ def _checked_observation(what: str, observation: object) -> Observation:
 
 
 def _with_sendable_texts(what: str, observation: Observation) -> Observation:
-    """The observation with texts that can be sent, of a bounded length."""
+    """Return the observation with texts that can be sent, of a bounded length."""
     texts: object = observation.texts
     if not isinstance(texts, Mapping):
         raise EnvError(f"{what}: Observation.texts must be a mapping, got {type(texts).__name__}")

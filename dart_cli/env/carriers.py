@@ -251,7 +251,7 @@ class IsolatedEnv:
         screens: StoredEncoding = "png",
         observe: Sequence[str] = (),
     ) -> None:
-        """Raises TaskError for options that are no plain values."""
+        """Raise TaskError for options that are no plain values."""
         self._about = {
             "suite": suite,
             "options": dict(options),
@@ -369,6 +369,6 @@ class IsolatedEnv:
 
 
 async def read(stream: asyncio.StreamReader) -> PipeMessage:
-    """The next frame. Raises asyncio.IncompleteReadError at the end, EnvError for one too large."""
+    """Return the next frame. Raises asyncio.IncompleteReadError at the end, EnvError for one too large."""
     header, blob = lengths(await stream.readexactly(LENGTHS.size))
     return json.loads(await stream.readexactly(header)), await stream.readexactly(blob)

@@ -95,7 +95,7 @@ class EnvServer:
         self._env: GuiEnv | None = None
 
     def answer(self, call: str, **payload: Any) -> PipeMessage:
-        """The reply to a call; an error is a reply, too."""
+        """Return the reply to a call; an error is a reply, too."""
         try:
             if call == "close":
                 if self._env is not None:
@@ -113,7 +113,7 @@ class EnvServer:
 
 
 def plain(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call is told, in plain values."""
+    """Return what a call is told, in plain values."""
     told = dict(payload)
     if isinstance(task := told.get("task"), Task):
         told["task"] = task.id
@@ -123,7 +123,7 @@ def plain(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encoded(call: str, answer: Any) -> PipeMessage:
-    """The answer to a call in plain values, its screenshot beside it."""
+    """Return the answer to a call in plain values, its screenshot beside it."""
     blob = b""
     if isinstance(answer, Began | StepResult):
         blob = answer.observation.screenshot
@@ -132,7 +132,7 @@ def encoded(call: str, answer: Any) -> PipeMessage:
 
 
 def decoded(call: str, message: PipeMessage) -> Any:
-    """The answer to a call. Raises EnvError, or what the environment raised."""
+    """Return the answer to a call. Raises EnvError, or what the environment raised."""
     header, blob = message
     answer = _adapter(call).validate_python(header["answer"])
     if isinstance(answer, Began | StepResult):
@@ -155,7 +155,7 @@ def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
 
 
 def read_from(file: BinaryIO) -> PipeMessage | None:
-    """The next frame; None at the end of the file. Raises EnvError for one too large."""
+    """Return the next frame; None at the end of the file. Raises EnvError for one too large."""
     head = file.read(LENGTHS.size)
     if len(head) < LENGTHS.size:
         return None
@@ -164,7 +164,7 @@ def read_from(file: BinaryIO) -> PipeMessage | None:
 
 
 def lengths(head: bytes) -> tuple[int, int]:
-    """The lengths in the head of a frame. Raises EnvError beyond the bounds."""
+    """Return the lengths in the head of a frame. Raises EnvError beyond the bounds."""
     header, blob = LENGTHS.unpack(head)
     if header > MOST_HEADER or blob > MOST_BLOB:
         raise EnvError(f"a frame of {header} + {blob} bytes; at most {MOST_HEADER} + {MOST_BLOB}")

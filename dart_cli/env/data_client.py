@@ -57,9 +57,10 @@ class LeaseWaitStats:
         within_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The 99th percentile is of the `newest` leases, of those `within_s` alone.
+        """Take the 99th percentile of the `newest` leases, and of these within `within_s` alone.
 
-        At the start all slots ask at once: of 2,048 the last waits for seconds, which says nothing of later.
+        At the start all slots ask at once: of 2,048 the last one waits for seconds, which says nothing
+        about later waits.
         """
         self._count = 0
         self._total_s = 0.0

@@ -79,7 +79,7 @@ class Policy(Protocol):
     """Answers screens."""
 
     async def act(self, request: ActRequest) -> Completion:
-        """The policy's completion for one screen. Raises BusError, EngineError."""
+        """Return the policy's completion for one screen. Raises BusError, EngineError."""
         ...
 
 
@@ -109,7 +109,7 @@ class ActionSpec:
     def read(
         self, text: str, screen: Observation, pointer: tuple[int, int] | None
     ) -> tuple[Action | None, str]:
-        """What a text means on a screen whose pointer is there; None, and why it is no action."""
+        """Return what a text means on a screen whose pointer is there; None, and why it is no action."""
         try:
             coordinates = self.coordinate_map_of(screen.width, screen.height)
             return self.codec.parse(text, replace(coordinates, pointer=pointer)), ""
@@ -118,7 +118,7 @@ class ActionSpec:
 
 
 def action_spec_of(config: Config) -> ActionSpec:
-    """The codec, coordinates, history and rule for malformed texts of a configuration."""
+    """Return the codec, coordinates, history and rule for malformed texts of a configuration."""
     policy, resize = config.policy, resize_of(config)
     return ActionSpec(
         codec=make_codec(policy.codec),
@@ -168,7 +168,7 @@ def stop_reason_after(action: Action, stepped: StepResult) -> StopReason | None:
 
 
 def admitted(task: Task, stop_reason: StopReason, verdict: Verdict) -> Verdict:
-    """The verdict that counts: an infeasible task is passed only by action `fail`, not by doing nothing."""
+    """Return the verdict that counts: an infeasible task is passed only by action `fail`, not by doing nothing."""
     if task.feasible or verdict.outcome != "pass" or stop_reason == "gave_up":
         return verdict
     reason = "the task cannot be done, and the policy did not say so"
@@ -253,7 +253,7 @@ class Episode:
         return end
 
     def cancelled(self, reason: str) -> TrajectoryEnd:
-        """The end of an episode that was cancelled before its own."""
+        """Return the end of an episode that was cancelled before its own."""
         return self._end("cancelled", Verdict("invalid", reason))
 
     def _enter(self, phase: Phase) -> None:
@@ -314,12 +314,12 @@ class Episode:
         )
 
     def _previous(self) -> str:
-        """The steps before the turns that the prompt shows."""
+        """Return the steps before the turns that the prompt shows."""
         told = self._action_spec.previous
         return told.text(self._actions[: len(self._actions) - len(self._turns)]) if told else ""
 
     def _text_beside(self, screen: Observation) -> str:
-        """The texts that came with the screenshot, as the policy reads them."""
+        """Return the texts that came with the screenshot, as the policy reads them."""
         if not screen.texts:
             return ""
         spec = self._action_spec
@@ -434,7 +434,7 @@ def record_of(
     env_s: float,
     reward: float | None = None,
 ) -> StepRecord:
-    """A step as data keeps it."""
+    """Return a step as data keeps it."""
     return StepRecord(
         trajectory_id=request.trajectory_id,
         step=request.step,

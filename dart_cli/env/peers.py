@@ -62,7 +62,7 @@ async def connected(
     *,
     endpoint: str = "",
 ) -> AsyncIterator[Peers]:
-    """The connections of `worker`; its heartbeat tells `load()` and its `endpoint`, where it has one.
+    """Yield the connections of `worker`; its heartbeat tells `load()` and its `endpoint`, where it has one.
 
     Raises UserError where the data service refuses its settings.
     """

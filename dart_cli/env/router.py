@@ -54,7 +54,7 @@ def fresh(candidates: Sequence[Candidate], max_staleness: int) -> list[Candidate
 
 
 def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
-    """The name of the worker to ask, of at least one; `former` served this trajectory before.
+    """Return the name of the worker to ask, of at least one; `former` served this trajectory before.
 
     The number of assigned trajectories estimates the coming load, so that a worker that has just
     joined gets the next new trajectories.
@@ -177,7 +177,7 @@ class RolloutRouter:
                 await self._look()
 
     def missing(self) -> str:
-        """What is missing before a worker can be asked."""
+        """Return what is missing before a worker can be asked."""
         alive = self._liveness.alive("rollout")
         if not alive:
             return awaited("rollout")
@@ -205,7 +205,7 @@ class RolloutRouter:
             request = request.model_copy(update={"partial": partial, "pointed": completion.pointed})
 
     async def _act_once(self, request: ActRequest) -> Completion:
-        """What one worker answers; asks another one when a worker dies."""
+        """Return what one worker answers; asks another one when a worker dies."""
         request_id = uuid.uuid4().bytes
         began, absent_s = time.monotonic(), 0.0  # in which no worker could be asked
         where = f"step {request.step} of {request.trajectory_id}"
@@ -225,7 +225,7 @@ class RolloutRouter:
             last = worker
 
     def forget(self, trajectory_id: str) -> None:
-        """The trajectory is over: it is no longer assigned to a worker."""
+        """Forget a trajectory that is over: it is no longer assigned to a worker."""
         former = self._served_by.pop(trajectory_id, None)
         if former is not None:
             former.assigned -= 1
@@ -238,7 +238,7 @@ class RolloutRouter:
         await asyncio.gather(*closing, *self._closing)
 
     async def _pick(self, trajectory_id: str, deadline: float) -> _RolloutWorker | None:
-        """The worker to ask; None when the deadline passes without one. Raises BusError if closed."""
+        """Return the worker to ask; None when the deadline passes without one. Raises BusError if closed."""
         candidates = self._candidates() or await self._candidates_before(deadline)
         if not candidates:
             return None
@@ -251,7 +251,7 @@ class RolloutRouter:
         return worker
 
     async def _candidates_before(self, deadline: float) -> list[Candidate]:
-        """The first that can be asked; none where the deadline passes without. Raises BusError."""
+        """Return the first that can be asked; none where the deadline passes without. Raises BusError."""
         with self._reporting("a rollout worker to be ready", "rollout"):
             while not (found := self._candidates()):
                 if self._closed:
@@ -263,7 +263,7 @@ class RolloutRouter:
         return found
 
     def _candidates(self) -> list[Candidate]:
-        """The workers that can be asked, as `choose` sees them."""
+        """Return the workers that can be asked, as `choose` sees them."""
         alive = [hb for hb in self._liveness.alive("rollout") if self._is_reachable(hb.worker)]
         for state in ("ready", "syncing"):
             found = [self._candidate(hb) for hb in alive if hb.state == state]
@@ -292,7 +292,7 @@ class RolloutRouter:
     async def _ask(
         self, worker: _RolloutWorker, request: ActRequest, request_id: bytes, deadline: float
     ) -> Completion | None:
-        """The worker's completion; None if the worker went away first."""
+        """Return the worker's completion; None if the worker went away first."""
         remaining = max(0.001, deadline - time.monotonic())
         worker.in_flight += 1
         asking = asyncio.create_task(

@@ -66,7 +66,7 @@ class Comparison(StoredModel):
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """The second against the first. Raises UserError where they share no instance of a mode."""
+    """Return the second against the first. Raises UserError where they share no instance of a mode."""
     for each in (first, second):
         if not each.episodes:
             raise UserError(f"{each.name} has no single episodes; play it again")
@@ -118,7 +118,7 @@ def _interval_text(mode: ModeComparison) -> str:
 
 
 def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
-    """A mode by task."""
+    """Return a mode by task."""
     what = "compositions" if mode.composed else "tasks"
     numbers = ("instances", comparison.first, comparison.second, "difference")
     table = page_table(f"{mode.mode}, {what}", "task", *numbers, right=numbers)
@@ -143,7 +143,7 @@ def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
-    """What differs in the settings, a line each; of a digest its first 12 digits."""
+    """Return what differs in the settings, a line each; of a digest its first 12 digits."""
     return [_DIGEST.sub(r"\1", line) for line in comparison.settings]
 
 
@@ -208,14 +208,14 @@ def _mean(passed: Sequence[bool]) -> float:
 
 
 def _played(evaluation: Evaluation) -> str:
-    """What an evaluation has played, in words."""
+    """Return what an evaluation has played, in words."""
     seeds = [row.seed for row in evaluation.episodes]
     tasks = len({row.task_id for row in evaluation.episodes})
     return f"{evaluation.name} has {', '.join(evaluation.modes)}, {tasks} tasks, seeds {min(seeds)} to {max(seeds)}"
 
 
 def _differences(first: Evaluation, second: Evaluation) -> Iterator[str]:
-    """What the two do not share, a line each."""
+    """Yield what the two do not share, a line each."""
     for name, one, other in differences(first.settings, second.settings):
         none = "base weights" if name == "weights" else "-"
         yield f"{name}: {one or none}, {other or none}"

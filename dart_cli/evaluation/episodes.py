@@ -88,7 +88,7 @@ class Plan:
 def plan_of(
     config: Config, tasks: Sequence[str], modes: Sequence[Mode], episodes: int | None = None
 ) -> Plan:
-    """The episodes of each mode in turn, attempt by attempt; `episodes` in place of eval.episodes.
+    """Return the episodes of each mode in turn, attempt by attempt; `episodes` in place of eval.episodes.
 
     A protocol's step limit and number of instances hold. Raises TaskError where there is none.
     """
@@ -126,7 +126,7 @@ def attempts_of(config: Config, mode: Mode) -> int:
 
 
 def step_limit(config: Config) -> int:
-    """Steps of every episode, by the protocol; 0 for each task's own."""
+    """Return the step limit of every episode, by the protocol; 0 for each task's own."""
     protocol = protocol_of(config)
     return min(protocol.max_steps) if protocol and protocol.max_steps != "task" else 0
 
@@ -280,7 +280,7 @@ class KeptEpisodes:
         return Counts(len(some), len(outcomes), passed, invalid)
 
     def counts_by_part(self, mode: Mode | None = None) -> dict[tuple[Mode, bool], Counts]:
-        """The same for each mode's tasks and, under True, for its compositions, in the order of the plan."""
+        """Return the counts of each mode's tasks and, under True, compositions, in the order of the plan."""
         parts = dict.fromkeys((e.mode, e.composed) for e in self.plan.episodes)
         return {
             (each, composed): self.counts(each, composed=composed)
@@ -289,11 +289,11 @@ class KeptEpisodes:
         }
 
     def rows(self, mode: Mode) -> list[EpisodeRow]:
-        """The planned episodes of one mode that are over, in the order of the plan."""
+        """Return the planned episodes of one mode that are over, in the order of the plan."""
         return [kept.row for kept in self.over if kept.row.mode == mode]
 
     def films(self) -> list[Film]:
-        """The films of the planned episodes, in the order of the plan."""
+        """Return the films of the planned episodes, in the order of the plan."""
         return [kept.film for kept in self.over if kept.film is not None]
 
     def film_bytes(self) -> int:

@@ -47,7 +47,7 @@ class Films(StoredModel):
 
 
 def read_films(run_dir: Path, name: str) -> list[Film]:
-    """The films of the evaluation called `name`; none if it kept none. Raises RunDirectoryError."""
+    """Return the films of the evaluation called `name`; none if it kept none. Raises RunDirectoryError."""
     path = films_dir(run_dir, name) / "films.json"
     try:
         return Films.model_validate_json(path.read_bytes()).films if path.exists() else []

@@ -137,7 +137,7 @@ def _scaled(shot: Image.Image, width: int) -> Image.Image:
 
 
 def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
-    """The screenshot with the marks of its action, over where its pointers looked."""
+    """Return the screenshot with the marks of its action, over where its pointers looked."""
     shot = heated(_open(folder / frame.screenshot), frame.pointed)
     draw, thick = ImageDraw.Draw(shot), max(2, shot.width // 100)
     for mark in marks_of(frame.action, shot.width):
@@ -151,7 +151,7 @@ def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
 
 
 def heated(shot: Image.Image, maps: Sequence[PointerMap]) -> Image.Image:
-    """The screenshot with the heat, the regions and the candidates of its pointers: an own picture, RGB."""
+    """Return the screenshot with the heat, the regions and the candidates of its pointers: an own picture, RGB."""
     picture = shot.convert("RGB")
     heats = [heat_of(each) for each in maps]
     for heat in heats:

@@ -171,7 +171,7 @@ def _file(store: Store, trajectory_id: str, said: Judgement) -> None:
 
 
 def _evidence(store: Store, judge: Judge, row: TrajectoryRow) -> Evidence:
-    """What the judge would have been shown. Raises EnvError where screens were removed."""
+    """Return what the judge would have been shown. Raises EnvError where screens were removed."""
     [group] = store.groups_by_id([row.group_id]).values()
     steps = store.played_steps(row.id)
     hashes = [step.screenshot for step in steps]

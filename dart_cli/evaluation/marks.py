@@ -57,7 +57,7 @@ class Line:
 
 
 def action_words(action: Mapping[str, Any]) -> str:
-    """An action as one short line: `click 77,46`, `ctrl+click 77,46`, `type text hello`."""
+    """Return an action as one short line: `click 77,46`, `ctrl+click 77,46`, `type text hello`."""
     rest = {key: value for key, value in action.items() if key not in ("kind", "x", "y")}
     if rest.get("button") == "left":
         del rest["button"]
@@ -69,7 +69,7 @@ def action_words(action: Mapping[str, Any]) -> str:
 
 
 def marks_of(action: Mapping[str, Any] | None, width: int) -> list[Ring | Line]:
-    """The marks over a screenshot of that width; none for an action without coordinates.
+    """Return the marks over a screenshot of that width; none for an action without coordinates.
 
     A ring for each click, half of one where a button goes down or up, a line for a drag or the wheel.
     """
@@ -98,7 +98,7 @@ def marks_of(action: Mapping[str, Any] | None, width: int) -> list[Ring | Line]:
 
 
 def _half(x: int, y: int, radius: float) -> Line:
-    """The lower half of a circle; the upper one where the radius is negative."""
+    """Return the lower half of a circle; the upper one where the radius is negative."""
     angles = [pi * step / _ARC for step in range(_ARC + 1)]
     arc = [(x + radius * cos(each), y + radius * sin(each)) for each in angles]
     return Line([*arc, arc[0]])
@@ -109,14 +109,14 @@ def _sign(value: int) -> int:
 
 
 def heat_of(pointed: PointerMap) -> NDArray[np.uint8]:
-    """The bytes of a map [rows, columns]; cells that are missing are 0."""
+    """Return the bytes of a map [rows, columns]; cells that are missing are 0."""
     cells = pointed.rows * pointed.columns
     found = np.frombuffer(pointed.heat[:cells].ljust(cells, b"\0"), np.uint8)
     return found.reshape(pointed.rows, pointed.columns)
 
 
 def outline(heat: NDArray[np.uint8]) -> list[Edge]:
-    """The edges between cells [rows, columns] of a region and others: it ends at THRESHOLD of the largest."""
+    """Return the edges between cells [rows, columns] of a region and others: it ends at THRESHOLD of the largest."""
     kept = np.pad(heat > THRESHOLD * heat.max(initial=0), 1)
     across = np.argwhere(kept[1:-1, 1:] != kept[1:-1, :-1]).tolist()  # row, column right of it
     down = np.argwhere(kept[1:, 1:-1] != kept[:-1, 1:-1]).tolist()

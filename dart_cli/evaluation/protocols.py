@@ -37,18 +37,18 @@ class Protocol(StoredModel):
 
 @cache
 def protocols() -> dict[str, Protocol]:
-    """The table, by name."""
+    """Return the table, by name."""
     text = (resources.files("dart_cli.evaluation") / "protocols.toml").read_text(encoding="utf-8")
     return {name: Protocol.model_validate(value) for name, value in tomllib.loads(text).items()}
 
 
 def protocol_of(config: Config) -> Protocol | None:
-    """The one that `eval.protocol` names; None for "none"."""
+    """Return the one that `eval.protocol` names; None for "none"."""
     return protocols().get(config.eval.protocol)
 
 
 def overrides(name: str, suite: str) -> list[str]:
-    """What `--protocol NAME` sets, beside the step limit and instances that the plan has by it."""
+    """Return what `--protocol NAME` sets, beside the step limit and instances that the plan has by it."""
     protocol = protocols()[name]
     found = [f"eval.protocol={name}", f"eval.attempts={protocol.attempts}"]
     if protocol.temperature != "model":
@@ -63,7 +63,7 @@ def overrides(name: str, suite: str) -> list[str]:
 def check(
     config: Config, rows: Sequence[EpisodeRow], limits: Sequence[int]
 ) -> ProtocolCheck | None:
-    """The protocol beside the episodes; `limits` are the steps that the tasks were given."""
+    """Return the protocol beside the episodes; `limits` are the steps that the tasks were given."""
     protocol = protocol_of(config)
     if protocol is None:
         return None

@@ -223,7 +223,7 @@ class Evaluation(StoredModel):
 
 
 def differences(one: EvalSettings, other: EvalSettings) -> Iterator[tuple[str, object, object]]:
-    """What differs: a name, and its two values. A key that one of them lacks has its default there.
+    """Yield what differs: a name, and its two values. A key that one of them lacks has its default there.
 
     So a key that a newer dart adds makes no difference as long as it is left alone.
     """
@@ -245,7 +245,7 @@ def eval_dir(run_dir: Path) -> Path:
 
 
 def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
-    """The evaluation called `name`, or None if there is none.
+    """Return the evaluation called `name`, or None if there is none.
 
     Raises RunDirectoryError where the file is not readable as one.
     """
@@ -256,7 +256,7 @@ def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
 
 
 def read_file(path: Path) -> Evaluation:
-    """The evaluation in a file. Raises RunDirectoryError where it is not readable as one."""
+    """Return the evaluation in a file. Raises RunDirectoryError where it is not readable as one."""
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -271,6 +271,6 @@ def read_file(path: Path) -> Evaluation:
 
 
 def evaluations_in(run_dir: Path) -> list[str]:
-    """The names of a run's evaluations, the oldest first."""
+    """Return the names of a run's evaluations, the oldest first."""
     files = eval_dir(run_dir).glob("*.json")
     return [path.stem for path in sorted(files, key=lambda path: path.stat().st_mtime)]

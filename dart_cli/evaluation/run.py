@@ -132,7 +132,7 @@ def run_eval(
 
 
 def plan_eval(config: Config, options: EvalOptions) -> dict[str, str]:
-    """What `run_eval` would play, as text by subject. Raises what it raises before it plays."""
+    """Return what `run_eval` would play, as text by subject. Raises what it raises before it plays."""
     part = _checked(config, options)
     plan = plan_of(config, options.tasks or (), MODES[options.mode], options.episodes)
     names = [task.id for task in (*plan.trained, *plan.composed)]
@@ -155,7 +155,7 @@ def plan_eval(config: Config, options: EvalOptions) -> dict[str, str]:
 
 
 def _checked(config: Config, options: EvalOptions) -> Part:
-    """The part that is played. Raises UserError for options that cannot be."""
+    """Return the part that is played. Raises UserError for options that cannot be."""
     if options.keep_as and not _NAME.fullmatch(options.keep_as):
         raise UserError(
             f"--keep-as {options.keep_as!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
@@ -194,7 +194,7 @@ def _choose(config: Config, options: EvalOptions) -> Chosen:
 
 
 def _name_of(modes: Sequence[Mode], chosen: Chosen) -> str:
-    """What an evaluation is kept as where the user names nothing."""
+    """Return what an evaluation is kept as where the user names nothing."""
     if all(mode == "random" for mode in modes):
         return "random"
     return "base" if chosen.version < 0 else f"v{chosen.version}"
@@ -283,7 +283,7 @@ def _row(planned: Planned, played: PlayedEpisode) -> EpisodeRow:
 
 
 def _film(folder: Path, played: PlayedEpisode) -> tuple[Film, int]:
-    """The film of an episode, with its screenshots in the folder, and their bytes."""
+    """Return the film of an episode, with its screenshots in the folder, and their bytes."""
     shots = [record.screenshot for record in played.records]
     if played.end.screenshot is not None:
         shots.append(played.end.screenshot)
@@ -382,7 +382,7 @@ def _say(line: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _shown(kept: KeptEpisodes, mode: Mode | None) -> AsyncIterator[Callable[[], None]]:
-    """A bar of one mode, or of all; gives a function that looks how far it is."""
+    """Yield a bar of one mode, or of all; gives a function that looks how far it is."""
     counts = kept.counts(mode)
     began, first, done = time.monotonic(), counts.over, 0
     with progress(mode or "episodes", counts.total, "episodes") as advance:
@@ -403,7 +403,7 @@ async def _shown(kept: KeptEpisodes, mode: Mode | None) -> AsyncIterator[Callabl
 
 
 def progress_note(counts: Mapping[tuple[Mode, bool], Counts], left_s: float) -> str:
-    """What came of the episodes so far, tasks and compositions apart, and how long the others may take."""
+    """Return what came of the episodes so far, tasks and compositions apart, and how long the others may take."""
     several_modes = len({mode for mode, _ in counts}) > 1
     parts = []
     for (mode, composed), each in counts.items():
@@ -450,7 +450,7 @@ def _refuse_invalid(config: Config, kept: KeptEpisodes) -> None:
 
 
 def _keep_invalid(kept: KeptEpisodes, rows: Sequence[EpisodeRow]) -> None:
-    """The invalid episodes with their reasons, for people; none, no file."""
+    """Write the invalid episodes with their reasons, for people; where there are none, no file."""
     keys = {"mode", "task_id", "seed", "attempt", "tries", "reason"}
     found = [row.model_dump(include=keys) for row in rows if row.outcome == "invalid"]
     if found:

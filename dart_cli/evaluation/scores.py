@@ -53,7 +53,7 @@ def by_instance(rows: Iterable[EpisodeRow]) -> dict[Instance, list[bool]]:
 def mode_score(
     rows: Sequence[EpisodeRow], tasks: Sequence[str], compositions: Sequence[str], attempts: int
 ) -> ModeScore:
-    """The score of one mode's episodes; `tasks` and `compositions` are told in their order."""
+    """Return the score of one mode's episodes; `tasks` and `compositions` are told in their order."""
     parts: list[list[EpisodeRow]] = [[], []]
     for row in rows:
         parts[row.composed].append(row)
@@ -96,7 +96,7 @@ def _task_score(name: str, rows: Sequence[EpisodeRow], attempts: int) -> TaskSco
 
 
 def _of_k(verdicts: Verdicts, k: int, estimate: Callable[[int, int, int], float]) -> list[float]:
-    """The estimate of each instance with k judged attempts."""
+    """Return the estimate of each instance with k judged attempts."""
     return [estimate(len(each), sum(each), k) for each in verdicts.values() if len(each) >= k]
 
 
@@ -126,7 +126,7 @@ def _estimates(verdicts: Verdicts, attempts: int) -> list[PassAtK]:
 def _by_task(
     verdicts: Verdicts, k: int, estimate: Callable[[int, int, int], float]
 ) -> list[list[float]]:
-    """The estimates of the instances of each task: [T][I]."""
+    """Return the estimates of the instances of each task: [T][I]."""
     values: dict[str, list[float]] = defaultdict(list)
     for (task, _), each in verdicts.items():
         values[task].append(estimate(len(each), sum(each), k))

@@ -73,7 +73,7 @@ def between(interval: tuple[float, float] | None) -> str:
 
 
 def deviation_lines(evaluation: Evaluation) -> list[str]:
-    """A line for each deviation from the protocol, and for each note."""
+    """Return a line for each deviation from the protocol, and for each note."""
     lines = []
     protocol = evaluation.protocol
     if protocol is not None:
@@ -88,7 +88,7 @@ def deviation_lines(evaluation: Evaluation) -> list[str]:
 
 
 def summary(evaluation: Evaluation) -> dict[str, object]:
-    """The evaluation as one flat JSON object, for `--json`."""
+    """Return the evaluation as one flat JSON object, for `--json`."""
     result: dict[str, object] = {
         "model": evaluation.model,
         "weights": evaluation.weights,
@@ -139,7 +139,7 @@ _IN_TABLE = (
 def row_of(
     evaluation: Evaluation, mode: Mode | None = None, *, composed: bool = False
 ) -> dict[str, object]:
-    """The row of one mode, by default the first. Raises UserError for a mode that was not played."""
+    """Return the row of one mode, by default the first. Raises UserError for a mode that was not played."""
     mode = mode or next(iter(evaluation.modes))
     if mode not in evaluation.modes:
         raise UserError(
@@ -211,13 +211,13 @@ def row_of(
 
 
 def _limit(evaluation: Evaluation) -> str:
-    """The step limit in words: a number for all tasks, or each task's own."""
+    """Return the step limit in words: a number for all tasks, or each task's own."""
     limit = evaluation.settings.values.get("eval.max_steps")
     return str(limit) if limit else "each task's own"
 
 
 def as_markdown(row: Mapping[str, object]) -> str:
-    """The row as Markdown: what a leaderboard shows, and below what a repetition needs."""
+    """Return the row as Markdown: what a leaderboard shows, and below what a repetition needs."""
     shown = [key for key in _IN_TABLE if row[key] not in (None, "", {}, [])]
     lines = [
         "| " + " | ".join(shown) + " |",

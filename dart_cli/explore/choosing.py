@@ -68,7 +68,7 @@ def at_random(candidates: Sequence[Candidate], rng: Random) -> Candidate:
 
 
 def by_count(candidates: Sequence[Candidate], rng: Random) -> Candidate:
-    """What was tried least on this screen, whatever came of it."""
+    """Return what was tried least on this screen, whatever came of it."""
     return min(rng.sample(candidates, len(candidates)), key=lambda each: each.tries)
 
 
@@ -89,7 +89,7 @@ RANKINGS: Mapping[str, Ranking] = {
 
 
 def text_for(candidates: Sequence[Candidate], rng: Random) -> str:
-    """What is typed into a field: a word that the screen shows, or one of WORDS. Never a newline."""
+    """Return what is typed into a field: a word that the screen shows, or one of WORDS. Never a newline."""
     names = " ".join(each.element.name for each in candidates)
     shown: list[str] = _WORD.findall(names)
     return rng.choice([*dict.fromkeys(word.lower() for word in shown), *WORDS])
@@ -132,7 +132,7 @@ class DenyList:
         ]
 
     def word_of(self, element: Element) -> str:
-        """The word that keeps an explorer from acting on the element; empty where it may."""
+        """Return the word that keeps an explorer from acting on the element; empty where it may."""
         if element.actions == ("scroll",):
             return ""
         return next((word for word, each in self._patterns if each.search(element.name)), "")
@@ -143,7 +143,7 @@ class DenyList:
 
 
 def deny_list(add: Iterable[str] = (), allow: Iterable[str] = ()) -> DenyList:
-    """The default list with words added, and words (or all) taken off. Raises UserError."""
+    """Return the default list with words added, and words (or all) taken off. Raises UserError."""
     usual = [word for words in DENIED.values() for word in words]
     off = {" ".join(word.casefold().split()) for word in allow}
     for word in off - {ALL, *usual}:

@@ -214,7 +214,7 @@ class Exploration:
     # --- what to do ----------------------------------------------------------------------------
 
     def _choose(self, sight: Sight, candidates: list[Candidate]) -> tuple[Candidate, str]:
-        """What is done, and what is typed."""
+        """Return what is done, and what is typed."""
         rng = Random(f"{self._plan.seed}/{self._steps + self._running}")  # noqa: S311 - repeatable
         if self._plan.ranking == "q":
             priors = {
@@ -226,7 +226,7 @@ class Exploration:
         return chosen, text_for(candidates, rng) if chosen.operation == "type" else ""
 
     def _candidates(self, sight: Sight) -> list[Candidate]:
-        """What may be done on a screen, with what is known of it."""
+        """Return what may be done on a screen, with what is known of it."""
         screen = _id(sight)
         allowed = self._allowed(sight.elements)
         values = dict(zip(allowed, self._memory.values(screen), strict=True))
@@ -339,7 +339,7 @@ def _kind(application: str, candidate: Candidate) -> tuple[str, str, str]:
 async def _look(
     env: AsyncEnv, shown: Observation, application: str, *, ended: bool = False
 ) -> Sight:
-    """What is on the screen; cells of a grid where the environment cannot tell."""
+    """Return what is on the screen; cells of a grid where the environment cannot tell."""
     looked = await env.look()
     picture = shown.screenshot, shown.width, shown.height
     if looked is None:

@@ -70,7 +70,7 @@ def curve(screens: Sequence[Screen], steps: int) -> list[int]:
 
 
 def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
-    """The steps of each key (screen, place, action), in their order."""
+    """Return the steps of each key (screen, place, action), in their order."""
     found: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         found[edge.key].append(edge)
@@ -87,7 +87,7 @@ def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
 
 
 def paths_from(start: str, steps: Mapping[str, Sequence[Edge]]) -> dict[str, list[Edge]]:
-    """The shortest path to each screen but the start; of several the one that was found first."""
+    """Return the shortest path to each screen but the start; of several the one that was found first."""
     found: dict[str, list[Edge]] = {start: []}
     waiting = deque([start])
     while waiting:

@@ -240,11 +240,11 @@ class GraphReader(SqliteFile):
         return [Merge(**row) for row in self._rows("SELECT * FROM merges ORDER BY step, screen")]
 
     def starts(self) -> list[Start]:
-        """The episodes' beginnings, in their order."""
+        """Return the episodes' beginnings, in their order."""
         return [Start(**row) for row in self._rows("SELECT * FROM starts ORDER BY episode")]
 
     def settings(self) -> dict[str, Any]:
-        """What the exploration was asked for."""
+        """Return what the exploration was asked for."""
         found: dict[str, Any] = json.loads((self.folder / SETTINGS).read_bytes())
         return found
 
@@ -255,14 +255,14 @@ class GraphReader(SqliteFile):
         return int(row["steps"])
 
     def screenshot_path(self, name: str) -> Path:
-        """The file of a screenshot. Raises UserError where it is missing."""
+        """Return the file of a screenshot. Raises UserError where it is missing."""
         for suffix in ("png", "webp", "jpg"):
             if (path := self.folder / SCREENS / f"{name}.{suffix}").is_file():
                 return path
         raise UserError(f"{self.folder / SCREENS} lacks the screenshot {name}; is it a whole copy?")
 
     def screenshot(self, name: str) -> bytes:
-        """An encoded screenshot."""
+        """Return an encoded screenshot."""
         return self.screenshot_path(name).read_bytes()
 
     def _prepare(self) -> None:
@@ -352,7 +352,7 @@ class Graph(GraphReader):
         )
 
     def _see(self, sight: Sight, shot: str, step: int, *, depth: int) -> str:
-        """The key of a screen that is seen; it is filed if it is new."""
+        """Return the key of a screen that is seen; it is filed if it is new."""
         key = screen_id(sight.application, sight.state.id, ended=sight.ended)
         if key not in self._depths:
             elements = [] if sight.ended else [asdict(each) for each in sight.elements]

@@ -68,7 +68,7 @@ def outcome(
     had: Sequence[str],
     whole: bool = True,
 ) -> str:
-    """A query that names what follows, and not the element; empty where nothing else with a name changed.
+    """Return a query that names what follows, and not the element; empty where nothing else with a name changed.
 
     `shows` are names known to be there after the step, `had` those that the screen before may have had;
     `whole`: they are all that there are, so that what is missing is gone.
@@ -86,7 +86,7 @@ def outcome(
 
 
 def title_of(screen: Screen) -> str:
-    """What the screen's route says in words; empty for an address and for an internal name.
+    """Return what the screen's route says in words; empty for an address and for an internal name.
 
     Of `Settings > Sound` all, of `mail/settings/Account + Check mail` the last: Check mail.
     """
@@ -106,7 +106,7 @@ def named(elements: Sequence[Element]) -> list[str]:
 
 
 def spoken(edge: Edge) -> str:
-    """What an edge does, e.g. `click the "Save" button`."""
+    """Return what an edge does, e.g. `click the "Save" button`."""
     told = next(iter(descriptive(edge.element)), "")
     what = told.partition(" ")[2] or f"the {_NOUNS.get(_role(edge.element)) or edge.element.role}"
     match edge.action:
@@ -120,7 +120,7 @@ def spoken(edge: Edge) -> str:
 
 
 def labels_of(screens: Sequence[Screen]) -> dict[str, str]:
-    """A name for each screen by id: its title or route; where others have that, too, with what tells it apart."""
+    """Return a name for each screen by id: its title or route; where others have that, too, with what tells it apart."""
     heads = {each.id: title_of(each) or each.route for each in screens}
     shared = Counter(heads.values())
     names = {each.id: set(named(each.elements)) for each in screens}

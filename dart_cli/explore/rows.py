@@ -99,7 +99,7 @@ def kinds_of(text: str) -> tuple[Kind, ...]:
 
 
 def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
-    """The rows of a graph; the same graph and options give the same rows."""
+    """Return the rows of a graph; the same graph and options give the same rows."""
     found, kinds = Rows(), kinds_of(options.kinds)
     screens = {screen.id: screen for screen in graph.screens()}
     edges: dict[str, list[Edge]] = defaultdict(list)
@@ -131,7 +131,7 @@ def is_held_out(screen: str, share: float) -> bool:
 def _descriptive(
     screen: Screen, split: Split, edges: Sequence[Edge], options: RowOptions, left_out: Counter[str]
 ) -> Iterator[Row]:
-    """A row for each element of the screen that a phrase names alone."""
+    """Yield a row for each element of the screen that a phrase names alone."""
     ways = {each.place: descriptive(each) for each in screen.elements}
     count = Counter(phrase for phrases in ways.values() for phrase in phrases)
     outcomes: dict[str, set[str]] = defaultdict(set)
@@ -166,7 +166,7 @@ def _outcomes(
     seen: _Names,
     left_out: Counter[str],
 ) -> Iterator[Row]:
-    """A row for each click that always led to the same other screen, if a query names it alone."""
+    """Yield a row for each click that always led to the same other screen, if a query names it alone."""
     tries: dict[tuple[str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         if edge.action in ("click", "double_click"):
@@ -235,7 +235,7 @@ def _strange(edge: Edge, before: Screen, after: Screen) -> int:
 
 
 def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
-    """The row, if its box is large enough and wholly on the screen."""
+    """Yield the row, if its box is large enough and wholly on the screen."""
     if clear([_target(row)], row.screen.width, row.screen.height):
         yield row
     else:
@@ -243,7 +243,7 @@ def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
 
 
 def _apart(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
-    """The rows without those for training on a picture that the test split has, and without repeats."""
+    """Yield the rows without those for training on a picture that the test split has, and without repeats."""
     held_out = {row.screenshot for row in rows if row.split == "test"}
     seen: set[tuple[str, str]] = set()
     for row in rows:
@@ -303,7 +303,7 @@ def row_of(
     size: tuple[int, int],
     screen_id: str,
 ) -> dict[str, Any]:
-    """A row of ScreenSpot's layout with our keys; `image` is a file of screenspot_imgs."""
+    """Return a row of ScreenSpot's layout with our keys; `image` is a file of screenspot_imgs."""
     left, top, right, bottom = target.box
     return {
         "img_filename": image,
@@ -338,7 +338,7 @@ def _target(row: Row) -> Target:
 
 
 def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) -> None:
-    """A set of ScreenSpot's layout."""
+    """Write a set of ScreenSpot's layout."""
     images = folder / "screenspot_imgs"
     images.mkdir(parents=True)
     listed = []

@@ -119,7 +119,7 @@ def _explore(
 
 
 def env_of(options: ExploreOptions) -> EnvConfig:
-    """The environments: of a suite, or of a run's configuration. Raises UserError."""
+    """Return the environments: of a suite, or of a run's configuration. Raises UserError."""
     path = Path(options.target)
     if path.suffix == ".toml":
         if options.options:
@@ -140,7 +140,7 @@ def env_of(options: ExploreOptions) -> EnvConfig:
 
 
 def with_tree(env: EnvConfig) -> EnvConfig:
-    """The environments with their accessibility tree, where a suite reads it only if it is asked for."""
+    """Return the environments with their accessibility tree, where a suite reads it only if it is asked for."""
     if "accessibility" not in getattr(load_suite(env.suite), "observes", ()):
         return env
     return env.model_copy(update={"observe": ["screenshot", "accessibility"]})
@@ -160,7 +160,7 @@ def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
 
 
 def application_of(task: Task, given: str = "") -> str:
-    """The application that a task starts: what the suite says, or the task's id."""
+    """Return the application that a task starts: what the suite says, or the task's id."""
     return given or str(task.params.get("application") or task.id)
 
 

@@ -96,7 +96,7 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
 def candidates(
     graph: GraphReader, options: TaskOptions
 ) -> tuple[list[ExploredTask], list[LeftOut]]:
-    """A task for each screen whose goal no nearer one has, the shortest path first; and the other screens."""
+    """Return a task for each screen whose goal no nearer one has, the shortest path first; and the other screens."""
     screens = {screen.id: screen for screen in graph.screens()}
     steps = steady(graph.edges())
     best: dict[str, tuple[Start, list[Edge]]] = {}
@@ -263,7 +263,7 @@ def _say_stopped(out: Path) -> None:
 
 
 async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:
-    """The seeds on which the task's path leads to a screen that its instruction is true of."""
+    """Return the seeds on which the task's path leads to a screen that its instruction is true of."""
     kept, why = [], ""
     for place, seed in enumerate(explored.seeds):
         episode = await play_probe(env, task, place, "oracle")

@@ -55,7 +55,7 @@ def model_card(config: Config, trained: Trained, *, adapters: bool = False) -> s
 
 
 def _front(config: Config, *, adapters: bool) -> str:
-    """The head that Hugging Face's hub reads."""
+    """Return the head that Hugging Face's hub reads."""
     return "\n".join(
         [
             "---",
@@ -102,7 +102,7 @@ def _tuning(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _progress(config: Config, trained: Trained) -> tuple[int | None, int | None, str]:
-    """(updates in the weights, judged trajectories of the run, its id), as far as its database tells."""
+    """Return (updates in the weights, judged trajectories, run id), as far as the run's database tells."""
     try:
         with open_reader(config.run.dir) as reader:
             counted = sum(
@@ -118,7 +118,7 @@ def _progress(config: Config, trained: Trained) -> tuple[int | None, int | None,
 
 
 def _success(config: Config, trained: Trained) -> Iterator[str]:
-    """What is known of these very weights: held-out evaluations, and the run's own trajectories."""
+    """Yield what is known of these very weights: held-out evaluations, and the run's own trajectories."""
     rows = [*_held_out(config, trained), *_in_training(config, trained)]
     if not rows:
         yield "Not measured for these weights: `dart eval` plays held-out tasks."

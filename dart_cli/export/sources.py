@@ -41,7 +41,7 @@ class Trained:
 
 
 def published_weights(config: Config, version: int | None) -> Trained:
-    """A published version, by default the newest; checked against its digests and the model's tensors.
+    """Return a published version, by default the newest; checked against its digests and the model's tensors.
 
     Raises RunDirectoryError for a run that has published none, UserError for a version that is not
     there, WeightsError for a damaged one.
@@ -71,7 +71,7 @@ def published_weights(config: Config, version: int | None) -> Trained:
 
 
 def of_checkpoint(config: Config) -> Trained:
-    """The newest intact checkpoint: the trained parameters of the model, in its dtype.
+    """Return the newest intact checkpoint: the trained parameters of the model, in its dtype.
 
     Raises RunDirectoryError where there is none, ModelError where it belongs to another model folder,
     CheckpointError where it does not fit the model.
@@ -92,6 +92,6 @@ def of_checkpoint(config: Config) -> Trained:
 
 
 def _shapes(config: Config, lora: LoraConfig | None) -> PreTrainedModel:
-    """The model with shapes and dtype alone."""
+    """Return the model with shapes and dtype alone."""
     policy = load_policy(config.model.path, weights=False, lora=lora)
     return policy.model.to(getattr(torch, config.model.dtype))

@@ -144,7 +144,7 @@ _CALL = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def read_call(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
-    """The place of a tool call; also of one whose tags or name are missing, or that has no known action."""
+    """Return the place of a tool call; also of one whose tags or name are missing, or that has no known action."""
     read = read_action(codec, text, coordinates)
     if read.point or read.refused:
         return read
@@ -163,12 +163,12 @@ def read_call(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
 
 
 def write_click(codec: Codec, point: tuple[int, int], coordinates: CoordinateMap) -> str:
-    """A click in an action language."""
+    """Return a click in an action language."""
     return codec.format(Click(x=point[0], y=point[1]), coordinates)
 
 
 def write_point(point: tuple[int, int], coordinates: CoordinateMap) -> str:
-    """What `read_point` reads."""
+    """Return what `read_point` reads."""
     x, y = coordinates.to_model(*point)
     return f"({x},{y})"
 
@@ -276,7 +276,7 @@ _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
 
 
 def format_of(name: str, model: str) -> AnswerFormat:
-    """The format called `name`, else `compact` for a model that has its words as tokens.
+    """Return the format called `name`, else `compact` for a model that has its words as tokens.
 
     Raises ConfigError for an unknown one, and where none is named and the model does not show it.
     """
@@ -300,7 +300,7 @@ def format_of(name: str, model: str) -> AnswerFormat:
 
 
 def opening_of(answers: AnswerFormat) -> str:
-    """What a model that points writes before its point. Raises ConfigError for a format with no place for one."""
+    """Return what a model that points writes before its point. Raises ConfigError for a format with no place for one."""
     if answers.opening:
         return answers.opening
     codec = answers.codec if answers.name == answers.codec else ""
@@ -322,14 +322,14 @@ def _writes_compact(model: str) -> bool:
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a model's name."""
+    """Return the folder of a model's name."""
     return model_folder(model)
 
 
 def grounding_config(
     model: str, codec: str, overrides: list[str], *, refusals: bool
 ) -> tuple[Config, AnswerFormat]:
-    """The configuration of a model folder for grounding, with `overrides`, and its answer format.
+    """Return the configuration of a model folder for grounding, with `overrides`, and its answer format.
 
     With `refusals` the prompt says how to refuse. Raises ConfigError.
     """
@@ -344,7 +344,7 @@ def grounding_config(
 
 
 def _coordinates_of(answers: AnswerFormat, kind: str) -> str:
-    """A language that has numbers of its own on any class: MAI-UI's and GLM's thousandths."""
+    """Return a language that has numbers of its own on any class: MAI-UI's and GLM's thousandths."""
     own = answers.coordinates
     return own if own == "thousandths" else COORDINATES[kind]
 
@@ -352,7 +352,7 @@ def _coordinates_of(answers: AnswerFormat, kind: str) -> str:
 def prompt_config(
     model: str, answers: AnswerFormat, overrides: list[str], *, refusals: bool = False
 ) -> Config:
-    """The configuration of a model folder for prompts of a format. Raises ConfigError."""
+    """Return the configuration of a model folder for prompts of a format. Raises ConfigError."""
     folder = folder_of(model)
     kind = str(read_json(folder, "config.json").get("model_type"))
     template = answers.template.replace("{refusal}", answers.refusal if refusals else "")

@@ -52,7 +52,7 @@ class Picture:
         return self.path.name if self.row is None else f"{self.path.name}[{self.row}]"
 
     def read_bytes(self) -> bytes:
-        """The encoded picture. Raises OSError."""
+        """Return the encoded picture. Raises OSError."""
         if self.row is None:
             return self.path.read_bytes()
         first, group = _group_of(self.path, self.row)
@@ -92,7 +92,7 @@ class Box:
 
     @classmethod
     def around(cls, point: Point, reach: float) -> Box:
-        """The square that ends `reach` pixels from a point on each side."""
+        """Return the square that ends `reach` pixels from a point on each side."""
         x, y = point
         return cls(x - reach, y - reach, x + reach, y + reach)
 
@@ -164,7 +164,7 @@ Region = Box | Polygon
 
 
 def bounds_of(region: Region) -> Box:
-    """The smallest box that holds the region."""
+    """Return the smallest box that holds the region."""
     xs, ys = zip(*region.corners, strict=True)
     return Box(min(xs), min(ys), max(xs), max(ys))
 
@@ -193,7 +193,7 @@ def pixel_in(region: Region, size: tuple[int, int]) -> tuple[int, int] | None:
 
 
 def share_of(region: Region, size: tuple[int, int]) -> float:
-    """The region's share of a screen of `size` pixels: how often a click anywhere hits it."""
+    """Return the region's share of a screen of `size` pixels: how often a click anywhere hits it."""
     corners = region.corners
     turns = pairwise([*corners, corners[0]])
     area: float = abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in turns)) / 2
@@ -232,7 +232,7 @@ class Answer(StoredModel):
     problem: str = ""  # why the first candidate has no point
 
     def unverified(self) -> Answer:
-        """The same with its candidates in the model's own order."""
+        """Return this answer with its candidates in the model's own order."""
         if not self.picked:
             return self
         first, *others = self.points

@@ -49,7 +49,7 @@ class Layout:
     without: str = ""  # a file of `files` that repeats the others, left out beside them
 
     def paths(self, folder: Path) -> dict[Path, str]:
-        """The annotation files that the folder has -> what `file_trait` is there; in their order."""
+        """Return the annotation files that the folder has -> what `file_trait` is there; in their order."""
         found = {
             path: trait for glob, trait in self.files.items() for path in _matches(folder, glob)
         }
@@ -180,7 +180,7 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def find_layout(folder: Path, name: str = "") -> Layout:
-    """The layout called `name`, else the one whose files the folder has.
+    """Return the layout called `name`, else the one whose files the folder has.
 
     Raises UserError where there is none of that name, or none or several fit.
     """
@@ -221,7 +221,7 @@ def _first_keys(layout: Layout, folder: Path) -> set[str]:
 
 
 def read_rows(path: Path) -> list[Any]:
-    """The rows of an annotation file. Raises UserError where it holds no list of rows."""
+    """Return the rows of an annotation file. Raises UserError where it holds no list of rows."""
     if path.suffix == ".parquet":
         return parquet_rows(path)
     try:

@@ -54,7 +54,7 @@ def misses_page(
     missed: Sequence[tuple[Item, Answer | None]],
     total: int,
 ) -> str:
-    """A page of `missed`, some of `total` misses; `told` is what every figure is told with."""
+    """Return a page of `missed`, some of `total` misses; `told` is what every figure is told with."""
     digest = base64.b64encode(sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'"
     rows = "".join(f"<tr><td>{escape(k)}<td>{escape(v)}" for k, v in told.items())
@@ -117,7 +117,7 @@ def _figure(item: Item, answer: Answer | None) -> str:
 def picture_of(
     item: Item, points: Sequence[Point | None], around: Box | None = None
 ) -> Image.Image:
-    """The item's screenshot, WIDTH pixels wide at most, with the region and the candidates drawn on it.
+    """Return the item's screenshot, WIDTH pixels wide at most, with the region and the candidates drawn on it.
 
     With `around`, what is within some hundred pixels of that box.
     """

@@ -75,7 +75,7 @@ class _Reader:
         self._classes = dict(_classes(folder / layout.classes)) if layout.classes else {}
 
     def item(self, place: str, row: Any, file_trait: str, own: Picture) -> Item:
-        """The item of a row; `own` is its picture where the annotation file has it."""
+        """Return the item of a row; `own` is its picture where the annotation file has it."""
         layout = self._layout
         if not isinstance(row, dict):
             raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
@@ -206,7 +206,7 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 
 
 def _label(row: Mapping[str, Any], key: str) -> str:
-    """What scores are told by: it may be empty, which is shown as unknown."""
+    """Return what scores are told by: it may be empty, which is shown as unknown."""
     if not isinstance(row[key], str):
         raise ValueError(f"{key} must be a text, got {_short(row[key])}")  # noqa: TRY004 - a row's mistake
     return row[key].strip() or "unknown"

@@ -147,7 +147,7 @@ def _check_verifier(options: GroundingOptions) -> None:
 
 
 def _unverified(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> Report:
-    """The scores of the same answers in the model's own order."""
+    """Return the scores of the same answers in the model's own order."""
     own = {name: answer.unverified() for name, answer in found.items()}
     return score(items, own, candidates=candidates)
 
@@ -248,7 +248,7 @@ class KeptAnswers(KeptFolder):
         self._lines.add(answer)
 
     def of(self, ids: Iterable[str]) -> dict[str, Answer]:
-        """The answers to these items, as far as there are some."""
+        """Return the answers to these items, as far as there are some."""
         return {each: self.answers[each] for each in ids if each in self.answers}
 
 
@@ -325,7 +325,7 @@ def _engine_options(config: Config) -> str:
 
 
 def _told_with(settings: Settings) -> dict[str, str]:
-    """What is told with every figure."""
+    """Return what is told with every figure."""
     sampled = f", the others sampled at {settings.temperature:g}" if settings.candidates > 1 else ""
     given = f"greedy{sampled}; {settings.max_tokens} tokens at most"
     if settings.pointing == "pointer":
@@ -404,7 +404,7 @@ def _answer(
 
 
 def _verifier(folder: str, config: Config) -> Verifier:
-    """The verifier of a folder, on the device and in the dtype of `config`. Raises ModelError."""
+    """Return the verifier of a folder, on the device and in the dtype of `config`. Raises ModelError."""
     from dart_cli.policy.model import pick_device
     from dart_cli.policy.verifier import load_verifier
 
@@ -421,7 +421,7 @@ def _bound_pixels(model: Model, most: int) -> None:
 
 
 def _example(missed: Sequence[tuple[Item, Answer | None]]) -> str:
-    """The first answer without a point, and why."""
+    """Return the first answer without a point, and why."""
     answer = next(each for _, each in missed if each is not None and not any(each.points[:1]))
     text = answer.texts[0] if answer.texts else ""
     return f"{answer.id}: {text[:60]!r}: {answer.problem[:160]}"
@@ -434,7 +434,7 @@ def _notes(
     unanswered: dict[str, str],
     out: Path,
 ) -> list[str]:
-    """What the tables do not say."""
+    """Return what the tables do not say."""
     notes = [f"chance: {report.chance:.3f}, a click anywhere"]
     if settings.candidates < 3:
         notes.append("hit@3: n/a with a single answer; --candidates 3 samples two more")

@@ -172,7 +172,7 @@ def candidates_of(
 
 
 def make_scorer(model: Model, config: Config, answers: AnswerFormat, candidates: int) -> Scorer:
-    """The scorer of a loaded model."""
+    """Return the scorer of a loaded model."""
     policy = config.policy
     if policy.pointing == "pointer":
         responder = cast("PolicyResponder", model.responder)
@@ -235,7 +235,7 @@ async def answer_all(
 def verifier_config(
     model: str, spec: VerifierSpec, overrides: list[str]
 ) -> tuple[Config, AnswerFormat]:
-    """The configuration of a verifier's prompts: the picture, then the question. Raises ConfigError."""
+    """Return the configuration of a verifier's prompts: the picture, then the question. Raises ConfigError."""
     try:
         codec = format_of("", model).codec
     except UserError:  # not the tiny model's words; which language it acts in is not asked

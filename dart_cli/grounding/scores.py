@@ -148,7 +148,7 @@ def _score(
 
 
 def report_tables(title: str, report: Report) -> list[Table]:
-    """The whole set, then each trait that has more than one value."""
+    """Return the whole set, then each trait that has more than one value."""
     tables = [_table(title, "items", [report.overall])]
     for trait, scores in report.by.items():
         if len(scores) > 1:
@@ -175,7 +175,7 @@ def _table(title: str, first: str, scores: Sequence[Score]) -> Table:
 
 
 def refusal_lines(report: Report) -> list[str]:
-    """What is told of refusals, if the set has some: they are in no table."""
+    """Return what is told of refusals, if the set has some: they are in no table."""
     told = report.refusals
     if told is None:
         return []
@@ -191,7 +191,7 @@ def refusal_lines(report: Report) -> list[str]:
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The report for `--json`."""
+    """Return the report for `--json`."""
     result = {**_numbers(report.overall), "chance": report.chance}
     if (told := report.refusals) is not None:
         right, n = report.overall.hits + told.refused, report.overall.n + told.n

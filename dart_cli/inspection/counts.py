@@ -146,7 +146,7 @@ def counts_of(rows: Sequence[CountersRow]) -> Counts:
 
 
 def unaccounted(remainder: Remainder) -> list[str]:
-    """What does not add up, a sentence each; [] where all that was played is in an account."""
+    """Return what does not add up, a sentence each; [] where all that was played is in an account."""
     said = {
         "steps": "episodes have not as many steps stored as they told",
         "samples": "trajectories of a batch have not each of their steps in it once",

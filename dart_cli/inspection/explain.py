@@ -64,7 +64,7 @@ class Event:
 
 
 def explain_trajectory(reader: Reader, shown: Shown) -> list[Event]:
-    """The events of one trajectory, oldest first."""
+    """Return the events of one trajectory, oldest first."""
     subject = shown.subject
     pool, row, group = subject.pool, subject.trajectory, subject.group
     events: list[Event] = []
@@ -191,7 +191,7 @@ def _came_in(row: PoolRow, steps: Sequence[Step]) -> Iterator[Event]:
 
 
 def _why_dropped(reader: Reader, group: GroupRow, members: Sequence[TrajectoryRow]) -> str:
-    """The rule by which a group was dropped, and the numbers that decided."""
+    """Return the rule by which a group was dropped, and the numbers that decided."""
     if group.reason == "stale":
         return _why_stale(reader, group, members)
     valid = sum(member.outcome in ("pass", "fail") for member in members)
@@ -239,7 +239,7 @@ def _why_stale(reader: Reader, group: GroupRow, members: Sequence[TrajectoryRow]
 
 
 def _setting(reader: Reader, section: str, key: str) -> Any:
-    """A key of the configuration as the run was last started."""
+    """Return a key of the configuration as the run was last started."""
     try:
         return json.loads(reader.run().config).get(section, {}).get(key)
     except StoreError:  # never started: it holds only a pool
@@ -279,7 +279,7 @@ def _made(batch: BatchRow) -> str:
 
 
 def _used_again(reader: Reader, batch_id: int) -> Iterator[Event]:
-    """The replays of a batch, and why there are no more where that was decided."""
+    """Yield the replays of a batch, and why there are no more where that was decided."""
     subject = replay_subject(batch_id)
     refused = [told for told in reader.decisions(subject) if not told.used]
     skipped = {told.batch_id for told in refused}
@@ -296,7 +296,7 @@ def _used_again(reader: Reader, batch_id: int) -> Iterator[Event]:
 
 
 def _joined(reader: Reader, shown: Shown, batch: BatchRow) -> str:
-    """The group with which a member of the pool went into the batch."""
+    """Return the group with which a member of the pool went into the batch."""
     groups = reader.groups_by_id(reader.batch_groups(batch.id)).values()
     helped = [
         f"{group.id} ({_instance(shown.subject.pool, group)})"

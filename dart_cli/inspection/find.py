@@ -36,7 +36,7 @@ _GROUP_ID = re.compile(r"g?(\d+)(?:-\d*)?")
 
 
 def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
-    """The run directory of a configuration file, or `target` itself if it is a directory.
+    """Return the run directory of a configuration file, or `target` itself if it is a directory.
 
     Without a target it is the run below `runs` that was written to last. Raises ConfigError,
     RunDirectoryError.
@@ -108,7 +108,7 @@ def written_at(database: Path) -> float:
 
 
 def find_subject(reader: Reader, name: str) -> Subject:
-    """The trajectory called `name`; the id of a pool member may be shortened while it is unique.
+    """Return the trajectory called `name`; the id of a pool member may be shortened while it is unique.
 
     Raises UserError with the nearest cure.
     """
@@ -150,7 +150,7 @@ def check_reason(reader: Reader, reason: str | None) -> None:
 
 
 def nearest(reader: Reader, name: str) -> str:
-    """What to write instead of an id that no trajectory, or no group, has."""
+    """Return what to write instead of an id that no trajectory, or no group, has."""
     newest = reader.newest_group()
     if not newest:
         return "nothing was played in it yet"

@@ -95,7 +95,7 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
 
 
 def group_outcome(group: GroupRow) -> GroupOutcome | None:
-    """The outcome of a group; None while it plays or waits."""
+    """Return the outcome of a group; None while it plays or waits."""
     if group.state in ("batched", "trained"):
         if group.pool_member is not None:
             return "pool"
@@ -245,7 +245,7 @@ def _sizes(
 def draw_lengths(
     figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> None:
-    """Steps of trajectories under the limit of their task, a panel for each of MOST_PANELS tasks."""
+    """Draw trajectories' steps under the limit of their task, a panel for each of MOST_PANELS tasks."""
     by_id = {group.id: group for group in groups}
     tasks: dict[str, list[TrajectoryRow]] = defaultdict(list)
     for row in trajectories:
@@ -300,7 +300,7 @@ def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
 def _dots(
     axes: Axes, places: Iterable[tuple[float, float | None]], colour: str, label: str = ""
 ) -> None:
-    """A dot for each place, the larger the more often it is there."""
+    """Draw a dot for each place, the larger the more often it is there."""
     counts = Counter(places)
     if counts:
         xs, ys = zip(*counts, strict=True)

@@ -242,7 +242,7 @@ def judge_learning(
 def _held_out(
     before: Evaluation | None, after: Evaluation | None
 ) -> tuple[TaskScore, TaskScore] | None:
-    """The sampled episodes of both evaluations; None where one has none."""
+    """Return the sampled episodes of both evaluations; None where one has none."""
     was, now = (_mode(each, "sampled").overall for each in (before, after))
     return (was, now) if was.episodes and now.episodes else None
 

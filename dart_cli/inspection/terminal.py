@@ -41,7 +41,7 @@ _MIB = 2**20
 def print_list(
     console: Console, place: str, rows: Sequence[Subject], limit: int, *, pool: bool
 ) -> None:
-    """The newest `limit` rows as a table, with a line below it if some are left out."""
+    """Print the newest `limit` rows as a table, with a line below it if some are left out."""
     table = _pool(place, rows[-limit:]) if pool else _trajectories(place, rows[-limit:])
     console.print(table)
     if len(rows) > limit:
@@ -145,7 +145,7 @@ def _use(step: Step) -> str:
 
 
 def _first_lines(text: str) -> str:
-    """The beginning of a long text, indented."""
+    """Return the beginning of a long text, indented."""
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
     if len(lines) > _TEXT_LINES:
         lines[_TEXT_LINES:] = [f"... {len(lines) - _TEXT_LINES} more lines: --json"]
@@ -169,7 +169,7 @@ def print_events(console: Console, place: str, shown: Shown, events: Sequence[Ev
 def print_counts(
     console: Console, place: str, counts: RunCounts, sizes: SizesRow, judges: Sequence[JudgeView]
 ) -> None:
-    """The counts as tables."""
+    """Print the counts as tables."""
     console.print(_states("trajectories", counts.all.states, steps=True))
     console.print(_states("groups", counts.groups))
     console.print(_tasks(place, counts))
@@ -205,7 +205,7 @@ def _states(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> T
 
 
 def _accounts(counts: RunCounts) -> Iterator[str]:
-    """What of the trained trajectories was left out, and whether everything adds up."""
+    """Yield what of the trained trajectories was left out, and whether everything adds up."""
     if counts.left_out:
         yield f"of the steps in batches not trained on: {_listed(counts.left_out)}"
     for line in unaccounted(counts.remainder):
@@ -238,7 +238,7 @@ def _listed(numbers: Mapping[str, int]) -> str:
 
 
 def _invalid_hints(place: str, counts: RunCounts) -> Iterator[str]:
-    """A line for each task many of whose episodes are invalid, with the cure."""
+    """Yield a line for each task many of whose episodes are invalid, with the cure."""
     for task, fared in counts.tasks.items():
         over, number = sum(fared.verdicts.values()), fared.verdicts["invalid"]
         if number >= TELLING_INVALID and number > INVALID_SHARE * over:

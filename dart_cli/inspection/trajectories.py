@@ -94,13 +94,13 @@ class Subject:
     def of_run(
         cls, trajectory: TrajectoryRow, group: GroupRow, pool: PoolRow | None = None
     ) -> Subject:
-        """A trajectory that the run played."""
+        """Return a trajectory that the run played."""
         task = group.suite, group.task_id, group.task_seed
         return cls(trajectory.id, *task, trajectory, group, pool)
 
     @classmethod
     def of_pool(cls, row: PoolRow) -> Subject:
-        """A member of the pool, wherever it was played."""
+        """Return a member of the pool, wherever it was played."""
         return cls(row.trajectory_id, row.suite, row.task_id, row.task_seed, None, None, row)
 
 
@@ -170,14 +170,14 @@ def why_left_out(use: SampleRow) -> str:
 
 
 def patch_words(each: DrawnPatch) -> str:
-    """A patch with its place and its numbers."""
+    """Return a patch with its place and its numbers."""
     where = "" if each.row is None else f" (row {each.row}, column {each.column})"
     logprob, entropy = or_dash(each.logprob, ".3f"), or_dash(each.entropy, ".3f")
     return f"token {each.token}: patch {each.patch}{where}, log-prob {logprob}, entropy {entropy}"
 
 
 def subject_json(subject: Subject) -> Json:
-    """The rows of a trajectory as one object."""
+    """Return the rows of a trajectory as one object."""
     row = {} if subject.trajectory is None else asdict(subject.trajectory)
     rest = asdict(subject)
     return {**row, **{key: rest[key] for key in ("id", "suite", "task_id", "task_seed", "pool")}}

@@ -114,7 +114,7 @@ def chat_server(
     answer_s: float = 60.0,
     names: SettingNames = SettingNames(),
 ) -> ChatServer:
-    """A server, checked; asks it nothing. Raises UserError.
+    """Return a server, checked; asks it nothing. Raises UserError.
 
     The key is read from `key_variable`; from KEY, if it is set, where none is named.
     """
@@ -141,13 +141,13 @@ def chat_server(
 
 
 def image_part(image: bytes, media_type: str = "image/png") -> dict[str, Any]:
-    """An encoded image as a part of a message."""
+    """Return an encoded image as a part of a message."""
     url = f"data:{media_type};base64,{base64.b64encode(image).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def without_fence(text: str) -> str:
-    """An answer without the fence of a code block around it, which chat models like to add."""
+    """Return an answer without the fence of a code block around it, which chat models like to add."""
     bare = text.strip()
     if bare.startswith("```") and bare.endswith("```") and len(bare) >= 6:
         bare = bare[3:-3].removeprefix("json").strip()
@@ -155,7 +155,7 @@ def without_fence(text: str) -> str:
 
 
 def _reply(answer: bytes) -> ChatReply:
-    """The text in a server's answer. Raises EngineError for what has none."""
+    """Return the text in a server's answer. Raises EngineError for what has none."""
     if len(answer) > MOST_BYTES:
         raise EngineError(f"the server's answer is longer than {MOST_BYTES} bytes")
     try:

@@ -48,7 +48,7 @@ PROMPT = 1
 
 
 def system_prompt(kind: AnswerKind) -> str:
-    """The instruction to the judge."""
+    """Return the instruction to the judge."""
     return (
         "You judge whether an agent that operates a graphical user interface has done its task. You are given "
         "the task, the agent's actions in order, and screenshots. What counts is the state at the end, not what "
@@ -70,7 +70,7 @@ class Evidence:
         self._every = 1  # of the screens, one of so many is kept
 
     def add(self, action: Mapping[str, Any], after: bytes | None) -> None:
-        """An action, and the screen after it; None where there is none, since the action broke it."""
+        """Add an action, and the screen after it; None where there is none, since the action broke it."""
         self.actions.append(action_line(action))
         if after is None:
             return
@@ -82,7 +82,7 @@ class Evidence:
                 self._between = [each for each in self._between if each[0] % self._every == 0]
 
     def screens(self) -> list[tuple[str, bytes]]:
-        """(what it is, screen), in order."""
+        """Return the screens as (what it is, screen), in order."""
         count = len(self.actions)
         between = [each for each in self._between if each[0] < count]
         if len(between) > self._most:
@@ -96,7 +96,7 @@ class Evidence:
 
 
 def messages(evidence: Evidence, kind: AnswerKind) -> Messages:
-    """The question; images have no side longer than IMAGE_SIZE. Raises EnvError for a broken one."""
+    """Return the question; images have no side longer than IMAGE_SIZE. Raises EnvError for a broken one."""
     lines = _shortened(evidence.actions)
     told = "\n".join(lines) if lines else "none"
     parts: list[Part] = [
@@ -108,7 +108,7 @@ def messages(evidence: Evidence, kind: AnswerKind) -> Messages:
 
 
 def complaint(text: str, problem: str, kind: AnswerKind) -> Messages:
-    """What follows the question once `text` was no answer."""
+    """Return what follows the question once `text` was no answer."""
     return [
         ("assistant", [_reply(text)[:2000]]),
         (
@@ -127,7 +127,7 @@ def _reply(text: str) -> str:
 
 
 def action_line(action: Mapping[str, Any]) -> str:
-    """An action as one line: its kind, then its values as JSON, so that no text can begin a new line."""
+    """Return an action as one line: its kind, then its values as JSON, so that no text can begin a new line."""
     rest = {key: value for key, value in action.items() if key != "kind"}
     values = json.dumps(rest, ensure_ascii=False) if rest else ""
     if len(values) > MOST_CHARS:

@@ -106,7 +106,7 @@ class Judge:
             self._is_read = True
 
     def evidence(self, instruction: str, first: bytes) -> Evidence:
-        """A new episode's, to be filled."""
+        """Return a new episode's, to be filled."""
         return Evidence(instruction, first, self.config.images)
 
     async def __aenter__(self) -> Self:
@@ -194,7 +194,7 @@ class Judge:
         raise AssertionError
 
     async def _reply(self, backend: JudgeBackend, asked: Messages, costs: _Costs) -> str:
-        """The text of an answer, asked for again after failures, with growing pauses."""
+        """Return the text of an answer, asked for again after failures, with growing pauses."""
         for attempt in range(1, backend.attempts + 1):
             costs.calls += 1
             try:
@@ -232,7 +232,7 @@ _JUDGES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Judge]] = WeakKe
 
 
 def judge_of(config: JudgeConfig) -> Judge:
-    """The judge of a configuration: one for an event loop, so that its limits hold over all slots."""
+    """Return the judge of a configuration: one for an event loop, so that its limits hold over all slots."""
     judges = _JUDGES.setdefault(asyncio.get_running_loop(), {})
     return judges.setdefault(config.model_dump_json(), Judge(config))
 

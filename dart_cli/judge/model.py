@@ -60,7 +60,7 @@ class ModelBackend:
 
 
 def render(policy: LoadedPolicy, messages: Messages) -> tuple[list[int], list[bytes]]:
-    """The prompt [P], image placeholders expanded, and its images [I].
+    """Return the prompt [P], image placeholders expanded, and its images [I].
 
     Texts are only text: special tokens that they spell are characters. Raises PromptError where the chat
     template drops images.

@@ -122,7 +122,7 @@ class RandomPolicy:
         self._rng = player_rng(episode.task, episode.seed, episode.attempt)
 
     async def act(self, request: ActRequest) -> Completion:
-        """A click in the policy's own words, without tokens: no model has sampled it."""
+        """Return a click in the policy's own words, without tokens: no model has sampled it."""
         width, height = request.width, request.height
         coordinates = self._action_spec.coordinate_map_of(width, height)
         return Completion(
@@ -140,7 +140,7 @@ class RandomPolicy:
 
 
 def random_click(width: int, height: int, rng: Random) -> Click:
-    """A click anywhere on a screen of so many pixels."""
+    """Return a click anywhere on a screen of so many pixels."""
     return Click(x=rng.randrange(width), y=rng.randrange(height))
 
 
@@ -174,7 +174,7 @@ class MemorySink:
 
 
 def lease_of(config: Config, episode: PlannedEpisode) -> Lease:
-    """The lease that `dart data` would give; its sampling seed follows from run.seed, seed and attempt."""
+    """Return the lease that `dart data` would give; its sampling seed follows from run.seed, seed and attempt."""
     seeds = episode.seed * _STEP_SEEDS + episode.attempt * _ATTEMPT_SEEDS
     return Lease(
         trajectory_id=episode.name,
@@ -234,7 +234,7 @@ async def play(
 
 
 def each_of(episodes: Iterable[PlannedEpisode]) -> NextEpisode:
-    """A plan that is known beforehand, in its order."""
+    """Return a plan that is known beforehand, in its order."""
     left = iter(episodes)
 
     async def next_episode() -> PlannedEpisode | None:

@@ -34,7 +34,7 @@ async def loaded_model(
     load_s: float | None = None,
     waits: OpenWaits | None = None,
 ) -> AsyncIterator[Model]:
-    """The configured engine with the weights in `directory`, or the model's own for None.
+    """Yield the configured engine with the weights in `directory`, or the model's own for None.
 
     Adapters are served with the settings that are stored with them. The engine is closed at the end. `waits` get
     its loading, and each answer that is waited for. Raises ModelError, WeightsError, MissingPartError, and

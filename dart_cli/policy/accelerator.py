@@ -77,7 +77,7 @@ def synchronize(device: torch.device | None = None) -> None:
 
 
 def max_memory_allocated(device: torch.device) -> int:
-    """The most bytes that this process's tensors have taken on `device`."""
+    """Return the most bytes that this process's tensors have taken on `device`."""
     return torch.cuda.max_memory_allocated(device)
 
 
@@ -93,12 +93,12 @@ def host_bytes(*shape: int, pinned: bool) -> torch.Tensor:
 
 
 def in_pinned(values: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor in pinned memory."""
+    """Return a copy of a tensor in pinned memory."""
     return values.pin_memory()
 
 
 def new_stream(device: torch.device) -> Any:
-    """A stream of `device`, beside the others."""
+    """Return a stream of `device`, beside the others."""
     return _gpu.Stream(device)
 
 
@@ -109,17 +109,17 @@ def in_stream(stream: Any) -> AbstractContextManager[Any]:
 
 
 def current_stream(device: torch.device) -> Any:
-    """The stream of `device` that calls are in now."""
+    """Return the stream of `device` that calls are in now."""
     return _gpu.current_stream(device)
 
 
 def new_event(*, timed: bool = False) -> Any:
-    """A moment of a stream, once it is recorded; between two that are `timed` is `elapsed_time`, ms."""
+    """Return a moment of a stream, once it is recorded; between two that are `timed` is `elapsed_time`, ms."""
     return _gpu.Event(enable_timing=timed)
 
 
 def rng_state(device: torch.device) -> torch.Tensor:
-    """The state of its generator, in main memory."""
+    """Return the state of its generator, in main memory."""
     return torch.cuda.get_rng_state(device)
 
 
@@ -142,7 +142,7 @@ def has_nccl() -> bool:
 
 
 def nccl_group(store: Any, rank: int, size: int) -> Any:
-    """A process group whose calls may block for ever, for a caller that watches and aborts it.
+    """Return a process group whose calls may block for ever, for a caller that watches and aborts it.
 
     torch's own watchdog would end the whole process instead, so it is switched off for this group.
     """
@@ -218,7 +218,7 @@ def use_any_length() -> None:
 
 @cache
 def _varlen_call() -> tuple[Callable[..., Any], frozenset[str]]:
-    """The packed attention of torch, and the names of its parameters, which differ by version."""
+    """Return the packed attention of torch, and the names of its parameters, which differ by version."""
     call: Any = None
     with contextlib.suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn as call

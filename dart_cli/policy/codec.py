@@ -35,14 +35,14 @@ class Codec(Protocol):
         ...
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action a completion means, in pixels of the screenshot.
+        """Return the action a completion means, in pixels of the screenshot.
 
         Raises ActionError, which names what is wrong and where in the text.
         """
         ...
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """The text that `parse` reads as `action`, as the model would write it.
+        """Return the text that `parse` reads as `action`, as the model would write it.
 
         Exact up to the grid of `coordinates` (see coordinates.py). Raises ActionError for an action that the
         language cannot express: a form of it named in `limits`, or a key by a name that is not ours.
@@ -50,7 +50,7 @@ class Codec(Protocol):
         ...
 
     def as_history(self, text: str) -> str:
-        """A past completion as the model expects to see it in a prompt."""
+        """Return a past completion as the model expects to see it in a prompt."""
         ...
 
 
@@ -72,11 +72,11 @@ class PointCodec(Codec, Protocol):
     """
 
     def write_point(self, x: int, y: int) -> str:
-        """The model's numbers as a point in a text."""
+        """Return the model's numbers as a point in a text."""
         ...
 
     def find_points(self, text: str) -> Sequence[WrittenPoint]:
-        """The points that `parse` reads in a completion, in their order; none in a text that is no action.
+        """Return the points that `parse` reads in a completion, in their order; none in a text that is no action.
 
         In the place of each, what `write_point` gives of its numbers leaves the action as it is. Raises nothing.
         """
@@ -84,7 +84,7 @@ class PointCodec(Codec, Protocol):
 
 
 def summary_of(codec: Codec, text: str) -> str:
-    """What a completion says of its action, as its family's later prompts tell it; the text itself without one.
+    """Return what a completion says of its action, as its family's later prompts tell it; the text itself without one.
 
     A codec has a `summary` for it where its family's prompts have such lines.
     """

@@ -76,7 +76,7 @@ class CoordinateMap:
         return self.centre if self.pointer is None else self.pointer
 
     def to_screen(self, x: int, y: int) -> tuple[int, int]:
-        """The screenshot pixel a model's (x, y) names. Raises ActionError beyond the screen."""
+        """Return the screenshot pixel a model's (x, y) names. Raises ActionError beyond the screen."""
         if self.has_edge:
             x -= x == self.grid_width
             y -= y == self.grid_height
@@ -86,7 +86,7 @@ class CoordinateMap:
         )
 
     def to_model(self, x: int, y: int) -> tuple[int, int]:
-        """What a model writes for pixel (x, y). Raises ActionError beyond the screen."""
+        """Return what a model writes for pixel (x, y). Raises ActionError beyond the screen."""
         return (
             _rescale("x", x, self.width, self.grid_width),
             _rescale("y", y, self.height, self.grid_height),
@@ -98,7 +98,7 @@ AS_IT_IS = CoordinateMap(10**6, 10**6, 10**6, 10**6, pointer=(0, 0))
 
 
 def pointer_after(action: Action, before: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The pixel where the pointer is after `action`; `before`, where it was."""
+    """Return the pixel where the pointer is after `action`; `before`, where it was."""
     if isinstance(action, Drag):
         return action.path[-1]
     x, y = getattr(action, "x", None), getattr(action, "y", None)
@@ -108,7 +108,7 @@ def pointer_after(action: Action, before: tuple[int, int] | None) -> tuple[int, 
 def make_coordinate_map(
     convention: CoordinateConvention, width: int, height: int, resize: Screens = UI_TARS
 ) -> CoordinateMap:
-    """The map of one screenshot of `width` x `height` pixels.
+    """Return the map of one screenshot of `width` x `height` pixels.
 
     `thousandths`: numbers 0-999 of each side. `thousand`: 0-1000, both ends included, as Qwen2-VL
     and Qwen3-VL write them. `resized`: absolute pixels of the screenshot as the model's image
@@ -157,7 +157,7 @@ def screen_tokens(screen: tuple[int, int], resize: Screens) -> int:
 
 
 def _rescale(axis: str, value: int, from_size: int, to_size: int) -> int:
-    """The cell of `to_size` that holds the centre of cell `value` of `from_size`."""
+    """Return the cell of `to_size` that holds the centre of cell `value` of `from_size`."""
     if not 0 <= value < from_size:
         raise ActionError(f"{axis}={value} is beyond the screen: 0 to {from_size - 1}")
     return (2 * value + 1) * to_size // (2 * from_size)

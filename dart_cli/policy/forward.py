@@ -154,7 +154,7 @@ def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> I
 
 
 def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, Any]:
-    """The model's input instead of pixels: the features of each image, `shown` in order."""
+    """Return the model's input instead of pixels: the features of each image, `shown` in order."""
     return {
         "image": SimpleNamespace(
             pooler_output=[features.embeds[index] for index in shown],
@@ -169,7 +169,7 @@ def image_arguments(
     shown: Sequence[int],
     features: ImageFeatures | None,
 ) -> dict[str, Any]:
-    """What a forward pass takes of `images` as they are `shown`; their features are computed if absent."""
+    """Return what a forward pass takes of `images` as they are `shown`; their features are computed if absent."""
     if not images:
         return {}
     if features is None:
@@ -319,7 +319,7 @@ def _equal_length_attention(
 
 
 def _by_length(starts: list[int]) -> tuple[torch.Tensor | None, list[tuple[int, int]]]:
-    """An order of rows in which sequences of one length lie side by side, and each length's (count, length).
+    """Return an order of rows in which sequences of one length lie side by side, and each length's (count, length).
 
     The order is None where they lie so already. Sequence n has rows [starts[n], starts[n + 1]).
     """

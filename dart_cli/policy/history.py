@@ -46,7 +46,7 @@ class History:
         return self.images_most > 0
 
     def visible(self, turns: Sequence[Turn]) -> list[Turn]:
-        """The turns that go into the next prompt, oldest first.
+        """Return the turns that go into the next prompt, oldest first.
 
         `turns` is the whole past, or what was visible for the prompt before and the turn since: the
         result is the same. With evictions, a turn without a screenshot must be one that lost it here.
@@ -68,7 +68,7 @@ class History:
         return [self._faded(turn, len(kept) - place) for place, turn in enumerate(kept)]
 
     def _faded(self, turn: Turn, age: int) -> Turn:
-        """The turn of `age` steps ago, 1 for the newest, without what is too old."""
+        """Return the turn of `age` steps ago, 1 for the newest, without what is too old."""
         lost: dict[str, object] = {"screenshot": None} if age >= self.images else {}
         if age >= self.texts and turn.observed_text:
             lost["observed_text"] = ""
@@ -76,7 +76,7 @@ class History:
 
 
 def history_of(policy: PolicyConfig) -> History:
-    """The history of a configuration whose [policy] has no mistake (config/rules/policy.py)."""
+    """Return the history of a configuration whose [policy] has no mistake (config/rules/policy.py)."""
     most = policy.history_images_most
     return History(policy.history_images, policy.history_turns, policy.history_texts, most)
 
@@ -93,7 +93,7 @@ class Previous:
     none: str = "None"
 
     def text(self, actions: Sequence[str]) -> str:
-        """The lines of these steps [N], oldest first; a newline that ends the last is left out."""
+        """Return the lines of these steps [N], oldest first; a newline that ends the last is left out."""
         if not actions:
             return self.none
         lines = [
@@ -104,7 +104,7 @@ class Previous:
 
 
 def previous_of(policy: PolicyConfig) -> Previous | None:
-    """That of a configuration; None where its template does not show it."""
+    """Return that of a configuration; None where its template does not show it."""
     if PREVIOUS not in policy.template:
         return None
     family = FAMILIES.get(policy.family)

@@ -124,9 +124,9 @@ class ImagePreparer:
         return columns, rows
 
     def token_count(self, encoded: bytes, key: str = "") -> int:
-        """Placeholder tokens of a screenshot; `key` is its content hash, computed if empty.
+        """Return how many placeholder tokens a screenshot has.
 
-        Raises PromptError if it is not an image.
+        `key` is its content hash, computed if empty. Raises PromptError if it is not an image.
         """
         with self._lock:
             known = self._known.get(key or content_hash(encoded))
@@ -199,7 +199,7 @@ def _pixel_bounds(processor: Qwen2VLImageProcessorPil) -> tuple[int, int]:
 
 
 def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
-    """The processor's output for each byte, per channel: [3, 256]."""
+    """Return the processor's output for each byte, per channel: [3, 256]."""
     ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :], 3, axis=0)[:, None, :]  # [3, 1, 256]
     values = ramp
     if processor.do_rescale:

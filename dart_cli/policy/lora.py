@@ -69,7 +69,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder
 
 
 def first_adapters(model: PreTrainedModel, seed: int, folder: str = "") -> dict[str, torch.Tensor]:
-    """What the adapters of `model` are before any update, by name, on the CPU: those of `folder`, else drawn.
+    """Return what the adapters of `model` are before any update, by name, on the CPU: those of `folder`, else drawn.
 
     Raises ModelError where the folder has not all of them.
     """
@@ -106,7 +106,7 @@ def _adapter_of(name: str) -> str:
 
 
 def initial_adapter(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
-    """An adapter's tensor before any update, float32: of B zeros, of A uniform numbers.
+    """Return an adapter's tensor before any update, float32: of B zeros, of A uniform numbers.
 
     They are within 1 / sqrt(inputs), as in the paper's own code, and follow from seed and name alone.
     """
@@ -142,7 +142,7 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 def peft_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Published adapters by the names that peft's adapter_model.safetensors has."""
+    """Return published adapters by the names that peft's adapter_model.safetensors has."""
     return {f"{_PEFT}{name.replace(f'.{_NAME}.', '.')}": each for name, each in tensors.items()}
 
 
@@ -178,7 +178,7 @@ def merge_into(
 
 
 def base_of(folder: Path, lora: LoraConfig) -> dict[str, Any]:
-    """What `with_adapters` needs, for vLLM's workers: the base's files and the factor."""
+    """Return what `with_adapters` needs, for vLLM's workers: the base's files and the factor."""
     files = [str(file) for file in sorted(folder.absolute().glob("*.safetensors"))]
     return {"base": files, "factor": lora.alpha / lora.rank}
 
@@ -189,7 +189,7 @@ def with_adapters(
     factor: float,
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of `base` that adapters change, changed, and all those beside them.
+    """Yield the tensors of `base` that adapters change, changed, and all those beside them.
 
     `base` may have any of a tensor's names (architecture.py). Beside a changed one are the others of
     its attention or MLP, with which an engine may have joined it.
@@ -209,7 +209,7 @@ def with_adapters(
 def adapters_by_layer(
     tensors: Mapping[str, torch.Tensor],
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """(A, B) of each layer, by the layer's name, of published tensors."""
+    """Return (A, B) of each layer of published tensors, by the layer's name."""
     return {
         name.removesuffix(_A): (tensor, tensors[f"{name.removesuffix(_A)}{_B}"])
         for name, tensor in tensors.items()

@@ -111,7 +111,7 @@ class LoadedPolicy:
     def inputs_of(
         self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[PreparedImage]]
     ) -> ModelInputs:
-        """`inputs` for prepared images."""
+        """Batch token ids [B][L] with their prepared images [B][I]; see `collate`."""
         return collate(
             sequences,
             images,
@@ -121,7 +121,7 @@ class LoadedPolicy:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a completion, without the end token and other structure."""
+        """Return the text of a completion, without the end token and other structure."""
         kept = [token for token in token_ids if token not in self.end_token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
@@ -142,7 +142,7 @@ class LoadedPolicy:
 
 
 def pick_device(asked: str) -> torch.device:
-    """The device of a configuration's `device`; `auto` is the first GPU, else the CPU.
+    """Return the device of a configuration's `device`; `auto` is the first GPU, else the CPU.
 
     A GPU has its number, without which none can be made the current one. Raises MissingPartError for one
     that torch does not see.
@@ -179,7 +179,7 @@ def fits(what: str | Path, device: str | torch.device, cure: str = _SMALLER) -> 
 
 
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
+    """Return the tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
 
     The trainer publishes them and the engine loads them; copying into them changes the model. Tied
     parameters are in it once.
@@ -330,7 +330,7 @@ def check_weights(folder: Path) -> None:
 
 
 def _without_weights(folder: Path) -> PreTrainedModel:
-    """The model with shapes alone, on the meta device."""
+    """Return the model with shapes alone, on the meta device."""
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForImageTextToText.from_config(

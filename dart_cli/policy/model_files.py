@@ -83,7 +83,7 @@ class PolicyFiles:
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+        """Return the shape of a tensor, without reading it."""
         file, key = self._files[name]
         return tuple(file.get_slice(key).get_shape())
 
@@ -96,7 +96,7 @@ class PolicyFiles:
         return part
 
     def whole(self, name: str) -> torch.Tensor:
-        """A tensor of any shape, on the CPU, in the file's own type."""
+        """Return a tensor of any shape, on the CPU, in the file's own type."""
         with self._as_model_error():
             file, key = self._files[name]
             tensor: torch.Tensor = file.get_tensor(key)
@@ -115,7 +115,7 @@ class PolicyFiles:
 
 
 def _name_in_model(key: str) -> str:
-    """A checkpoint's name of a tensor as the model's class has it now.
+    """Return a checkpoint's name of a tensor as the model's class has it now.
 
     Checkpoints written before transformers 4.52 have the towers side by side (`visual.`, `model.`).
     """
@@ -127,7 +127,7 @@ def _name_in_model(key: str) -> str:
 
 
 def _of_base(name: str) -> str:
-    """The name of a parameter before adapters were put around its layer."""
+    """Return the name of a parameter before adapters were put around its layer."""
     return name.replace(".base_layer.", ".")
 
 
@@ -222,7 +222,7 @@ _DTYPES = ("dtype", "torch_dtype")
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to write into, which is renamed to `out` when the block ends, and removed if it fails.
+    """Yield a folder to write into, which is renamed to `out` when the block ends, and removed if it fails.
 
     Raises UserError as `refuse_out` does, DiskError where it cannot be written.
     """

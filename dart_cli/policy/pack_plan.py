@@ -58,7 +58,7 @@ class PackLayout:
         return self.starts[-1]
 
     def ancestors(self, node: int) -> tuple[int, ...]:
-        """The nodes whose tokens `node` sees whole, from the root down."""
+        """Return the nodes whose tokens `node` sees whole, from the root down."""
         found: list[int] = []
         while (node := self.parents[node]) >= 0:
             found.append(node)
@@ -101,7 +101,7 @@ class PackPlan:
 def plan_pack(
     layout: PackLayout, device: torch.device, dtype: torch.dtype, *, window: int = 0
 ) -> PackPlan:
-    """The index tables of `layout` for queries and keys of `dtype` on `device`."""
+    """Return the index tables of `layout` for queries and keys of `dtype` on `device`."""
     if accelerator.takes_packs(device, dtype):
         return _varlen_plan(layout, device, window)
     return _bucket_plan(layout, device, dtype, window)
@@ -115,7 +115,7 @@ class PackPlans:
         self._plans: dict[tuple[torch.device, torch.dtype, int], PackPlan] = {}
 
     def plan(self, device: torch.device, dtype: torch.dtype, window: int) -> PackPlan:
-        """The plan for queries of `dtype` on `device`; all layers of a kind share one."""
+        """Return the plan for queries of `dtype` on `device`; all layers of a kind share one."""
         key = device, dtype, window
         if key not in self._plans:
             self._plans[key] = plan_pack(self._layout, device, dtype, window=window)
@@ -225,7 +225,7 @@ def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def _bias(group: Sequence[_Piece], window: int, dtype: torch.dtype) -> torch.Tensor:
-    """What hides later keys, padding and keys before the window, [B, 1, queries, keys].
+    """Return what hides later keys, padding and keys before the window, [B, 1, queries, keys].
 
     Query i of a piece of q queries and k keys sees keys up to i + k - q; one that is padding sees more.
     """
@@ -244,7 +244,7 @@ def _bias(group: Sequence[_Piece], window: int, dtype: torch.dtype) -> torch.Ten
 def _shared_biases(
     pieces: Sequence[_Piece], window: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """The bias of each piece alone: the lower right corner of one for all of them."""
+    """Return the bias of each piece alone: the lower right corner of one for all of them."""
     if not pieces:
         return []
     keys, queries = _most(pieces)

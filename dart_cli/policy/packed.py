@@ -166,7 +166,7 @@ def _attention(
     pack_plans: PackPlans | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of transformers: a pack where there are plans, else `sdpa`."""
+    """Return the attention function of transformers: a pack where there are plans, else `sdpa`."""
     if pack_plans is None:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
@@ -280,7 +280,7 @@ def use_recompute(model: PreTrainedModel) -> None:
 
 
 def _layers(inner: Any) -> list[tuple[str, nn.Module]]:
-    """The layers that training goes back through, with names for messages."""
+    """Return the layers that training goes back through, with names for messages."""
     layers = [(f"layer {index}", layer) for index, layer in enumerate(inner.language_model.layers)]
     if inner.visual.training:
         layers += [(f"vision block {i}", block) for i, block in enumerate(inner.visual.blocks)]
@@ -296,7 +296,7 @@ def _recomputes(layer: nn.Module) -> bool:
 
 
 def _dropping(model: nn.Module) -> tuple[str, float] | None:
-    """The first part of the model that drops values at random, and its probability."""
+    """Return the first part of the model that drops values at random, and its probability."""
     for path, module in model.named_modules():
         is_dropout = "Drop" in type(module).__name__  # torch's hold their probability as `p`
         for name, value in vars(module).items():

@@ -106,7 +106,7 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 
 
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
-    """The renderer of a configuration's prompts.
+    """Return the renderer of a configuration's prompts.
 
     Raises ConfigError where the policy points and its codec does not tell points, ModelError where the model's chat
     template cannot show a past turn as it was sampled, or `policy.history_images_most` needs each prompt to extend the
@@ -128,7 +128,7 @@ def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
 
 
 def pointer_text(policy: LoadedPolicy, codec: str) -> PointerText | None:
-    """The texts of a policy that points, in the codec of that name; None for one that writes numbers."""
+    """Return the texts of a policy that points, in the codec of that name; None for one that writes numbers."""
     if policy.pointer is None or policy.pointing != "pointer":
         return None
 
@@ -199,7 +199,7 @@ class PromptRenderer:
         images: Sequence[bytes],
         image_hashes: Sequence[str] = (),
     ) -> RenderedPrompt:
-        """A prompt of these messages alone, whose images [I] stand where parts are images.
+        """Return a prompt of these messages alone, whose images [I] stand where parts are images.
 
         `system` and `template` are not in it. Raises PromptError as `render` does.
         """
@@ -218,7 +218,7 @@ class PromptRenderer:
     def _expanded(
         self, compact: Sequence[int], images: Sequence[bytes], image_hashes: Sequence[str]
     ) -> RenderedPrompt:
-        """The prompt with as many placeholders for each image as it takes."""
+        """Return the prompt with as many placeholders for each image as it takes."""
         token_ids: list[int] = []
         remaining = iter(with_hashes(images, image_hashes))
         for token in compact:
@@ -332,7 +332,7 @@ class PromptRenderer:
     def _messages(
         self, instruction: str, turns: Sequence[_Past], observed_text: str, previous: str
     ) -> list[dict[str, Any]]:
-        """The prompt's messages; each turn has a SLOT for its text."""
+        """Return the prompt's messages; each turn has a SLOT for its text."""
         mark = self._policy.literal.mark
         messages: list[dict[str, Any]] = []
         if self._system:
@@ -358,7 +358,7 @@ class PromptRenderer:
     def _tokenise_uncached(
         self, instruction: str, turns: tuple[_Past, ...], observed_text: str, previous: str = ""
     ) -> tuple[int, ...]:
-        """The prompt with one placeholder per image."""
+        """Return the prompt with one placeholder per image."""
         return self._encoded(
             self._messages(instruction, turns, observed_text, previous),
             [turn.reply for turn in turns],
@@ -413,6 +413,6 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _screen(has_image: bool, observed_text: str) -> list[dict[str, str]]:
-    """The parts of one screen. No special token can be spelt by its text and the next one together."""
+    """Return the parts of one screen. No special token can be spelt by its text and the next one together."""
     image = [_IMAGE] if has_image else []
     return [*image, _text(f"{CUT}\n{observed_text}\n{CUT}")] if observed_text else image

@@ -29,7 +29,7 @@ def refuse_cut_off(config: Config, source: Source | None = None) -> None:
 
 
 def cut_off(config: Config) -> Finding | None:
-    """The mistake; None where a click fits, and where nothing tells: no model, no tokenizer, no click."""
+    """Return the mistake; None where a click fits, and where nothing tells: no model, no tokenizer, no click."""
     if config.rollout.engine not in MODEL_ENGINES or config.env.suite.startswith(_SERVED):
         return None  # agents of other programs may write what they like
     parts = _shortest(config)
@@ -49,7 +49,7 @@ def cut_off(config: Config) -> Finding | None:
 
 
 def _shortest(config: Config) -> list[str]:
-    """The text of a click, in parts around its points where the policy points; none if it has no clicks."""
+    """Return the text of a click, in parts around its points where the policy points; none if it has no clicks."""
     policy = config.policy
     coordinates = make_coordinate_map(policy.coordinates, _SIDE, _SIDE)
     try:
@@ -65,7 +65,7 @@ def _shortest(config: Config) -> list[str]:
 
 
 def _without_thought(codec: Codec, text: str, coordinates: CoordinateMap) -> str:
-    """The text without the lines before its call, where the codec reads it so, too."""
+    """Return the text without the lines before its call, where the codec reads it so, too."""
     action = codec.parse(text, coordinates)
     while "\n" in text:
         shorter = text.partition("\n")[2]

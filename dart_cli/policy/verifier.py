@@ -51,7 +51,7 @@ class VerifierSpec(BaseModel):
 
     @classmethod
     def of(cls, folder: Path) -> VerifierSpec:
-        """That of a model folder. Raises ModelError where it has none."""
+        """Return that of a model folder. Raises ModelError where it has none."""
         path = folder / VERIFIER
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -72,7 +72,7 @@ class VerifierSpec(BaseModel):
 
 
 def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
-    """The part of a screenshot around the place (x, y), pixels, with the circle on it.
+    """Return the part of a screenshot around the place (x, y), pixels, with the circle on it.
 
     The part ends `reach` pixels from the place, or where the screenshot does.
     """
@@ -93,7 +93,7 @@ def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> I
 
 
 def open_screenshot(encoded: bytes) -> Image.Image:
-    """A screenshot to mark places on. Raises EngineError if it is not an image."""
+    """Return a screenshot to mark places on. Raises EngineError if it is not an image."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             return as_seen(image)
@@ -102,7 +102,7 @@ def open_screenshot(encoded: bytes) -> Image.Image:
 
 
 def as_png(picture: Image.Image) -> bytes:
-    """The bytes that a model is given."""
+    """Return the bytes that a model is given."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
@@ -135,14 +135,14 @@ class Verifier:
 
 
 def load_verifier(folder: Path, dtype: str, device: torch.device) -> Verifier:
-    """The verifier of a folder, asked as in its training: the picture, then the question. Raises ModelError."""
+    """Return the verifier of a folder, asked as in its training: the picture, then the question. Raises ModelError."""
     spec = VerifierSpec.of(folder)
     policy = load_policy(folder, dtype, device)
     return Verifier(policy, PromptRenderer(policy, "", spec.prompt, "image_first"), spec)
 
 
 def answer_tokens(policy: LoadedPolicy) -> tuple[int, int]:
-    """The first tokens of `True` and `False`. Raises ModelError where they are one."""
+    """Return the first tokens of `True` and `False`. Raises ModelError where they are one."""
     true, false = (policy.encode(answer)[0] for answer in ANSWERS)
     if true == false:
         raise ModelError(

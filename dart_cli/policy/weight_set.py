@@ -36,5 +36,5 @@ WeightSet = Path | CheckedSet
 
 
 def directory_of(weights: WeightSet) -> Path:
-    """The files of a set: manifest.json beside its *.safetensors."""
+    """Return the files of a set: manifest.json beside its *.safetensors."""
     return weights if isinstance(weights, Path) else weights.directory

@@ -26,7 +26,7 @@ _TOLD = re.compile(r"by a coin; the suite says (pass|fail): ")
 
 
 def judged(reason: str) -> Outcome | None:
-    """What the suite itself said; None where no coin was thrown."""
+    """Return what the suite itself said; None where no coin was thrown."""
     found = _TOLD.match(reason)
     return None if found is None else found[1]  # type: ignore[return-value]  # as the pattern says
 
@@ -96,7 +96,7 @@ class CoinEnv:
         return self._env.step(action)
 
     def evaluate(self) -> Verdict:
-        """The coin's, where the environment's is valid and the policy has acted."""
+        """Return the coin's, where the environment's is valid and the policy has acted."""
         verdict = self._env.evaluate()
         if verdict.outcome == "invalid" or not self._acted:
             return verdict

@@ -81,7 +81,7 @@ def look(config: Config) -> Seen:
 
 
 def language_unnamed(config: Config, prompt: str) -> str:
-    """An action language whose words the prompt does not have; a model that ships was trained without them."""
+    """Return an action language whose words the prompt does not have; a model that ships was trained without them."""
     if config.model.path in BUILTIN:
         return ""
     codec = make_codec(config.policy.codec)

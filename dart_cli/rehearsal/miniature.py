@@ -50,7 +50,7 @@ _DROPPED = ("layer_types", "quantization_config", "auto_map", "max_window_layers
 
 
 def cut_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of one of MODEL_TYPES, made small. Raises ModelError where its sizes are none."""
+    """Return a config.json of one of MODEL_TYPES, made small. Raises ModelError where its sizes are none."""
     shape = shape_of(config)
     small = copy.deepcopy(dict(config))
     for key in _DROPPED:
@@ -192,7 +192,7 @@ def write_acting(folder: Path, writing: Writing, dtype: str, device: str) -> Non
 
 
 def _prompt_end(policy: LoadedPolicy, config: Config, screen: tuple[int, int]) -> int:
-    """The last token of every prompt."""
+    """Return the last token of every prompt."""
     blank = io.BytesIO()
     Image.new("RGB", screen).save(blank, "PNG")
     return make_renderer(policy, config.policy).render("x", [], blank.getvalue()).token_ids[-1]

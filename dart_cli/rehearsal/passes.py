@@ -22,7 +22,7 @@ class Passes:
     """The seconds of a forward and a backward pass over the longest prompt of a level."""
 
     def __init__(self, policy: LoadedPolicy, most_s: float) -> None:
-        """A pass that would take more than `most_s` is not measured."""
+        """Take `most_s` as the limit: a pass that would take more is not measured."""
         self._policy = policy
         self._most_s = most_s
         self._seconds: dict[int, float] = {}  # by tokens of screens in a prompt

@@ -100,12 +100,12 @@ class Rehearsal:
             self.changes.append(Change(key, written, value, why))
 
     def changed(self, key: str) -> Change | None:
-        """The change of a key; None where it is as written."""
+        """Return the change of a key; None where it is as written."""
         return next((each for each in self.changes if each.key == key), None)
 
 
 def make_plan(path: Path, given: list[str]) -> Rehearsal:
-    """The rehearsal of a TOML file with the user's overrides, its folder made anew.
+    """Return the rehearsal of a TOML file with the user's overrides, its folder made anew.
 
     Raises ConfigError as `load_config` does and for a miniature that cannot act, ModelError where the model's
     small files cannot be read, RunDirectoryError for a folder that is no rehearsal's.
@@ -136,7 +136,7 @@ def _refuse_other(folder: Path, written: Config) -> None:
 
 
 def _changes(config: Config, folder: Path) -> Iterator[Change]:
-    """What is changed beside the model; a change to what is written already is none."""
+    """Yield what is changed beside the model; a change to what is written already is none."""
 
     def to(key: str, value: Any, why: str = "") -> Change:
         return Change(key, value_of(config, key), value, why)
@@ -195,7 +195,7 @@ def _multiplies_bfloat16() -> bool:
 
 
 def _free_port() -> int:
-    """The first of three tcp ports, as far as one that is free tells."""
+    """Return the first of three tcp ports, as far as one that is free tells."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return min(int(probe.getsockname()[1]), 64_990)

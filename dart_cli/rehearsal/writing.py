@@ -127,7 +127,7 @@ class Writing:
 def writing_of(
     policy: LoadedPolicy, codec: Codec, coordinates: CoordinateMap, start: int
 ) -> Writing | None:
-    """The chain of texts that `codec` reads as actions, behind a prompt that ends with `start`.
+    """Return the chain of texts that `codec` reads as actions, behind a prompt that ends with `start`.
 
     None where the tokens do not allow one.
     """
@@ -179,7 +179,7 @@ def _spellings(codec: Codec, action: Action, coordinates: CoordinateMap) -> Iter
 
 
 def _closed_up(text: str) -> Iterator[str]:
-    """A text, and it without some of the spaces behind its commas and colons."""
+    """Yield a text, and it without some of the spaces behind its commas and colons."""
     spaces = [found.start() for found in re.finditer(r"(?<=[:,]) ", text)][:MOST_SPACES]
     for left_out in product((False, True), repeat=len(spaces)):
         gone = {place for place, out in zip(spaces, left_out, strict=True) if out}
@@ -194,7 +194,7 @@ def _meant(codec: Codec, text: str, coordinates: CoordinateMap) -> Action | None
 
 
 def _pieces(policy: LoadedPolicy, codec: Codec, text: str) -> list[Piece]:
-    """A text; of one that points, pointers in the place of its points."""
+    """Return a text; of one that points, pointers in the place of its points."""
     if policy.pointer is None or policy.pointing != "pointer" or not isinstance(codec, PointCodec):
         return [text]
     around, points = split_text(codec, text)
@@ -205,7 +205,7 @@ def _pieces(policy: LoadedPolicy, codec: Codec, text: str) -> list[Piece]:
 
 
 def _single_tokens(policy: LoadedPolicy) -> Callable[[str], int | None]:
-    """The token that is exactly a text; None where there is none that may be sampled."""
+    """Return the token that is exactly a text; None where there is none that may be sampled."""
     known: dict[str, int | None] = {}
     unsampled = policy.absent_token_ids | set(policy.end_token_ids)
 
@@ -222,7 +222,7 @@ def _single_tokens(policy: LoadedPolicy) -> Callable[[str], int | None]:
 def _cut(
     pieces: Sequence[Piece], writing: Writing, single: Callable[[str], int | None]
 ) -> list[tuple[int, str]] | None:
-    """The pieces as tokens with their texts, in which none stands twice; None where they cannot be cut so."""
+    """Return the pieces as tokens with their texts, in which none stands twice; None where they cannot be cut so."""
     whole = "".join(piece for piece in pieces if isinstance(piece, str))
     fixed: dict[int, tuple[int, ...]] = {}  # tokens that stand before this character
     place = 0

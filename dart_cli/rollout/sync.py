@@ -248,7 +248,7 @@ class WeightSync:
             reason = reply.reason
 
     async def _receive(self, permit: SyncReply) -> tuple[Received, float]:
-        """The set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
+        """Return the set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
         began, path = time.monotonic(), Path(permit.path)
         received = await self._receiver.receive(path, permit.policy_version, permit.digest)
         await asyncio.to_thread(check_adapters, directory_of(received.source), self._lora)

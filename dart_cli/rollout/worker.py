@@ -159,7 +159,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
-    """The receiver of `worker`. Raises RunDirectoryError, ConfigError."""
+    """Yield the receiver of `worker`. Raises RunDirectoryError, ConfigError."""
     async with contextlib.AsyncExitStack() as stack:
         receiver: Receiver = FileReceiver()
         if config.weights.channel != "file":
@@ -181,7 +181,7 @@ async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
 
 
 def load_prompt_encoder(config: Config) -> PromptEncoder:
-    """The prompt encoder of a configuration's model; its weights are not loaded."""
+    """Return the prompt encoder of a configuration's model; its weights are not loaded."""
     if ":" in config.rollout.engine:
         return load_own_engine(config).responder.prompt_encoder
     if config.rollout.engine not in MODEL_ENGINES:
@@ -198,7 +198,7 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
 
 def load_model(config: Config) -> Model:
-    """The engine a configuration asks for, loaded. Raises ModelError, MissingPartError."""
+    """Return the engine a configuration asks for, loaded. Raises ModelError, MissingPartError."""
     if ":" in config.rollout.engine:
         return load_own_engine(config)
     if config.rollout.engine == "scripted":
@@ -286,7 +286,7 @@ class _Service:
         self._absent: list[Role] = []
 
     def start(self, model: Model, sync: WeightSync) -> None:
-        """The model is loaded; from now on weights may be taken."""
+        """Note that the model is loaded; from now on weights may be taken."""
         self._model, self._sync = model, sync
         self._loading_s = time.monotonic() - self._began
 
@@ -313,20 +313,20 @@ class _Service:
                 stop.set()
 
     async def watch(self) -> None:
-        """Raises EngineError once the engine is gone, or too many requests have failed in a row."""
+        """Raise EngineError once the engine is gone, or too many requests have failed in a row."""
         await self._is_broken.wait()
         raise EngineError(
             f"{self._faults} requests in a row have failed; the last: {self._last_fault}"
         )
 
     def awaits(self) -> str:
-        """What it waits for before it serves; empty while it loads, and once it serves."""
+        """Return what it waits for before it serves; empty while it loads, and once it serves."""
         if self._sync is None or self._sync.ready.is_set():
             return ""
         return awaited("train") if "train" in self._absent else FIRST_WEIGHTS
 
     def load(self) -> Load:
-        """The heartbeat's changing part."""
+        """Return the heartbeat's changing part."""
         if self._model is None or self._sync is None:
             loading_s = time.monotonic() - self._began
             state = "stopping" if self.stopping else "starting"
@@ -385,7 +385,7 @@ class _Service:
 
 
 def _suspended_completion(request: ActRequest, worker: str) -> Completion:
-    """The answer to a request that is not started: suspended, with the tokens of its partial only."""
+    """Return the answer to a request that is not started: suspended, with the tokens of its partial only."""
     return Completion(
         prompt_token_ids=int32s([]),
         sampled=request.partial or unsampled([]),

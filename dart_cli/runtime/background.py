@@ -44,7 +44,7 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def in_daemon_thread(call: Callable[[], _T]) -> _T:
-    """What `call` returns or raises. A caller that waits no longer leaves it to itself.
+    """Return what `call` returns or raises. A caller that waits no longer leaves it to itself.
 
     Unlike asyncio.to_thread, whose threads the end of an event loop waits for without a deadline.
     """
@@ -73,7 +73,7 @@ async def in_daemon_thread(call: Callable[[], _T]) -> _T:
 
 
 async def unless_stopped(stop: asyncio.Event, waiting: Coroutine[Any, Any, _T]) -> _T:
-    """What `waiting` returns. Cancels it and raises StopRequested when `stop` is set."""
+    """Return what `waiting` returns. Cancels it and raises StopRequested when `stop` is set."""
     if stop.is_set():  # it is not begun
         waiting.close()
         raise StopRequested

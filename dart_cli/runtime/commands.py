@@ -22,7 +22,7 @@ from dart_cli.config.schema import Config
 
 
 def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The processes of the run by name; data last, as the others talk to it until they end."""
+    """Return the processes of the run by name; data last, as the others talk to it until they end."""
     commands = {}
     counts = {
         "env": config.up.envs,
@@ -54,7 +54,7 @@ def placement(config: Config) -> list[str]:
 
 
 def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") -> list[str]:
-    """The `placement` of a run whose trainer or rollout workers get other GPUs, such as `0,1`.
+    """Return the `placement` of a run whose trainer or rollout workers get other GPUs, such as `0,1`.
 
     Each GPU of `train` is a rank; those of `rollout` are shared out by `vllm.tensor_parallel`. Raises
     ConfigError for GPUs that cannot be.

@@ -38,7 +38,7 @@ _STOP_S = 3
 def listen(
     host: str, port: int | None, first: int, names: tuple[str, str] = ("--host", "--port")
 ) -> socket.socket:
-    """A listening socket on `port` (0: any free one); None: the first free one from `first` on.
+    """Return a listening socket on `port` (0: any free one); None: the first free one from `first` on.
 
     `names` are the host's and the port's in messages. Raises UserError.
     """
@@ -71,7 +71,7 @@ class _QuietServer(uvicorn.Server):
 
 
 def make_server(app: ASGIApp, most_requests: int, *, signals: bool = True) -> uvicorn.Server:
-    """A server with our limits, which answers further requests with 503; `serve(sockets=[...])` serves.
+    """Return a server with our limits, which answers further requests with 503; `serve(sockets=[...])` serves.
 
     Without `signals` it ends by `should_exit` alone.
     """
@@ -93,7 +93,7 @@ def make_server(app: ASGIApp, most_requests: int, *, signals: bool = True) -> uv
 
 
 def address(host: str, port: int) -> str:
-    """The URL of a server's first page."""
+    """Return the URL of a server's first page."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared
     name = f"[{name}]" if ":" in name else name
     return f"http://{name}:{port}/"
@@ -140,22 +140,22 @@ class HttpGuard(ABC):
 
     @abstractmethod
     def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
-        """The answer to a request that may not pass."""
+        """Return the answer to a request that may not pass."""
 
     @abstractmethod
     def check_token(self, request: Request) -> Response | None:
-        """The answer to a request without the token; None for one that has it."""
+        """Return the answer to a request without the token; None for one that has it."""
 
     def is_right(self, offered: str) -> bool:
         """Whether this is the token."""
         return hmac.compare_digest(offered.encode(), self._token.encode())
 
     def check_origin(self, request: Request) -> Response | None:  # noqa: ARG002 - for subclasses
-        """The answer to a request that a page of another site may have caused; None for others."""
+        """Return the answer to a request that a page of another site may have caused; None for others."""
         return None
 
     def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that may not pass; None for one that may."""
+        """Return the answer to a request that may not pass; None for one that may."""
         if not self._is_known(request.headers.getlist("host")):
             return self.refused(HTTPStatus.MISDIRECTED_REQUEST, self.wrong_host, {})
         if request.method not in self.methods:

@@ -28,7 +28,7 @@ class Joining:
     """One process's part in its run."""
 
     def __init__(self, config: Config, role: Role, worker: str, data: Requester) -> None:
-        """`data` is a connection to the data service; nothing is sent before `keep`."""
+        """Take a connection to the data service as `data`; nothing is sent before `keep`."""
         settings, start = Settings.of(config), how_started()
         self._request = JoinRequest(
             role=role,

@@ -41,7 +41,7 @@ class KeptSettings(StoredModel):
     can_begin_anew: ClassVar[bool] = True  # the verb has --fresh
 
     def difference(self, before: Self) -> str:
-        """The first thing that differs, in words; empty for none."""
+        """Return the first thing that differs, in words; empty for none."""
         for name in type(self).model_fields:
             is_now, was = getattr(self, name), getattr(before, name)
             if name not in self.told_alone and is_now != was:
@@ -143,7 +143,7 @@ class KeptLines(Generic[Piece]):
 
 
 def read_lines(path: Path, kind: TypeAdapter[Piece], content: bytes) -> list[Piece]:
-    """The pieces in some whole lines of a file. Raises UserError for a line that cannot be read."""
+    """Return the pieces in some whole lines of a file. Raises UserError for a line that cannot be read."""
     found = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:
@@ -156,7 +156,7 @@ def read_lines(path: Path, kind: TypeAdapter[Piece], content: bytes) -> list[Pie
 
 
 def lock(path: Path, busy: str, *, shared: bool = False) -> IO[bytes]:
-    """The file, locked until it is closed; made if need be. Raises UserError(`busy`) where another process has it."""
+    """Return the file, locked until it is closed; made if need be. Raises UserError(`busy`) where another process has it."""
     file = path.open("a+b")
     try:
         _take(file, busy, shared=shared)
@@ -192,7 +192,7 @@ def refuse_other(folder: Path, settings: KeptSettings) -> None:
 
 
 def _difference_in(folder: Path, now: KeptSettings) -> str:
-    """The first thing that differs from what a folder was begun with, in words; empty for none."""
+    """Return the first thing that differs from what a folder was begun with, in words; empty for none."""
     path = folder / SETTINGS
     if not path.is_file():
         return ""

@@ -98,7 +98,7 @@ class RunProcess:
 
 
 def workers_of(run_dir: Path) -> list[RunProcess]:
-    """The processes that took a name in `run_dir` (role.claim), by name; those of other hosts are gone.
+    """Return the processes that took a name in `run_dir` (role.claim), by name; those of other hosts are gone.
 
     Takes no lock: a lock of ours, however short, could keep a starting process out.
     """
@@ -122,7 +122,7 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
 
 
 def error_of(run_dir: Path, worker: str, pid: int) -> str:
-    """What ended process `pid`, which had the name `worker`; empty if no error did."""
+    """Return what ended process `pid`, which had the name `worker`; empty if no error did."""
     found = (each for each in workers_of(run_dir) if (each.name, each.pid) == (worker, pid))
     return next((each.error for each in found), "")
 

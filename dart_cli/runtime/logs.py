@@ -153,7 +153,7 @@ class _LogFile(logging.FileHandler):
             cut_log(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Called where a record cannot be written."""
+        """Report a record that cannot be written; an OSError is reported only once."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -169,7 +169,7 @@ class _OneLine(logging.Formatter):
     """Of an exception the type and the text: the traceback is in the log file."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as it is shown on a terminal."""
+        """Return the record as it is shown on a terminal."""
         record.message = record.getMessage()
         text = self.formatMessage(record)
         error = record.exc_info[1] if record.exc_info else None
@@ -243,7 +243,7 @@ def _write_tasks(file: TextIO) -> None:
 
 
 def _awaited(waiting: Any) -> Iterator[str]:
-    """The line that a coroutine is at, and what it awaits, outermost first."""
+    """Yield the line that a coroutine is at, and what it awaits, outermost first."""
     for _ in range(_MOST_FRAMES):
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_code")), "")
         if not kind:

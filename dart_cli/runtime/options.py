@@ -35,7 +35,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one li
 
 
 def command_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a function whose last argument is of the dataclass `kind`: the command has its fields there."""
+    """Decorate a function whose last argument is of the dataclass `kind`.
+
+    The command has the fields of `kind` in the place of that argument.
+    """
     hints = get_type_hints(kind, include_extras=True)
     chosen = [
         inspect.Parameter(
@@ -63,14 +66,17 @@ def command_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def check_out(param: typer.CallbackParam, out: Path | None) -> Path | None:
-    """A callback of options: raises UserError where `out` cannot be a file, before anything is played or read."""
+    """Check an option: raise UserError where `out` cannot be a file, before anything is played or read."""
     from dart_cli.config.rules.machine import no_file
 
     return _checked(param, out, no_file)
 
 
 def check_folder(param: typer.CallbackParam, out: Path | None) -> Path | None:
-    """The same where `out` cannot be a folder; whether one that is there may be used is for the command to say."""
+    """Check an option as `check_out` does: raise UserError where `out` cannot be a folder.
+
+    Whether a folder that is there may be used is for the command to say.
+    """
     from dart_cli.config.rules.machine import no_folder
 
     return _checked(param, out, no_folder)

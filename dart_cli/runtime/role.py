@@ -242,14 +242,14 @@ def _guarded(main: Main, name: str, log_file: Path, run_dir: Path) -> int:
 
 
 def _as_dart(error: DartError | OSError, run_dir: Path) -> DartError:
-    """An error that prevents a start, as one of ours: with the place and the cure."""
+    """Return an error that prevents a start, as one of ours: with the place and the cure."""
     if isinstance(error, DartError):
         return error
     return cannot_write(run_dir, error) or DartError(f"{run_dir} cannot be used: {error}")
 
 
 def _record_thread(arguments: threading.ExceptHookArgs) -> None:
-    """An error that ended a library's thread: one line, the traceback in the log."""
+    """Record an error that ended a library's thread: one line, the traceback in the log."""
     if arguments.exc_type is SystemExit or arguments.exc_value is None:
         return
     where = arguments.thread.name if arguments.thread else "a thread"
@@ -380,6 +380,6 @@ class _Stopping:
             os._exit(1)
 
     def forget(self) -> None:
-        """The process ended in time."""
+        """Cancel the deadline of a process that ended in time."""
         if self._deadline is not None:
             self._deadline.cancel()

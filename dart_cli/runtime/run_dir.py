@@ -69,7 +69,7 @@ _MOVED = "start again with run.dir at its new place, where it goes on"
 
 @contextlib.contextmanager
 def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
-    """A worker name that no other living process has; given back when the block or process ends.
+    """Yield a worker name that no other living process has; given back when the block or process ends.
 
     `worker` asks for a certain one. A run has one data and one train process. Raises ConfigError
     for an impossible name, RunDirectoryError where the name is taken.
@@ -181,7 +181,7 @@ def _lock_of(run_dir: Path, worker: str) -> IO[bytes]:
 
 
 def cannot_write(run_dir: Path, error: OSError) -> DartError | None:
-    """The error for a file in `run_dir` that cannot be written or made: place, fault and cure.
+    """Return the error for a file in `run_dir` that cannot be written or made: place, fault and cure.
 
     None for an error of something else, e.g. of another file that is not there.
     """
@@ -204,7 +204,7 @@ class Place:
         self._was = _identity(run_dir)
 
     def moved(self) -> RunDirectoryError | None:
-        """The error where another directory, or none, is here now."""
+        """Return the error where another directory, or none, is here now."""
         if _identity(self._run_dir) == self._was:
             return None
         fault = f"{self._run_dir} was moved or removed while the run used it"
@@ -354,7 +354,7 @@ def refuse_missing(target: Path) -> None:
 
 
 def read_run(run_dir: Path) -> Config:
-    """The configuration that the run in `run_dir` was last used with.
+    """Return the configuration that the run in `run_dir` was last used with.
 
     Raises RunDirectoryError if it is not a run directory.
     """

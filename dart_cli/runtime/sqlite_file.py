@@ -68,7 +68,7 @@ class SqliteFile:
 def connect(
     path: Path, mode: Mode, *, threads: bool = False, damaged: str = ""
 ) -> sqlite3.Connection:
-    """A connection, which `threads` may share in turn; transactions are begun and ended by its user alone."""
+    """Return a connection, which `threads` may share in turn; transactions are begun and ended by its user alone."""
     try:
         return sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
@@ -95,7 +95,7 @@ def _how_to_open(path: Path) -> str:
 
 
 def explain(path: Path, error: Exception, *, damaged: str = "") -> StoreError:
-    """The error for a failure of SQLite; `damaged` is the cure where the file is no longer one of ours."""
+    """Return the error for a failure of SQLite; `damaged` is the cure where the file is no longer one of ours."""
     text = str(error).lower()
     if "disk is full" in text:
         cure = "free space on its disk and start again; nothing acknowledged is lost"

@@ -119,7 +119,7 @@ def results_written(code: int) -> int:
 
 
 def _results() -> _Standard | None:
-    """What is under standard output; None where a test captures it."""
+    """Return what is under standard output; None where a test captures it."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw if isinstance(raw, _Standard) else None
 

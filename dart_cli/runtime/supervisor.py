@@ -59,7 +59,7 @@ _NOTICED = re.compile(r"(WARNING|ERROR|progress:|\S+: http://)")
 
 @contextlib.contextmanager
 def _appended(path: Path) -> Iterator[TextIO]:
-    """The file, open for appending; lines that cannot be written by its end are lost."""
+    """Yield the file, open for appending; lines that cannot be written by its end are lost."""
     file = path.open("a", encoding="utf-8")
     try:
         yield file
@@ -98,7 +98,7 @@ class Process(Protocol):
         ...
 
     async def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
         ...
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -106,7 +106,7 @@ class Process(Protocol):
         ...
 
     def how_it_ended(self, code: int) -> str:
-        """The rest of a sentence that begins with its name."""
+        """Return the rest of a sentence that begins with its name."""
         ...
 
 
@@ -137,7 +137,7 @@ class LocalProcess:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
         return await self._process.wait()
 
     def signal_group(self, number: signal.Signals) -> None:

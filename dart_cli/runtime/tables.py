@@ -29,7 +29,7 @@ _Row = TypeVar("_Row")
 
 
 def page_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """A table as all pages show it; the columns named in `right` hold numbers."""
+    """Return a table as all pages show it; the columns named in `right` hold numbers."""
     table = Table(
         title=f"\n{title}",
         title_justify="left",
@@ -50,7 +50,7 @@ def table_of(
     columns: Mapping[str, Callable[[_Row], RenderableType]],
     style: Callable[[_Row], str] = lambda _: "",
 ) -> Table:
-    """A row for each thing; a column's name begins with `>` where it holds numbers."""
+    """Return a row for each thing; a column's name begins with `>` where it holds numbers."""
     names = [name.removeprefix(">") for name in columns]
     right = [name[1:] for name in columns if name.startswith(">")]
     table = page_table(title, *names, right=right)
@@ -67,7 +67,7 @@ def verdict_words(outcome: Outcome, reward: float | None) -> str:
 
 
 def or_dash(value: float | None, form: str = "") -> str:
-    """A number in the format `form`; a dash for None."""
+    """Return a number in the format `form`; a dash for None."""
     return "-" if value is None else format(value, form)
 
 

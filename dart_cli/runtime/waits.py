@@ -42,7 +42,7 @@ AGAIN_S = 600.0
 
 
 def data_awaited(config: Config) -> str:
-    """The wait for `dart data`, where there is no connection to it."""
+    """Return the wait for `dart data`, where there is no connection to it."""
     return awaited("data", at=run_endpoints(config).address(DATA))
 
 
@@ -175,7 +175,7 @@ WARN_AGAIN_S = 600.0
 async def receive_telemetry(
     subscriber: Subscriber, config: Config, is_there: Callable[[], bool]
 ) -> AsyncIterator[Message]:
-    """The messages of `subscriber`, without end.
+    """Yield the messages of `subscriber`, without end.
 
     A warning if none arrived within DEADLINE_S though data `is_there`: else it is awaited, which
     told_waits says.
@@ -241,7 +241,7 @@ class PhaseTimer:
 
 
 def as_gauges(splits: Iterable[PhaseTimer]) -> dict[str, float]:
-    """The sum of several splits, as gauges of a heartbeat: `seconds.PHASE`."""
+    """Return the sum of several splits, as gauges of a heartbeat: `seconds.PHASE`."""
     gauges: dict[str, float] = {}
     for timer in splits:
         for phase, seconds in timer.seconds().items():

@@ -93,7 +93,7 @@ BODY_BYTES = 64 * 2**20
 
 
 def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BODY_BYTES) -> ASGIApp:
-    """The endpoint over these sessions; it answers only under the name `host`."""
+    """Return the endpoint over these sessions; it answers only under the name `host`."""
 
     async def chat(request: Request) -> Response:
         body = await _body(request, body_bytes)
@@ -187,7 +187,7 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
 
 
 def _answering(handler: Handler, sessions: Sessions) -> Handler:
-    """The handler, whose errors are answers."""
+    """Return the handler, whose errors are answers."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -218,7 +218,7 @@ def _not_found(request: Request, raised: Exception) -> Response:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The body, of at most so many bytes, which comes in time. Raises ApiError."""
+    """Return the body, of at most so many bytes, which comes in time. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in (
         "application/json",
         "",

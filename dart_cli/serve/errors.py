@@ -55,17 +55,17 @@ class ApiError(DartError):
 
 
 def invalid(text: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """The request is wrong, and stays so."""
+    """Return the error of a request that is wrong, and stays so."""
     return ApiError(HTTPStatus.BAD_REQUEST, code, text, param=param)
 
 
 def unavailable(text: str, code: str = "unavailable") -> ApiError:
-    """The run cannot answer now."""
+    """Return the error of a request that the run cannot answer now."""
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, code, text, retry_after_s=AGAIN_S)
 
 
 def as_api_error(error: DartError) -> ApiError:
-    """What a client is told of an error of ours."""
+    """Return what a client is told of an error of ours."""
     match error:
         case ApiError():
             return error

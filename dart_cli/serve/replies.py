@@ -66,7 +66,7 @@ def completion_json(
 
 
 def as_events(answer: Mapping[str, Any], *, with_usage: bool) -> str:
-    """A chat completion as server-sent events."""
+    """Return a chat completion as server-sent events."""
     return "".join(f"data: {each}\n\n" for each in (*_chunks(answer, with_usage), "[DONE]"))
 
 
@@ -84,7 +84,7 @@ def _chunks(answer: Mapping[str, Any], with_usage: bool) -> Iterator[str]:
 
 
 def session_json(session: Session) -> dict[str, Any]:
-    """A session, for its agent."""
+    """Return a session, for its agent."""
     terms = session.terms
     return {
         "object": "session",

@@ -47,7 +47,7 @@ class ChatRequest:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; an empty body is an empty object. Raises ApiError."""
+    """Return the JSON object of a body; an empty body is an empty object. Raises ApiError."""
     if not body.strip():
         return {}
     try:
@@ -133,7 +133,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_body(model: type[M], fields: Mapping[str, Any]) -> M:
-    """The fields of a body, checked. Raises ApiError that names the first wrong one."""
+    """Return the fields of a body, checked. Raises ApiError that names the first wrong one."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -147,7 +147,7 @@ def read_body(model: type[M], fields: Mapping[str, Any]) -> M:
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    """A chat request. Raises ApiError."""
+    """Return a chat request. Raises ApiError."""
     fields = read_json(body)
     told = read_body(_Body, fields)
     images: list[bytes] = []
@@ -214,7 +214,7 @@ def _part(given: Mapping[str, Any], where: str, images: list[bytes]) -> ChatPart
 
 
 def _image(url: str, where: str) -> bytes:
-    """The encoded image of a data URL."""
+    """Return the encoded image of a data URL."""
     head, comma, payload = url.partition(",")
     if not head.startswith("data:") or not comma or not head.endswith(";base64"):
         raise invalid(
@@ -235,7 +235,7 @@ def _image(url: str, where: str) -> bytes:
 
 
 def _text(value: object, where: str) -> str:
-    """A string without lone surrogates, which JSON can spell: they are in no message of ours."""
+    """Return a string without lone surrogates, which JSON can spell: they are in no message of ours."""
     if not isinstance(value, str):
         raise invalid(f"{where} must be a string, got {type(value).__name__}", where)
     return value.encode(errors="replace").decode()

@@ -103,7 +103,7 @@ class Session:
         timer: PhaseTimer,
         ended: Callable[[Session, str], None],
     ) -> None:
-        """`ended` is told once, with the reason, when the session takes no more requests."""
+        """Tell `ended` once, with the reason, when the session takes no more requests."""
         self.terms = terms
         self.slot = slot
         self.state: State = "open"
@@ -132,7 +132,7 @@ class Session:
     # --- requests -----------------------------------------------------------------------
 
     async def ask(self, request: ChatRequest, *, is_repeat: bool) -> Answer:
-        """The completion of a prompt. Raises ApiError, and what the policy raises.
+        """Return the completion of a prompt. Raises ApiError, and what the policy raises.
 
         A client that repeats a request, since its connection was lost, gets the answer of the first.
         """
@@ -214,7 +214,7 @@ class Session:
         return answer
 
     async def _as_shown(self, images: Sequence[bytes]) -> list[Observation]:
-        """The images [I] of a prompt as the policy sees them; those of the prompt before are known."""
+        """Return the images [I] of a prompt as the policy sees them; those of the prompt before are known."""
         known = self._shown
         try:
             made = await asyncio.to_thread(_observed, images, known, self._context.screens)
@@ -243,7 +243,7 @@ class Session:
         )
 
     def _with_tokens(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """The messages; the newest of one text has the tokens of the newest completion of that text."""
+        """Return the messages; the newest of one text has the tokens of the newest completion of that text."""
         uses: Counter[str] = Counter()
         found = []
         for message in reversed(messages):
@@ -282,7 +282,7 @@ class Session:
         )
 
     def _instruction(self, request: ChatRequest) -> str:
-        """The task's own, if the prompt shows it word for word; else the first text of the user."""
+        """Return the task's own, if the prompt shows it word for word; else the first text of the user."""
         texts = [_text(message) for message in request.messages if message.role == "user"]
         own = self.terms.instruction
         if own and any(own in text for text in texts):
@@ -399,7 +399,7 @@ class Session:
         self._ack = asyncio.create_task(self._data.step(record))
 
     async def _acknowledged(self) -> Ack | None:
-        """What data says of the step that is on its way, however long it takes; None without one."""
+        """Return what data says of the step that is on its way, however long it takes; None without one."""
         on_its_way, self._ack = self._ack, None
         return None if on_its_way is None else await on_its_way
 
@@ -425,7 +425,7 @@ class Session:
             )
 
     async def _in_time(self, task: asyncio.Task[Ack]) -> Ack:
-        """What data says, if it does so in time; the task goes on either way."""
+        """Return what data says, if it does so in time; the task goes on either way."""
         await asyncio.wait([task], timeout=self._context.patience_s)
         if not task.done():
             raise unavailable(

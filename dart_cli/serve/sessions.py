@@ -117,11 +117,11 @@ class Sessions:
         return self._run is None
 
     def all(self) -> list[Session]:
-        """The open sessions, oldest first."""
+        """Return the open sessions, oldest first."""
         return list(self._open.values())
 
     def get(self, name: str) -> Session:
-        """The open session of that id. Raises ApiError."""
+        """Return the open session of that id. Raises ApiError."""
         if (session := self._open.get(name)) is not None:
             return session
         if (over := self._over.get(name)) is not None:
@@ -137,12 +137,12 @@ class Sessions:
         )
 
     def to_end(self, name: str, verdict: Verdict) -> Session:
-        """The session that gets this verdict, also where it has it already. Raises ApiError."""
+        """Return the session that gets this verdict, also where it has it already. Raises ApiError."""
         over = self._over.get(name)
         return over[1] if over is not None and over[1].verdict == verdict else self.get(name)
 
     async def obtain(self, name: str, opening: Opening) -> Session:
-        """The session of that id, opened if it is new. Raises ApiError."""
+        """Return the session of that id, opened if it is new. Raises ApiError."""
         if name in self._over or name in self._open:
             session = self.get(name)
             task = session.terms.task_id
@@ -169,7 +169,7 @@ class Sessions:
         return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens, seed=seed)
 
     async def open(self, opening: Opening, name: str = "") -> Session:
-        """A new session, under its own id if it has none yet. Raises ApiError."""
+        """Return a new session, under its own id if it has none yet. Raises ApiError."""
         if name and not NAME.fullmatch(name):
             raise invalid(
                 f"session {name[:40]!r}: an id has 1 to 128 letters, digits and . _ : @ + -",
@@ -266,7 +266,7 @@ class Sessions:
         )
 
     def count(self, outcome: str) -> None:
-        """A session ended with this outcome."""
+        """Count a session that ended with this outcome."""
         self._counts[outcome] += 1
 
     async def watch(self) -> None:

@@ -277,7 +277,7 @@ def _invalid(task: TaskView) -> str:
 
 
 def judge_lines(judge: JudgeView) -> list[str]:
-    """What it decided, how far it agrees with the evaluators, what it cost."""
+    """Return what it decided, how far it agrees with the evaluators, what it cost."""
     name, lines = f"judge {judge.judge}", []
     if judge.verdicts:
         said = ", ".join(

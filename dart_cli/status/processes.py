@@ -28,7 +28,7 @@ _OVER = re.compile(r": the run is over: (.+)")
 
 
 def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
-    """The state of the run's data process, the processes that wait for it, and the likely cure.
+    """Return the state of the run's data process, the processes that wait for it, and the likely cure.
 
     Over `tcp` it may run well, with other keys than ours.
     """
@@ -65,7 +65,7 @@ def over(run_dir: Path) -> str:
 
 
 def ended_badly(run_dir: Path) -> str:
-    """The error that ended the run's data process; empty if none did."""
+    """Return the error that ended the run's data process; empty if none did."""
     return last_error(log_dir(run_dir) / "data.log")
 
 
@@ -75,12 +75,12 @@ def ended_well(run_dir: Path) -> str:
 
 
 def last_error(log_file: Path) -> str:
-    """The error that ended the process whose log this is, in one line; empty if none did."""
+    """Return the error that ended the process whose log this is, in one line; empty if none did."""
     return _found_last(log_file, _ERROR)
 
 
 def _found_last(log_file: Path, wanted: re.Pattern[str]) -> str:
-    """The match in the newest matching line since the process last started; empty without one."""
+    """Return the match in the newest matching line since the process last started; empty without one."""
     lines = _read(log_file, max(0, _size(log_file) - _TAIL_BYTES)).splitlines()
     for line in reversed(lines):
         if _STARTS in line:

@@ -52,7 +52,7 @@ class Watcher(AbstractAsyncContextManager["Watcher"]):
         await self._requester.close()
 
     async def snapshot(self) -> Snapshot:
-        """The run now; if it has ended normally since the last call, the last snapshot, as stopping.
+        """Return the run now; if it has ended normally since the last call, the last snapshot, as stopping.
 
         Raises DeadlineError, which says why, where no data process answers in time.
         """
@@ -71,7 +71,7 @@ class Watcher(AbstractAsyncContextManager["Watcher"]):
 
 
 async def looks(config: Config, every_s: float) -> AsyncIterator[Snapshot | DeadlineError]:
-    """The run every `every_s` seconds until it ends, or why no data process answers."""
+    """Yield the run every `every_s` seconds until it ends, or why no data process answers."""
     async with Watcher(config) as watcher:
         while True:
             seen: Snapshot | DeadlineError
@@ -130,7 +130,7 @@ def _without_data(config: Config, console: Console, error: DeadlineError, *, as_
 
 
 async def _lines(config: Config, every_s: float) -> Snapshot:
-    """A line of JSON for each snapshot until the run ends; once begun, it waits while data is absent."""
+    """Return a line of JSON for each snapshot until the run ends; once begun, it waits while data is absent."""
     last: Snapshot | None = None
     is_told = False
     async for seen in looks(config, every_s):
@@ -147,7 +147,7 @@ async def _lines(config: Config, every_s: float) -> Snapshot:
 
 
 async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
-    """A page that is redrawn until the run ends; it may start before the run does."""
+    """Return a page that is redrawn until the run ends; it may start before the run does."""
     last: Snapshot | None = None
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while _has_no_place(config):

@@ -131,11 +131,11 @@ class PlayedByHand:
             await env.close()
 
     def verdict(self, acted: ActedEpisode) -> Verdict:
-        """What counts: a task without a solution cannot be played by it."""
+        """Return what counts: a task without a solution cannot be played by it."""
         return Verdict(acted.outcome or "invalid", acted.reason, acted.reward)
 
     def film(self, verdict: Verdict) -> Film:
-        """The episode so far."""
+        """Return the episode so far."""
         return Film(
             task_id=self._task.id,
             seed=self._options.seed,
@@ -182,7 +182,7 @@ class PlayedByHand:
             return str(action_to_dict(action))
 
     async def _typed(self, env: AsyncEnv, screen: Observation) -> Action | None:
-        """The next action of a person; None at the end. A mistake prints why, and costs no step."""
+        """Return the next action of a person; None at the end. A mistake prints why, and costs no step."""
         write = self._console.print
         while True:
             line = await _ask()
@@ -249,7 +249,7 @@ def save_film(path: Path, folder: Path, film: Film) -> None:
 
 
 def _blocks(path: Path, columns: int) -> Iterator[str]:
-    """A picture as lines of half blocks, two pixels a letter, in 24-bit colour."""
+    """Yield a picture as lines of half blocks, two pixels a letter, in 24-bit colour."""
     with Image.open(path) as image:
         seen = as_seen(image)
     rows = max(1, round(seen.height * columns / seen.width / 2))

@@ -138,7 +138,7 @@ def judge(
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of them do not exceed; None of none."""
+    """Return the smallest value that at least `share` of them do not exceed; None of none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
@@ -161,7 +161,7 @@ def _flaky(episodes: Sequence[Probed]) -> list[str]:
 
 
 def _odd_rewards(episodes: Sequence[Probed]) -> Iterator[str]:
-    """Passes that no threshold explains: their reward is 0, or below that of a failure of the task.
+    """Yield passes that no threshold explains: their reward is 0, or below that of a task's failure.
 
     A pass may well have less than 1.0, where its task has a threshold of its own.
     """

@@ -98,13 +98,13 @@ def _report(options: CheckOptions, check: Check, errors: Sequence[str]) -> dict[
 
 
 def env_of(options: CheckOptions) -> EnvConfig:
-    """The environments, as a run would have them."""
+    """Return the environments, as a run would have them."""
     env = env_of_suite(options.suite, read_options(options.options))
     return env.model_copy(update={"isolation": "process" if options.isolate else "thread"})
 
 
 def bounds_of(options: CheckOptions) -> Bounds:
-    """What counts as slow, and as guessable."""
+    """Return what counts as slow, and as guessable."""
     return Bounds(options.slow_step, options.slow_reset, options.guessable)
 
 
@@ -138,7 +138,7 @@ async def _try_options(env: EnvConfig, waits: OpenWaits) -> None:
 
 
 def broken_files(suite: str) -> list[str]:
-    """The suite's errors for tasks that it could not read; most suites have none."""
+    """Return the suite's errors for tasks that it could not read; most suites have none."""
     return [str(error) for error in getattr(load_suite(suite), "errors", ())]
 
 
@@ -214,7 +214,7 @@ class Check:
 def summary(
     options: CheckOptions, reports: Sequence[TaskReport], errors: Sequence[str]
 ) -> dict[str, Any]:
-    """What was found: counts over the suite, ids of tasks with a remark, each task."""
+    """Return what was found: counts over the suite, ids of tasks with a remark, each task."""
     return {
         "suite": options.suite,
         "ok": not errors and not any(report.wrong for report in reports),

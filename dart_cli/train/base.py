@@ -91,7 +91,7 @@ class Learner(Protocol):
         ...
 
     def state(self) -> Tensors:
-        """What a checkpoint holds: trained parameters in float32, and the optimizer's state.
+        """Return what a checkpoint holds: trained parameters in float32, and the optimizer's state.
 
         The latter by `parameter/name`. The tensors are the learner's own and change with the next
         update. Of one order on all ranks.
@@ -104,7 +104,7 @@ class Learner(Protocol):
 
 
 def read_all(stream: TensorStream) -> Tensors:
-    """The tensors of a stream in host memory, as they are published; some may be the model's own."""
+    """Return the tensors of a stream in host memory, as they are published; some may be the model's own."""
     return {
         name: tensor.detach().to("cpu", getattr(torch, stream.specs[name].dtype))
         for name, tensor in stream.tensors
@@ -112,7 +112,7 @@ def read_all(stream: TensorStream) -> Tensors:
 
 
 def state_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Tensors:
-    """The tensors themselves, which the next update changes. Before the first there is no state."""
+    """Return the tensors themselves, which the next update changes. Before the first there is no state."""
     weights = {name: parameter.detach() for name, parameter in parameters.items()}
     moments = {
         f"{name}/{key}": value
@@ -170,7 +170,7 @@ def batch_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
 
 
 def named_metrics(batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-    """An update's metrics under the names that they are kept by.
+    """Return an update's metrics under the names that they are kept by.
 
     Those of a batch that is trained on again begin with `replay_`: in one curve with the others they
     would tell of neither. Seconds and the learning rate are what every update has.

@@ -65,7 +65,7 @@ class Steps:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], states: torch.Tensor, rank_group: RankGroup) -> Self:
-        """The steps of all ranks; `samples` [s] and `states` [s, d] are this one's."""
+        """Return the steps of all ranks; `samples` [s] and `states` [s, d] are this one's."""
         mine = StepStates(
             groups=[each.group_id for each in samples],
             trajectories=[each.trajectory_id for each in samples],
@@ -156,7 +156,7 @@ class Critic:
 
     @torch.no_grad()
     def judge(self, steps: Steps) -> Judged:
-        """What to expect before each step, and advantages by it."""
+        """Return what to expect before each step, and advantages by it."""
         values = torch.sigmoid(self._net(steps.states)[:, 0] + steps.offsets)
         by_episode: dict[tuple[str, str], list[int]] = {}
         for index, (group, trajectory, _) in enumerate(steps.keys):
@@ -202,7 +202,7 @@ class Critic:
         )
 
     def restore(self, saved: SavedState) -> None:
-        """What a checkpoint holds of it; of a run that had none, nothing changes."""
+        """Restore the critic from a checkpoint; one of a run that had no critic changes nothing."""
         if not saved.names.issuperset(_NAMES):
             return
         restore(saved, self._parameters, self._optimizer)

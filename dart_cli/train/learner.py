@@ -97,7 +97,7 @@ class PolicyLearner:
     def shares(
         self, batch: Batch, updates_done: int, policy_version: int | None = None
     ) -> list[Share]:
-        """What each rank does for the update on `batch`; as `update`. Changes nothing."""
+        """Return what each rank does for the update on `batch`; as `update`. Changes nothing."""
         check(batch, self.model.policy)
         if self.critic is not None:
             for sample in batch.samples:
@@ -173,7 +173,7 @@ class PolicyLearner:
         return Update(is_applied, metrics, note, alarm, mismatches, values)
 
     def _judged(self, share: Share, clock: _StageTimer) -> Judged | None:
-        """What the critic says of all ranks' steps; None without one, and of a batch that has its advantages."""
+        """Return what the critic says of all ranks' steps; None without one, and of a batch that has its advantages."""
         count = len(share.work.packs)
         if self.critic is None or share.work.batch.reuse or not count:
             return None
@@ -251,7 +251,7 @@ class PolicyLearner:
         )
 
     def _clipped(self) -> float:
-        """The norm of the whole gradient, which is then clipped."""
+        """Return the norm of the whole gradient, which is then clipped."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
         return whole(norm).item()
 
@@ -292,7 +292,7 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
 
 
 def _judged_pack(pack: Pack, judged: Judged) -> Pack:
-    """The pack with the critic's advantages."""
+    """Return the pack with the critic's advantages."""
     advantages = [judged.advantages[key_of(sample)] for sample in pack.samples]
     lengths = torch.tensor(pack.lengths, dtype=torch.int64)
     spread = torch.tensor(advantages, dtype=torch.float64).repeat_interleave(lengths)
@@ -300,12 +300,12 @@ def _judged_pack(pack: Pack, judged: Judged) -> Pack:
 
 
 def _without_screens(pack: Pack) -> Pack:
-    """What is compared after the pass, without what is large."""
+    """Return what is compared after the pass, without what is large."""
     return replace(pack, features=None, inputs=replace(pack.inputs, images=(), shown=()))
 
 
 def _run_point(batch: Batch, updates_done: int) -> RunPoint:
-    """The update's place in the run, by what is stored with its batch."""
+    """Return the update's place in the run, by what is stored with its batch."""
     return RunPoint(updates_done, batch.run_s, batch.trajectories)
 
 

@@ -180,7 +180,7 @@ class Trainer:
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
-        """The heartbeat's changing part."""
+        """Return the heartbeat's changing part."""
         is_ending = self._stopping or self._stop.is_set()
         state = "stopping" if is_ending else PHASES[self._time.phase]
         gauges = {
@@ -322,7 +322,7 @@ class Trainer:
                 await self._acknowledge(batch, metrics)
 
     async def _next_batch(self) -> Batch:
-        """The next batch, however long it takes to fill.
+        """Return the next batch, however long it takes to fill.
 
         Raises StopRequested, and the errors of a checkpoint or publication that failed meanwhile.
         """
@@ -429,7 +429,7 @@ class Trainer:
         self._note_saved(await asyncio.to_thread(self._saver.wait))
 
     def _note_saved(self, saved: TrainerProgress | None) -> None:
-        """A checkpoint is complete: its batches are no longer since the last one."""
+        """Take the batches of a complete checkpoint out of those trained on since the last one."""
         if saved is not None:
             rest = self._progress.batches_trained[len(saved.batches_trained) :]
             self._progress = self._progress.model_copy(update={"batches_trained": rest})
@@ -492,7 +492,7 @@ class Trainer:
 
 
 def identity_of(config: Config) -> str:
-    """What tells the model folder from another one; empty without a model. Raises ModelError."""
+    """Return what tells the model folder from another one; empty without a model. Raises ModelError."""
     if config.train.learner != "torch":
         return ""
     from dart_cli.config.model_folder import resolve
@@ -501,7 +501,7 @@ def identity_of(config: Config) -> str:
 
 
 def make_learner(config: Config) -> Learner:
-    """The learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
+    """Return the learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
     if config.train.learner != "torch":
         return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
     from dart_cli.train.learner import PolicyLearner

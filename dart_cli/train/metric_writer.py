@@ -38,7 +38,7 @@ class MetricWriter:
     """A context manager; `add` takes the metrics of an update."""
 
     def __init__(self, config: Config, updates: int) -> None:
-        """The run has done `updates`: metrics that were written of later ones are dropped."""
+        """Keep the metrics of the `updates` that the run has done; those written of later ones are dropped."""
         self._tensorboard = SummaryWriter(
             str(config.run.dir / "tensorboard"), purge_step=updates + 1, flush_secs=FLUSH_S
         )
@@ -67,7 +67,7 @@ class MetricWriter:
 
 
 def _begin_wandb(config: Config) -> Any:
-    """The wandb.Run of this run directory."""
+    """Return the wandb.Run of this run directory."""
     wandb = importlib.import_module("wandb")
     run = wandb.init(
         project=config.train.wandb,

@@ -177,7 +177,7 @@ class TrainModel:
         def made(
             prepare: Callable[[PreTrainedModel], None], trained: LoadedPolicy | None, **own: Any
         ) -> tuple[LoadedPolicy, Scorer]:
-            """The model folder, with what `prepare` leaves to be trained, beside the `trained` policy."""
+            """Return the model folder, with what `prepare` leaves to be trained, beside the `trained` policy."""
             if plan is None:
                 policy = load_policy(
                     config.model.path, config.model.dtype, device, pointing=pointing, **own
@@ -233,12 +233,12 @@ class TrainModel:
         return dtype
 
     def score(self, pack: Pack, temperature: float) -> TokenScores:
-        """The policy's scores of a pack."""
+        """Return the policy's scores of a pack."""
         return _scores(self.scorer, pack, temperature)
 
     @torch.no_grad()
     def states(self, pack: Pack) -> torch.Tensor:
-        """The policy's states [S, d] at the last token of each sample's prompt, in main memory."""
+        """Return the policy's states [S, d] at the last token of each sample's prompt, in main memory."""
         lengths = torch.tensor(pack.lengths, dtype=torch.int64)
         rows = pack.rows[lengths.cumsum(0) - lengths]
         found, _ = self.scorer(pack.inputs, pack.features, rows, None, 1.0)
@@ -246,7 +246,7 @@ class TrainModel:
 
     @torch.no_grad()
     def reference_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:
-        """The reference's log-probabilities [N]; None without a reference."""
+        """Return the reference's log-probabilities [N]; None without a reference."""
         if self.reference_scorer is None:
             return None
         without = (
@@ -300,7 +300,7 @@ def _as_reference(model: PreTrainedModel, policy: LoadedPolicy) -> None:
 
 
 def _blank(policy: LoadedPolicy) -> PreparedImage:
-    """A small screen of no content."""
+    """Return a small screen of no content."""
     side = 2 * policy.images.factor
     return policy.images.of_image("blank", Image.new("RGB", (side, side)))
 

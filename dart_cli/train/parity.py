@@ -112,13 +112,13 @@ class ComparedTokens:
         )
 
     def by_seen(self) -> dict[str, Mismatch]:
-        """The same by what the prompts showed; kinds that there are."""
+        """Return how far apart they are by what the prompts showed, for each kind that there is."""
         kinds = {name: self.only(self.seen == index) for index, name in enumerate(SEEN)}
         return {name: part.mismatch() for name, part in kinds.items() if part.engine.size}
 
 
 def compare(logprobs: torch.Tensor, pack: Pack) -> ComparedTokens:
-    """The sampled tokens of a pack, scored `logprobs` [N].
+    """Return the sampled tokens of a pack, scored `logprobs` [N].
 
     Left out are demonstrations, which no engine sampled, and what a pointer forces.
     """
@@ -175,7 +175,7 @@ def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:
 
 
 def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens:
-    """The trainer's forward pass over a batch. Raises as `train.batch.check` does."""
+    """Return the trainer's forward pass over a batch. Raises as `train.batch.check` does."""
     check(batch, model.policy)
     [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
     return rescore_part(model, part)
@@ -183,7 +183,7 @@ def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens
 
 @torch.no_grad()
 def rescore_part(model: TrainModel, part: PackedBatch) -> ComparedTokens:
-    """The same of a rank's part."""
+    """Return the trainer's forward pass over a rank's part of a batch."""
     weights = [1.0] * len(part.batch.samples)
     with PackFeed(part, weights, model.policy) as packs:
         found = [
@@ -204,7 +204,7 @@ class ParityGate:
         self._kept: _Kept | None = None
 
     def to_look_back(self, batch: Batch, version: int | None) -> tuple[Batch, int | None]:
-        """The batch with samples alone that one version sampled whose weights are not the present ones.
+        """Return the batch with samples alone that one version sampled whose weights are not the present ones.
 
         A few of them; and that version. None where there are none. `version` is the present one, if any.
         """
@@ -221,7 +221,7 @@ class ParityGate:
         return found, wanted if theirs else None
 
     def look_back(self, part: PackedBatch, version: int | None) -> ComparedTokens:
-        """The tokens of a rank's part of `to_look_back`, scored with the weights of `version`."""
+        """Return the tokens of a rank's part of `to_look_back`, scored with the weights of `version`."""
         if version is None or not part.packs:
             return all_of([])
         assert self._kept is not None  # to_look_back asked for its version; ranks keep alike
@@ -249,7 +249,7 @@ class ParityGate:
         return metrics, alarm_of(same, self._limit)
 
     def keep(self, version: int | None) -> None:
-        """The present weights are about to change: copy them where they are still to be compared."""
+        """Copy the present weights, which are about to change, where they are still to be compared."""
         if version is None or not self._is_due(version):
             return
         if self._kept is None or version - self._kept.version > STALEST:
@@ -273,7 +273,7 @@ class _Kept:
 
 @contextmanager
 def _in_place(model: TrainModel, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """The model with other weights. They are exchanged one by one, so no third copy is needed."""
+    """Yield the model with other weights. They are exchanged one by one, so no third copy is needed."""
 
     def exchange() -> None:
         with torch.no_grad():
@@ -334,7 +334,7 @@ def alarm_of(same: ComparedTokens, limit: float) -> str:
 
 
 def _likely(beyond: Mapping[str, Mismatch]) -> str:
-    """The likely cause, by the kind of prompt that differs."""
+    """Return the likely cause, by the kind of prompt that differs."""
     if "text" in beyond or "one" in beyond:
         return (
             "Likely a rollout worker with another model folder, dtype or temperature, an engine that "

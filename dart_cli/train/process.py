@@ -43,7 +43,7 @@ class _Others:
     trainer: Trainer | None = None  # once it is loaded
 
     def awaited(self) -> str:
-        """What the trainer waits for, where it waits and a process that makes batches is absent."""
+        """Return what the trainer waits for, where it waits and a process that makes batches is absent."""
         if self.trainer is None or not self.trainer.is_waiting:
             return ""
         missing = [role for role in self.absent if role != "train"]

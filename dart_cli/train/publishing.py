@@ -29,7 +29,7 @@ Announce = Callable[[WeightsPublished], Awaitable[None]]
 
 
 def make_channel(config: Config) -> FileChannel:
-    """The weight channel that a configuration asks for. Raises RunDirectoryError, ConfigError."""
+    """Return the weight channel that a configuration asks for. Raises RunDirectoryError, ConfigError."""
     weights = config.weights
     directory, shared = weights_dir(config).absolute(), weights.directory is None
     lora = config.model.lora

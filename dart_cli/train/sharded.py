@@ -77,7 +77,7 @@ class ShardingPlan:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, compute: torch.dtype, offload: str) -> ShardingPlan:
-        """That of this process."""
+        """Return that of this process."""
         device = torch.device(mesh.device_type)
         if accelerator.is_gpu(device):
             device = torch.device(device.type, accelerator.current_device_index())
@@ -164,7 +164,7 @@ def load_sharded(
     pointing: Pointing = "text",
     adapters: str = "",
 ) -> tuple[LoadedPolicy, Root]:
-    """A policy folder over all ranks of `plan`, and the root module that `root` makes around it.
+    """Return a policy folder over all ranks of `plan`, and the root module that `root` makes around it.
 
     `prepare` marks what is not trained (all of it: a reference), and may put modules of another model
     in place of its own, which stay as they are. With `lora` the adapters alone are trained, as of `load_policy`. Every rank
@@ -195,7 +195,7 @@ def _home(parameter: nn.Parameter, plan: ShardingPlan) -> torch.device:
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:
-    """A mesh of this process alone, for a model whose masters are of another type than its weights."""
+    """Return a mesh of this process alone, for a model whose masters are of another type than its weights."""
     if not torch.distributed.is_initialized():
         if accelerator.is_gpu(device):
             accelerator.set_device_index(device)
@@ -231,12 +231,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of a tensor; all of a tensor that is not sharded. Shares its memory."""
+    """Return this rank's rows of a tensor; all if it is not sharded. They share its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def published(named: Mapping[str, torch.Tensor], dtype: torch.dtype) -> TensorStream:
-    """The tensors as they are published: trained ones, which are sharded, whole and in `dtype`.
+    """Return the tensors as they are published: trained ones, which are sharded, whole and in `dtype`.
 
     Every rank makes it of the same tensors, and reads it whole; what the first rank reads is of meaning.
     Of several ranks each shard is cast before it is gathered, so that ranks send the model's type and

@@ -29,7 +29,10 @@ GREY = 127
 
 
 def blinded(pack: Pack, images: ImagePreparer) -> Pack:
-    """The same pack with every pixel of its screens of the same grey; those of a frozen tower have none any more."""
+    """Return the same pack with every pixel of its screens of the same grey.
+
+    Screens of a frozen tower have no pixels any more, so that the grey ones are made anew.
+    """
     width = len(images.table.values) * images.patch**2
     grey = tuple(
         replace(
@@ -46,7 +49,7 @@ def blinded(pack: Pack, images: ImagePreparer) -> Pack:
 def sight_of(
     model: TrainModel, pack: Pack, logprobs: torch.Tensor, temperature: float
 ) -> tuple[float, ...]:
-    """The largest change that grey screens make to the `logprobs` [N] of a pack, nats; none without a screen.
+    """Return the largest change that grey screens make to the `logprobs` [N] of a pack, nats; none without a screen.
 
     Every rank calls it for a pack of its own: a sharded model's ranks pass together.
     """

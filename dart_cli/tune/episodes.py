@@ -77,7 +77,7 @@ class EpisodeRow(StoredModel):
 
 
 def read_episodes(folder: Path) -> list[Demonstration]:
-    """The episodes of a folder. Raises UserError for a malformed row, with its place."""
+    """Return the episodes of a folder. Raises UserError for a malformed row, with its place."""
     path = folder / EPISODES
     try:
         lines = read_text(path).split("\n")
@@ -107,7 +107,7 @@ def read_episodes(folder: Path) -> list[Demonstration]:
 
 
 def picture_of(home: Path, name: str) -> tuple[Path, tuple[int, int]]:
-    """A picture below `home`, and its size. Raises ValueError."""
+    """Return a picture below `home`, and its size. Raises ValueError."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r:.60} leads out of the set's folder")
@@ -132,7 +132,7 @@ class ActionExamples:
     def __init__(
         self, policy: LoadedPolicy, config: Config, demonstrations: Sequence[Demonstration]
     ) -> None:
-        """Raises UserError for a step that the model cannot be trained on."""
+        """Raise UserError for a step that the model cannot be trained on."""
         self._policy = policy
         self._config = config.policy
         self._codec = make_codec(config.policy.codec)
@@ -159,7 +159,7 @@ class ActionExamples:
         return [place.demonstration.id for place in self._places]
 
     def of(self, index: int) -> Example:
-        """The example of a step."""
+        """Return the example of a step."""
         return self._example(self._places[index])
 
     def _example(self, place: _Place) -> Example:
@@ -237,7 +237,7 @@ class ActionExamples:
             raise UserError(f"{_named(place)}: {error}") from None
 
     def _longest(self) -> list[_Place]:
-        """The steps with the most of the past on the largest screens, and with the longest instruction."""
+        """Return the steps with the most of the past on the largest screens, and with the longest instruction."""
 
         def pixels(place: _Place) -> int:
             steps = place.demonstration.steps[: place.step + 1][-self._config.history_images :]

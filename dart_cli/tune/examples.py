@@ -58,7 +58,7 @@ class TextAnswers:
         self._thought = make_renderer(policy, config.policy).closed_thought()
 
     def text(self, item: Item) -> str:
-        """The answer's text: the pixel in the middle of what is seen of the region, or the nearest one in it."""
+        """Return the answer's text: the pixel in the middle of what is seen of the region, or the nearest one in it."""
         assert item.region is not None
         pixel = pixel_in(item.region, item.size)
         if pixel is None:
@@ -66,7 +66,7 @@ class TextAnswers:
         return self._thought + self._answers.write(pixel, self.map_of(item))
 
     def map_of(self, item: Item) -> CoordinateMap:
-        """The item's coordinates."""
+        """Return the item's coordinates."""
         config = self._config
         return make_coordinate_map(config.coordinates, *item.size, self._policy.images.screens)
 
@@ -117,7 +117,7 @@ class Examples:
     def __init__(
         self, policy: LoadedPolicy, config: Config, items: Sequence[Item], answers: Answers
     ) -> None:
-        """Raises UserError for an item that the model cannot be trained on."""
+        """Raise UserError for an item that the model cannot be trained on."""
         self.items = items
         self._policy = policy
         self._answers = answers
@@ -134,7 +134,7 @@ class Examples:
         return [str(item.image) for item in self.items]
 
     def of(self, index: int) -> Example:
-        """The example of an item."""
+        """Return the example of an item."""
         item = self.items[index]
         answer, box = self._answer(item)
         return Example(self._prompt(item), answer, box)
@@ -171,7 +171,7 @@ class Examples:
         return prompt
 
     def _longest(self) -> list[Item]:
-        """The items whose prompts are longest by their screenshot, and by their instruction."""
+        """Return the items whose prompts are longest by their screenshot, and by their instruction."""
 
         def pixels(item: Item) -> int:
             wide, high = self._policy.images.resized(*item.size)
@@ -182,7 +182,7 @@ class Examples:
 
 
 def visible_box(item: Item) -> Box:
-    """The part of an item's region that is on its screenshot, as a box; of a polygon its bounds."""
+    """Return the part of an item's region that is on its screenshot, as a box; of a polygon its bounds."""
     assert item.region is not None
     bounds, (wide, high) = bounds_of(item.region), item.size
     return Box(
@@ -240,7 +240,7 @@ def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
 
 
 def acting(config: Config) -> Config:
-    """The configuration that demonstrations are shown with: its own [policy]. Raises ConfigError."""
+    """Return the configuration that demonstrations are shown with: its own [policy]. Raises ConfigError."""
     if config.policy.pointing == "pointer":
         raise ConfigError(
             'policy.pointing = "pointer" with demonstrations, which have no boxes: learn numbers, with '
@@ -250,7 +250,7 @@ def acting(config: Config) -> Config:
 
 
 def answers_of(asked: Asked, policy: LoadedPolicy) -> Answers:
-    """What the model learns to say. Raises ModelError for a verifier without the words."""
+    """Return what the model learns to say. Raises ModelError for a verifier without the words."""
     if asked.learned == "verifier":
         answer_tokens(policy)
         return TruthAnswers(policy, asked.config)

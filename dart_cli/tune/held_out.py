@@ -127,7 +127,7 @@ class Outcome:
         return told
 
     def lines(self, lr: float, updates: int) -> list[str]:
-        """The same in words, with a cure where nothing was learned."""
+        """Return the outcome in words, with a cure where nothing was learned."""
         lines = []
         if self.before is None or self.after is None:
             lines.append(
@@ -161,7 +161,7 @@ class Outcome:
 
 
 def fallen(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The first and last loss of a curve's stage: of the one that fell most, for each trains something else."""
+    """Return the first and last loss of a curve's stage: of the one that fell most, for each trains something else."""
     stages: dict[int, list[float]] = {}
     for point in curve:
         stages.setdefault(point["stage"], []).append(point["loss"])

@@ -78,7 +78,7 @@ class KeptTraining:
         self._kept.close()
 
     def measured(self, measure: Callable[[], Measured]) -> Measured:
-        """What the model was before the training: measured once, at the first start."""
+        """Return what the model was before the training: measured once, at the first start."""
         found = _read(self.folder / BEFORE, Measured)
         if found is None:
             found = measure()
@@ -86,7 +86,7 @@ class KeptTraining:
         return found
 
     def state(self) -> Tensors | None:
-        """The state to go on from; None at the beginning. Raises CheckpointError."""
+        """Return the state to go on from; None at the beginning. Raises CheckpointError."""
         if not self.progress.state:
             return None
         try:
@@ -123,7 +123,7 @@ class KeptTraining:
 
 
 def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """What is in a file; None where there is none."""
+    """Return what is in a file; None where there is none."""
     if not path.is_file():
         return None
     try:

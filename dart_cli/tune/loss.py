@@ -80,7 +80,7 @@ def counts_of(examples: Sequence[Example], policy: LoadedPolicy) -> tuple[int, i
 def collate_batch(
     policy: LoadedPolicy, examples: Sequence[Example], settings: LossSettings
 ) -> SftBatch:
-    """The tensors of some examples."""
+    """Return the tensors of some examples."""
     sequences = [[*example.prompt.token_ids, *example.answer] for example in examples]
     inputs = policy.inputs(sequences, [example.prompt.images for example in examples])
     last = max(len(example.answer) for example in examples) + 1
@@ -117,7 +117,7 @@ def collate_batch(
 def batch_loss(
     policy: LoadedPolicy, batch: SftBatch, settings: LossSettings, counts: tuple[int, int]
 ) -> Costs:
-    """The loss of some examples of a batch, whose `counts` are those of the whole batch."""
+    """Return the loss of some examples of a batch, whose `counts` are those of the whole batch."""
     model, device = policy.model, policy.device
     features = image_features(model, batch.inputs.images)
     states = last_hidden(model, batch.inputs, last=batch.last, features=features)
@@ -156,7 +156,7 @@ def batch_loss(
 
 
 def _drawn(answer: Sequence[int], policy: LoadedPolicy) -> list[int]:
-    """Indices of the tokens that no pointer forces."""
+    """Return indices of the tokens that no pointer forces."""
     pointer = policy.pointer
     return [
         index

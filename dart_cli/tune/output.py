@@ -70,7 +70,7 @@ def write_tuned(
     trained: Tuned,
     verifier: VerifierSpec | None,
 ) -> None:
-    """The folder, whole or absent."""
+    """Write the folder, which is whole or absent."""
     base, dtype, lora = policy.folder, config.model.dtype, policy.lora
     with new_folder(trained.out) as draft:
         if lora is not None and config.tune.write == "adapters":
@@ -92,7 +92,7 @@ def write_tuned(
 
 
 def _whole(policy: LoadedPolicy, dtype: str) -> PreTrainedModel:
-    """The model that is written: with adapters their base, read again, with them in its weights."""
+    """Return the model that is written: with adapters their base, read again, with them in its weights."""
     if policy.lora is None:
         policy.model.to(dtype_of(dtype))
         return policy.model

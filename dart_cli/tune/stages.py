@@ -218,7 +218,7 @@ class _StageRun:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of products; weights and the optimizer's state are in float32."""
+    """Return the dtype of products; weights and the optimizer's state are in float32."""
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -255,7 +255,7 @@ def interruptible() -> Iterator[None]:
 
 
 def rate(peak: float, share: float) -> float:
-    """The learning rate of an update that begins when `share` of the stage is over."""
+    """Return the learning rate of an update that begins when `share` of the stage is over."""
     if share < WARM_UP:
         return peak * share / WARM_UP
     return peak * 0.5 * (1.0 + math.cos(math.pi * (share - WARM_UP) / (1.0 - WARM_UP)))

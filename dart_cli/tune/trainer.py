@@ -176,7 +176,7 @@ class Trainer:
         self._policy.model.eval()
 
     def state(self) -> Tensors:
-        """What is trained, the optimizer's state and the generators': the tensors themselves."""
+        """Return what is trained, the optimizer's state and the generators': the tensors themselves."""
         found = state_of(self.parameters, self._optimizer)
         if self._rows is not None:
             found[_HELD] = self._rows.held

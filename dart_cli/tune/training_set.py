@@ -45,7 +45,7 @@ class TrainingSet(Protocol):
         ...
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
-        """The loss of some examples, by number, in as many forward passes as it takes."""
+        """Return the loss of some examples, by number, in as many forward passes as it takes."""
         ...
 
     def recorded(self, index: int) -> Recorded:
@@ -178,7 +178,7 @@ class Order:
         return max(1, -(-round(epochs * self.count) // self.batch))
 
     def of(self, update: int) -> list[int]:
-        """The example at each place in the batch of an update, from 0 on."""
+        """Return the example at each place in the batch of an update, from 0 on."""
         first = update * self.batch
         return [
             self._epoch(place // self.count)[place % self.count]

@@ -83,7 +83,7 @@ class Trajectories:
         return step, [images[name] for name in step.image_hashes]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """These steps, chained as the trainer trains on them, each with advantage and weight 1."""
+        """Return these steps, chained as the trainer trains on them, each with advantage and weight 1."""
         found: list[BatchStep | None] = [None] * len(indices)
         images: dict[str, bytes] = {}
         by_source: dict[int, list[int]] = {}
@@ -124,7 +124,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_trajectories(paths: Sequence[Path], config: Config) -> Trajectories:
-    """The successes of runs and Parquet files, compared with the model. Raises UserError and ExchangeError."""
+    """Return the successes of runs and Parquet files, compared with the model. Raises UserError and ExchangeError."""
     facts = model_facts(config)
     assert facts is not None
     tune = config.tune
@@ -197,7 +197,7 @@ class _Run:
 
 
 def _of_run(path: Path, reader: Reader, tune: TuneConfig) -> Iterator[Trajectory | None]:
-    """The newest of each task; None for one of which a part is gone."""
+    """Yield the newest of each task; None for one of which a part is gone."""
     names: list[str] = []
     if tune.trajectories != "pool":
         names += chosen(reader, Choice(outcome="pass"))
@@ -222,7 +222,7 @@ class _Files:
         self._images: dict[str, bytes] = {}
 
     def read(self, path: Path, tune: TuneConfig) -> list[Trajectory]:
-        """The newest successes of each task: the last ones in the files."""
+        """Return the newest successes of each task: the last ones in the files."""
         passed = [each for each in read_folder(path) if each.outcome == "pass"]
         kept = _newest(passed, [each.task_id for each in passed], tune.per_task)
         for trajectory in kept:
@@ -251,7 +251,7 @@ class _Files:
 
 
 def _newest(values: Sequence[_Value], tasks: Sequence[str], most: int) -> list[_Value]:
-    """The last `most` of each task, in their order; 0 for all."""
+    """Return the last `most` of each task, in their order; 0 for all."""
     if not most:
         return list(values)
     seen: dict[str, int] = {}

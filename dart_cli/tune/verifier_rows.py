@@ -64,7 +64,7 @@ class VerifierRows:
 
 
 def reach_of(data: Path, layout: str = "") -> int:
-    """A sixth of the shorter side of the set's middle screenshot, pixels. Raises UserError.
+    """Return a sixth of the shorter side of the set's middle screenshot, pixels. Raises UserError.
 
     A crop of a third of the screen, in which the mark is large; shown whole screens, a verifier learned
     nothing in the same time (docs/pointing.md).
@@ -163,7 +163,7 @@ def _centre(item: Item) -> Point:
 
 
 def _drawn(draw: Callable[[], Point], item: Item, inside: bool) -> Point | None:
-    """The first drawn place on the screenshot that is in the item's region, or beside it."""
+    """Return the first drawn place on the screenshot that is in the item's region, or beside it."""
     assert item.region is not None
     wide, high = item.size
     for _ in range(TRIES):
@@ -174,7 +174,7 @@ def _drawn(draw: Callable[[], Point], item: Item, inside: bool) -> Point | None:
 
 
 def _near_edge(box: Box, size: tuple[int, int], rng: Random) -> Point:
-    """A place beside one edge of the box."""
+    """Return a place beside one edge of the box."""
     half = max((box.x1 - box.x0) / 2, LEAST), max((box.y1 - box.y0) / 2, LEAST)
     away = rng.uniform(*BESIDE)
     x, y = rng.uniform(box.x0, box.x1), rng.uniform(box.y0, box.y1)
@@ -186,7 +186,7 @@ def _near_edge(box: Box, size: tuple[int, int], rng: Random) -> Point:
 
 
 def read_rows(folder: Path) -> VerifierRows:
-    """The rows of a folder. Raises UserError for a folder without rows or with malformed ones."""
+    """Return the rows of a folder. Raises UserError for a folder without rows or with malformed ones."""
     path = folder / ROWS
     if not (folder / VERIFIER).is_file() or not path.is_file():
         raise UserError(

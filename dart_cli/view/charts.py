@@ -257,7 +257,7 @@ def _dot(area: _PlotArea, series: Series, place: float, value: float) -> str:
 
 
 def _band(area: _PlotArea, series: Series) -> Markup:
-    """The area between the bounds; a line from bound to bound where there is one point."""
+    """Return the area between the bounds; a line from bound to bound where there is one point."""
     xs = [area.x(place) for place, _ in series.points]
     low = [f"{x} {area.y(bound)}" for x, (bound, _) in zip(xs, series.band, strict=True)]
     high = [f"{x} {area.y(bound)}" for x, (_, bound) in zip(xs, series.band, strict=True)]

@@ -80,7 +80,7 @@ def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
 
 
 def shot(run_dir: Path, name: str, file: str) -> bytes:
-    """A screenshot of an evaluation's films. Raises UserError for any other file."""
+    """Return a screenshot of an evaluation's films. Raises UserError for any other file."""
     if name in evaluations_in(run_dir):
         for film in read_films(run_dir, name):
             if file == film.last or any(file == each.screenshot for each in film.frames):

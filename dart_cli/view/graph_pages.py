@@ -42,7 +42,7 @@ MOST_EXPORTED = 100
 
 
 def overview(graph: GraphReader, site: Site, query: Query) -> Values:
-    """The graph of each application, and its numbers."""
+    """Return the graph of each application, and its numbers."""
     known = GraphView(graph, site)
     applications: dict[str, list[Screen]] = defaultdict(list)
     for each in known.screens.values():
@@ -67,7 +67,7 @@ def screen(graph: GraphReader, site: Site, query: Query, key: str) -> Values:
 
 
 def whole(graph: GraphReader, site: Site) -> Values:
-    """The graph, and a part for each of its first screens."""
+    """Return the graph, and a part for each of its first screens."""
     screens = sorted(graph.screens(), key=lambda each: (each.depth, each.first_step))
     hidden = max(0, len(screens) - MOST_EXPORTED)
     return overview(graph, site, Query()) | {"parts": screens[:MOST_EXPORTED], "hidden": hidden}
@@ -121,7 +121,7 @@ class GraphView:
                     self.paths[target] = path
 
     def tried_on(self, screen: Screen) -> list[list[Edge]]:
-        """The steps of each thing that was tried there, in the order of its elements."""
+        """Return the steps of each thing that was tried there, in the order of its elements."""
         here = [same for (before, _, _), same in self._tried.items() if before == screen.id]
         order = {each.place: at for at, each in enumerate(screen.elements)}
         return sorted(
@@ -134,7 +134,7 @@ class GraphView:
         return [each.name or each.role for each in screen.elements if each.place not in places]
 
     def arriving(self, screen: Screen) -> dict[str, str]:
-        """The screens with steps to it -> these steps in words."""
+        """Return the screens with steps to it -> these steps in words."""
         ways: dict[str, dict[str, None]] = defaultdict(dict)
         for edge in self.edges:
             if edge.after == screen.id and edge.outcome == "moved":
@@ -142,7 +142,7 @@ class GraphView:
         return {before: "; ".join(found) for before, found in ways.items()}
 
     def merged(self, screen: Screen) -> list[Merge]:
-        """The pictures that counted as this screen."""
+        """Return the pictures that counted as this screen."""
         return [each for each in self.merges if each.screen == screen.id]
 
     def telling(self, same: Sequence[Edge]) -> Edge:
@@ -154,32 +154,32 @@ class GraphView:
         return Counter(edge.outcome for edge in same)
 
     def leads(self, same: Sequence[Edge]) -> list[str]:
-        """The screens that it led to."""
+        """Return the screens that it led to."""
         return list(dict.fromkeys(str(edge.after) for edge in same if edge.outcome == "moved"))
 
     def whole_picture(self, screen: Screen) -> Markup:
-        """The screen with its elements."""
+        """Return the screen with its elements."""
         edges = [edge for same in self.tried_on(screen) for edge in same]
         return self.picture(screen, screen.screenshot, element_marks(screen, edges))
 
     def before(self, edge: Edge) -> Markup:
-        """The screen that a step left, with where it acted."""
+        """Return the screen that a step left, with where it acted."""
         return self.picture(self.screens[edge.before], edge.shot_before, step_mark(edge))
 
     def after(self, edge: Edge) -> Markup:
-        """The screen that it led to; empty for none."""
+        """Return the screen that it led to; empty for none."""
         if not (edge.after and edge.shot_after):
             return Markup("")
         return self.picture(self.screens[edge.after], edge.shot_after)
 
     def picture(self, screen: Screen, key: str, over: Markup | str = "") -> Markup:
-        """A screenshot of a screen's size, with what is drawn over it."""
+        """Return a screenshot of a screen's size, with what is drawn over it."""
         size = screen.width, screen.height
         return screenshot(self.site.picture(key, *size), *size, over)
 
 
 def _page(known: GraphView, query: Query, *, reload: bool = True) -> Values:
-    """What all pages show; a page of a live exploration is loaded again from time to time."""
+    """Return what all pages show; a page of a live exploration is loaded again from time to time."""
     silent_s = time.time() - written_at(known.folder / DATABASE)
     heard = silent_s if silent_s < LIVE_S else None
     page = page_values(known.site, query, known.folder, silent_s=heard, reload=reload)
@@ -213,7 +213,7 @@ def graph_picture(
     labels: Mapping[str, str],
     starts: Collection[str],
 ) -> Markup:
-    """The screens that are nearest to the start, with the steps between them."""
+    """Return the screens that are nearest to the start, with the steps between them."""
     drawn = sorted(screens, key=lambda each: (each.depth, each.first_step))[:MOST_DRAWN]
     tries: dict[str, list[Edge]] = defaultdict(list)
     for edge in edges:
@@ -270,7 +270,7 @@ def places(
 
 
 def element_marks(screen: Screen, tries: Sequence[Edge]) -> Markup:
-    """A box for each element, in the colour of what came of it; a click leads to what was tried."""
+    """Return a box for each element, in the colour of what came of it; a click leads to what was tried."""
     outcomes: dict[str, set[str]] = defaultdict(set)
     for edge in tries:
         outcomes[edge.element.place].add(edge.outcome)
@@ -296,7 +296,7 @@ def step_mark(edge: Edge) -> Markup:
 
 
 def anchor_of(screen: str, place: str) -> str:
-    """The name of an element's part of its screen's page."""
+    """Return the name of an element's part of its screen's page."""
     return f"{screen[:12]}-" + "".join(each if each.isalnum() else "-" for each in place)
 
 
@@ -313,7 +313,7 @@ def _area(box: tuple[int, int, int, int]) -> int:
 
 
 def _moves(edges: Iterable[Edge], drawn: set[str]) -> dict[tuple[str, str], list[Edge]]:
-    """The steps from one of the drawn screens to another, by both."""
+    """Return the steps from one of the drawn screens to another, by both."""
     found: dict[tuple[str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         if edge.outcome == "moved" and edge.after in drawn and edge.before in drawn:
@@ -324,7 +324,7 @@ def _moves(edges: Iterable[Edge], drawn: set[str]) -> dict[tuple[str, str], list
 def _line(
     at: Mapping[str, tuple[int, int]], pair: tuple[str, str], steps: Sequence[Edge], kind: str
 ) -> Markup:
-    """A step from screen to screen: forwards from the right side, back from the left one."""
+    """Return a step from screen to screen: forwards from the right side, back from the left one."""
     (x, y), (to_x, to_y) = at[pair[0]], at[pair[1]]
     y, to_y = y + HIGH // 2, to_y + HIGH // 2
     if to_x > x:
@@ -341,7 +341,7 @@ def _line(
 
 
 def _in_short(screen: Screen, tries: Sequence[Edge]) -> str:
-    """What was tried on a screen, in short."""
+    """Return what was tried on a screen, in short."""
     if screen.ended:
         return "ended"
     known = {(each.place, way) for each in screen.elements for way in each.actions}
@@ -356,7 +356,7 @@ def _in_short(screen: Screen, tries: Sequence[Edge]) -> str:
 def _box(
     site: Site, screen: Screen, kind: str, told: tuple[str, str], at: tuple[int, int]
 ) -> Markup:
-    """A screen with its name and what was tried there, which leads to its page."""
+    """Return a screen with its name and what was tried there, which leads to its page."""
     x, y = at
     scale = min(WIDE / screen.width, HIGH / screen.height)
     wide, high = round(screen.width * scale), round(screen.height * scale)

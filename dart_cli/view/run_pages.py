@@ -73,7 +73,7 @@ def _page(reader: Reader, site: Site, query: Query, *, reload: bool = True) -> V
 
 
 def evaluated_page(run_dir: Path, site: Site, query: Query) -> Values:
-    """What every page of a run's evaluations shows; the directory may hold nothing else."""
+    """Return what every page of a run's evaluations shows; the directory may hold nothing else."""
     if not (run_dir / DATABASE).is_file():
         return page_values(site, query, run_dir)
     with open_reader(run_dir) as reader:
@@ -126,7 +126,7 @@ def _processes(reader: Reader, now: float) -> list[Values]:
 
 
 def run_row(reader: Reader) -> Values:
-    """A run in a few numbers, for the list of several."""
+    """Return a run in a few numbers, for the list of several."""
     curve, started, version = curves.read_curve(reader), run_of(reader), reader.newest_version()
     mean = [(each.version, each.success) for each in curves.over_tasks(curve)]
     lately = [
@@ -209,7 +209,7 @@ def _task_rows(counts: RunCounts, curve: Sequence[CurvePoint]) -> list[Values]:
 
 
 def groups(reader: Reader, site: Site, query: Query) -> Values:
-    """Groups, the newest first; by task and state."""
+    """Return the values of the page of groups, the newest first; by task and state."""
     task_ids = sorted({task_id for _, task_id in reader.instructions()})
     state, task_id = query.one_of("state", GROUP_STATES), query.one_of("task", task_ids)
     page = page_of(query, reader.count_groups(state=state, task_id=task_id))
@@ -312,7 +312,7 @@ def _screens(reader: Reader, keys: Iterable[str | None]) -> _Sizes:
 
 
 def _final(site: Site, screens: _Sizes, row: TrajectoryRow) -> Markup:
-    """The screen after the last action; empty where there is none."""
+    """Return the screen after the last action; empty where there is none."""
     key = row.final_screenshot or ""
     if key not in screens:
         return Markup("")
@@ -321,7 +321,7 @@ def _final(site: Site, screens: _Sizes, row: TrajectoryRow) -> Markup:
 
 
 def _frame(site: Site, step: Step, screens: _Sizes, colours: Mapping[int, str]) -> Values:
-    """A step with its screen, and its tokens as bars in the colours of their versions."""
+    """Return a step with its screen, and its tokens as bars in the colours of their versions."""
     kinds = ["v0"] * len(step.sampled.token_ids)
     for span in step.spans:
         kinds[span.start : span.end] = [colours.get(span.version, "v0")] * (span.end - span.start)

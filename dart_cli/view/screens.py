@@ -40,7 +40,7 @@ def image_size(image: bytes) -> tuple[int, int] | None:
 
 
 def reduced(image: bytes, across: int) -> bytes:
-    """The picture in at most so many pixels across, as WebP; itself where it has no more.
+    """Return the picture in at most so many pixels across, as WebP; itself where it has no more.
 
     Raises UserError for what is no picture.
     """
@@ -61,7 +61,7 @@ def reduced(image: bytes, across: int) -> bytes:
 def screenshot(
     picture: Markup, width: int, height: int, over: Markup | str = "", alt: str = "screenshot"
 ) -> Markup:
-    """A picture of `width` x `height` pixels as it fits the page, with what is drawn over it."""
+    """Return a picture of `width` x `height` pixels as it fits the page, with what is drawn over it."""
     small = " small" if width < _SMALL else ""
     return Markup(
         '<svg class="screen{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>'
@@ -69,7 +69,7 @@ def screenshot(
 
 
 def action_marks(action: Mapping[str, Any] | None, width: int) -> Markup:
-    """The marks of an action, over its screenshot of that width."""
+    """Return the marks of an action, over its screenshot of that width."""
     return Markup("").join(map(_drawn, marks_of(action, width)))
 
 
@@ -114,7 +114,7 @@ def _looked(pointed: PointerMap, width: int, height: int) -> Markup:
 
 
 def _cells(kept: NDArray[np.bool_]) -> str:
-    """A path of the cells [rows, columns], those beside one another in a row at once."""
+    """Return a path of the cells [rows, columns], those beside one another in a row at once."""
     edges = np.diff(np.pad(kept.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     starts, ends = np.argwhere(edges == 1), np.argwhere(edges == -1)
     return "".join(

@@ -102,7 +102,7 @@ def run_view(
 
 
 def make_app(place: Path, *, host: str = LOOPBACK, token: str = "") -> ASGIApp:
-    """The application of what is in `place`; it answers only under the name `host`."""
+    """Return the application of what is in `place`; it answers only under the name `host`."""
     if is_run(place):
         app = _run_app(place, Site(place))
     elif is_graph(place):
@@ -130,7 +130,7 @@ def has_evaluations(place: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, the most recently written one first. Links are not followed."""
+    """Return the runs in a folder, the most recently written one first. Links are not followed."""
     try:
         found = [run for run in folder.iterdir() if not run.is_symlink() and is_run(run)]
     except OSError:  # moved away, or not readable: treated as empty
@@ -139,7 +139,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _run_app(run_dir: Path, site: Site) -> Starlette:
-    """The pages of one run."""
+    """Return the pages of one run."""
 
     def screenshot(key: str) -> bytes:
         with open_reader(run_dir) as reader:
@@ -155,14 +155,14 @@ def _run_app(run_dir: Path, site: Site) -> Starlette:
 
 
 def _evaluated_app(run_dir: Path) -> Starlette:
-    """The evaluations of a directory in which nothing was trained."""
+    """Return the evaluations of a directory in which nothing was trained."""
     site, pages = Site(run_dir, sections=("evaluations",)), {**EVALUATION_PAGES}
     pages["/"] = pages["/evaluations"]
     return _app(site, *_pages(site, lambda: nullcontext(run_dir), pages), _shots(run_dir))
 
 
 def _graph_app(folder: Path) -> Starlette:
-    """The pages of one exploration."""
+    """Return the pages of one exploration."""
     site = Site(folder, sections=("steps", "merges"))
 
     def whole(key: str) -> bytes:
@@ -184,7 +184,7 @@ def _graph_app(folder: Path) -> Starlette:
 
 
 def _runs_app(folder: Path) -> Starlette:
-    """A list of the runs in a folder, some of them compared, and the pages of each below /runs/NAME."""
+    """Return a list of the runs in a folder, some of them compared, and the pages of each below /runs/NAME."""
     site = Site(folder, sections=("compare",))
     apps: dict[Path, Starlette] = {}
 
@@ -212,7 +212,7 @@ def _runs_app(folder: Path) -> Starlette:
 
 
 def _row(run: Path) -> Values:
-    """A run's row in the list of runs, or why it cannot be read."""
+    """Return a run's row in the list of runs, or why it cannot be read."""
     try:
         with open_reader(run) as reader:
             return {"fault": "", **run_pages.run_row(reader)}
@@ -223,7 +223,7 @@ def _row(run: Path) -> Values:
 def _pages(
     site: Site, opened: Callable[[], AbstractContextManager[Any]], pages: _Pages
 ) -> list[Route]:
-    """A route for each page, which opens its source anew."""
+    """Return a route for each page, which opens its source anew."""
 
     def route(path: str, template: str, values_of: Callable[..., Values]) -> Route:
         def show(request: Request) -> Response:
@@ -261,7 +261,7 @@ def _pictures(path: str, read: Callable[..., bytes]) -> Route:
 
 
 def _app(site: Site, *routes: BaseRoute) -> Starlette:
-    """These addresses with the style sheet; every error is a page that says what to do."""
+    """Return these addresses with the style sheet; every error is a page that says what to do."""
 
     def style(_request: Request) -> Response:
         return Response(stylesheet(), media_type="text/css")

@@ -82,7 +82,7 @@ class Site:
         y: float = 0,
         of: tuple[str, ...] = ("screenshots",),
     ) -> Markup:
-        """An image within an SVG, by its content hash; `of` is the first part of its address."""
+        """Return an image within an SVG, by its content hash; `of` is the first part of its address."""
         tag, href = self._image(key, of)
         return Markup('<{} href="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
             tag, href, x, y, width, height
@@ -92,7 +92,7 @@ class Site:
         return "image", self.page(*of, key)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The page; every value is escaped unless it is Markup."""
+        """Return the page; every value is escaped unless it is Markup."""
         page = _environment().get_template(template)
         return page.render(site=self, style=stylesheet(), policy=self.policy, **values)
 
@@ -112,7 +112,7 @@ class File(Site):
         self._used: dict[str, None] = {}
 
     def page(self, *parts: str, **_query: object) -> str:
-        """The part of the file for a screen of an exploration; empty for anything else."""
+        """Return the part of the file for a screen of an exploration; empty for anything else."""
         return f"#screen-{parts[1]}" if len(parts) == 2 and parts[0] == "screens" else ""
 
     def _image(self, key: str, of: tuple[str, ...]) -> tuple[str, str]:
@@ -121,7 +121,7 @@ class File(Site):
         return "use", f"#shot-{key}"
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The page, and the images that it refers to at its end."""
+        """Return the page, and the images that it refers to at its end."""
         page = super().render(template, values)
         images = self._images(self._used).items() if self._used else ()
         symbols = Markup("").join(_symbol(key, image) for key, image in images)
@@ -148,7 +148,7 @@ def page_values(
     silent_s: float | None = None,
     reload: bool = True,
 ) -> Values:
-    """What every page shows; that of a live run is loaded again where it may change by itself.
+    """Return what every page shows; that of a live run is loaded again where it may change by itself.
 
     `silent_s`: since the run was last heard, if it ever was.
     """
@@ -168,7 +168,7 @@ def page_values(
 
 @cache
 def stylesheet() -> str:
-    """The one style sheet of all pages."""
+    """Return the one style sheet of all pages."""
     return (resources.files("dart_cli.view") / "static" / "view.css").read_text(encoding="utf-8")
 
 
@@ -218,7 +218,7 @@ class Query:
         return [_member(name, value, known) for value in values]
 
     def whole(self, name: str, *, least: int = 0) -> int | None:
-        """A whole number, or None. Raises QueryError."""
+        """Return a whole number, or None. Raises QueryError."""
         asked = self._words.get(name)
         if asked is None:
             return None
@@ -276,7 +276,7 @@ class Page:
 
 
 def page_of(query: Query, total: int) -> Page:
-    """The page of a list of `total` rows that `query` asks for. Raises QueryError beyond the last."""
+    """Return the page of a list of `total` rows that `query` asks for. Raises QueryError beyond the last."""
     page = Page(query.whole("page", least=1) or 1, total)
     if page.number > page.pages:
         raise QueryError(f"page={page.number}: the last page is {page.pages}")

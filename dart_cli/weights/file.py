@@ -75,7 +75,7 @@ class Publication:
         finish: Callable[[FlatWeights], Published],
         began: float | None = None,
     ) -> None:
-        """Runs `copy`, then `finish` on what that returned. `began` in monotonic seconds, by default now."""
+        """Run `copy`, then `finish` on its result. `began` is in monotonic seconds, by default now."""
         self.policy_version = policy_version
         self._target = target
         self._began = time.monotonic() if began is None else began
@@ -154,7 +154,7 @@ class FileChannel:
         shared: bool = False,
         lora: LoraConfig | None = None,
     ) -> None:
-        """The newest `keep` versions are kept.
+        """Keep the newest `keep` versions.
 
         `shared` puts the tensors into shared memory if they fit. `lora` has the settings of the adapters that
         are published, and is stored with each version.
@@ -199,7 +199,7 @@ class FileChannel:
         return self.begin(tensors, policy_version).result()
 
     def newest(self) -> Published | None:
-        """The newest whole version, None before the first."""
+        """Return the newest whole version, None before the first."""
         return newest_version(self.directory)
 
     def resume(
@@ -268,7 +268,7 @@ class FileChannel:
     # --- in the publication's thread ----------------------------------------------------------
 
     def _memory(self, specs: Mapping[str, TensorSpec]) -> FlatWeights:
-        """What the next set is copied to; allocating it takes longer than copying."""
+        """Return what the next set is copied to; allocating it takes longer than copying."""
         if self._buffer is None or self._buffer.layout != layout_of(specs):
             self._buffer = None  # freed before the next is allocated
             self._buffer = FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
@@ -335,7 +335,7 @@ class FileChannel:
 
 
 def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a version, all checked against the model's tensors `expected`, by name.
+    """Return the tensors of a version, all checked against the model's tensors `expected`, by name.
 
     Raises WeightsError for a truncated or altered file, for names, shapes or dtypes that are not
     the model's, and for values that are not finite. Does not change `expected`.

@@ -50,7 +50,7 @@ class FlatWeights:
     """Tensors one after another in one buffer, laid out as in a file."""
 
     def __init__(self, layout: Layout, data: torch.Tensor) -> None:
-        """`data` is uint8 [layout.size_bytes]."""
+        """Take the buffer as `data`, uint8 [layout.size_bytes]."""
         self.layout = layout
         self.data = data
         self.tensors = {
@@ -62,15 +62,16 @@ class FlatWeights:
     def in_memory(
         cls, infos: Mapping[str, TensorSpec | TensorInfo], *, pinned: bool = False
     ) -> FlatWeights:
-        """A set of these shapes, its values undefined. `pinned`: GPUs copy to it on their own."""
+        """Return a set of these shapes, its values undefined. `pinned`: GPUs copy to it on their own."""
         layout = layout_of(infos)
         return cls(layout, accelerator.host_bytes(layout.size_bytes, pinned=pinned))
 
     @classmethod
     def in_file(cls, infos: Mapping[str, TensorSpec | TensorInfo], file: Path) -> FlatWeights:
-        """The same as a new memory-mapped safetensors file: what is written to it is in the file.
+        """Return a set of these shapes as a new memory-mapped safetensors file.
 
-        Raises OSError, for a full disk too: all of its space is allocated at once.
+        What is written to the set is in the file. Raises OSError, for a full disk too: all of its space
+        is allocated at once.
         """
         layout = layout_of(infos)
         with file.open("wb") as handle:
@@ -81,7 +82,7 @@ class FlatWeights:
 
     @classmethod
     def of_file(cls, file: Path) -> FlatWeights:
-        """A safetensors file, mapped for reading. Raises WeightsError."""
+        """Return a safetensors file, mapped for reading. Raises WeightsError."""
         layout = read_layout(file)
         try:
             return cls(layout, _mapped(layout, file, shared=False))
@@ -110,13 +111,13 @@ class FlatWeights:
             return self._digests(self.layout.entries, lambda at, part: _put(to, part, begin + at))
 
     def digests(self, names: Collection[str] | None = None) -> dict[str, str]:
-        """The digest of each tensor, or of each of `names`."""
+        """Return the digest of each tensor, or of each of `names`."""
         return self._digests(self.layout.entries if names is None else names, lambda *_: None)
 
     def _digests(
         self, names: Collection[str], take: Callable[[int, memoryview], None]
     ) -> dict[str, str]:
-        """The digests of `names`; `take` is given each part of their bytes, and where it begins."""
+        """Return the digests of `names`; `take` is given each part of their bytes, and where it begins."""
         data = self.data.numpy()
         entries = self.layout.entries
 
@@ -131,7 +132,7 @@ class FlatWeights:
     def manifest(
         self, policy_version: int, digests: Mapping[str, str], lora: LoraConfig | None = None
     ) -> Manifest:
-        """The manifest of this set, whose digests are known; `lora` has the settings of adapters."""
+        """Return the manifest of this set, whose digests are known; `lora` has the settings of adapters."""
         return Manifest(
             policy_version=policy_version,
             size_bytes=self.layout.size_bytes,
@@ -143,7 +144,7 @@ class FlatWeights:
         )
 
     def check(self, manifest: Manifest, names: Collection[str], where: str) -> None:
-        """Raises WeightsError, naming the tensor, unless the digests of `names` are the manifest's."""
+        """Raise WeightsError, naming the tensor, unless the digests of `names` are the manifest's."""
         for name, digest in self.digests(names).items():
             if digest != manifest.tensors[name].digest:
                 raise WeightsError(
@@ -153,7 +154,7 @@ class FlatWeights:
 
 
 def read_whole(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors of the whole set at `path`, mapped from its file.
+    """Return the tensors of the whole set at `path`, mapped from its file.
 
     Raises WeightsError unless names and shapes are those of `manifest`.
     """
@@ -165,7 +166,7 @@ def read_whole(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
 
 
 def check_fit(path: Path, manifest: Manifest, expected: Mapping[str, torch.Tensor]) -> None:
-    """Raises WeightsError unless names, shapes and dtypes of a manifest are a model's."""
+    """Raise WeightsError unless names, shapes and dtypes of a manifest are a model's."""
     given = manifest.tensors
     for name in sorted(expected.keys() - given.keys()):
         raise WeightsError(f"{path} lacks {name}, which the model has")
@@ -180,7 +181,7 @@ def check_fit(path: Path, manifest: Manifest, expected: Mapping[str, torch.Tenso
 
 
 def check_finite(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raises WeightsError, naming the tensor, for values that are not finite."""
+    """Raise WeightsError, naming the tensor, for values that are not finite."""
     for name, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -197,7 +198,7 @@ def _put(handle: int, part: memoryview, at: int) -> None:
 
 
 def _mapped(layout: Layout, file: Path, *, shared: bool) -> torch.Tensor:
-    """The bytes behind the header; what is written to them is in the file if `shared`."""
+    """Return the bytes behind the header; what is written to them is in the file if `shared`."""
     size = len(layout.header) + layout.size_bytes
     whole = torch.from_file(str(file), shared=shared, size=size, dtype=torch.uint8)
     return whole[len(layout.header) :]
@@ -224,7 +225,7 @@ class TensorCopy:
     """What is copied into host memory. Made where the tensors were computed."""
 
     def __init__(self, stream: TensorStream) -> None:
-        """The tensors of a stream that is not gathered are taken now, and read by `into`."""
+        """Take the tensors of a stream now, unless it is gathered; `into` reads them."""
         self._tensors = stream.tensors if stream.is_gathered else list(stream.tensors)
         self._ready: Any = None  # an event of the GPU's stream
         if not stream.is_gathered:

@@ -104,12 +104,12 @@ class Manifest(BaseModel):
     lora: LoraConfig | None = None  # settings of the adapters; None for weights, or of older dart
 
     def text(self) -> str:
-        """The file. Without adapters it is as before there were any."""
+        """Return the file. Without adapters it is as before there were any."""
         return self.model_dump_json(indent=1, exclude_none=True)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the version at `path`. Raises WeightsError if it is absent or no manifest."""
+    """Return the manifest of the version at `path`. Raises WeightsError if it is absent or no manifest."""
     file = path / MANIFEST
     try:
         if file.stat().st_size > _LARGEST_MANIFEST_BYTES:
@@ -124,7 +124,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(text: bytes, where: str) -> Manifest:
-    """The manifest in a file or message. Raises WeightsError."""
+    """Return the manifest in a file or message. Raises WeightsError."""
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -134,7 +134,7 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
 
 
 def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
-    """The manifest of the set at `path`, which must be the one that was announced.
+    """Return the manifest of the set at `path`, which must be the one that was announced.
 
     Raises WeightsError for another version or another digest; an empty `digest` is not compared.
     """
@@ -144,7 +144,7 @@ def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
 
 
 def check_is_announced(path: Path, manifest: Manifest, policy_version: int, digest: str) -> None:
-    """The same for a manifest that has been read, or received."""
+    """Check a manifest that has been read, or received, as `check_announced` does."""
     if manifest.policy_version != policy_version:
         raise WeightsError(f"{path} is v{manifest.policy_version}, announced was v{policy_version}")
     if digest and published(path, manifest).digest != digest:
@@ -152,7 +152,7 @@ def check_is_announced(path: Path, manifest: Manifest, policy_version: int, dige
 
 
 def check_files(path: Path, manifest: Manifest) -> None:
-    """Raises WeightsError unless the file holds, byte for byte, the tensors of the manifest."""
+    """Raise WeightsError unless the file holds, byte for byte, the tensors of the manifest."""
     file = path / WEIGHTS
     layout = read_layout(file)
     found = {name: (list(at.shape), at.dtype) for name, at in layout.entries.items()}
@@ -165,7 +165,7 @@ def check_files(path: Path, manifest: Manifest) -> None:
 
 
 def check_adapters(path: Path, lora: LoraConfig | None) -> None:
-    """Raises WeightsError where the version at `path` says that it has other adapters than `lora`."""
+    """Raise WeightsError where the version at `path` says that it has other adapters than `lora`."""
     manifest = read_manifest(path)
     if manifest.lora is not None and (problem := adapter_change(manifest.lora, lora)):
         raise WeightsError(
@@ -181,7 +181,7 @@ def path_of(directory: Path, policy_version: int) -> Path:
 
 
 def published(path: Path, manifest: Manifest) -> Published:
-    """The version at `path`, as it is announced."""
+    """Return the version at `path`, as it is announced."""
     values = manifest.model_dump(exclude_none=True)
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return Published(manifest.policy_version, path, digest, manifest.size_bytes)
@@ -261,7 +261,7 @@ def on_cores(work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
 
 
 def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
-    """The digest of each tensor of a file. Raises WeightsError if the file is removed meanwhile."""
+    """Return the digest of each tensor of a file. Raises WeightsError if the file is removed meanwhile."""
     offset = len(layout.header)
     try:
         with file.open("rb") as handle:
@@ -310,7 +310,7 @@ class Layout:
 def layout_of(
     tensors: Mapping[str, TensorSpec | TensorInfo], metadata: Mapping[str, str] | None = None
 ) -> Layout:
-    """The layout of a set. `metadata` joins the header's own, which safetensors keeps as text.
+    """Return the layout of a set. `metadata` joins the header's own, which safetensors keeps as text.
 
     Raises WeightsError for a dtype that the format lacks.
     """
@@ -333,7 +333,7 @@ def layout_of(
 
 
 def read_layout(file: Path) -> Layout:
-    """The layout of a safetensors file, whose length must match its header. Raises WeightsError."""
+    """Return the layout of a safetensors file, whose length must match its header. Raises WeightsError."""
     try:
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")

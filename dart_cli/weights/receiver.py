@@ -50,7 +50,7 @@ class FileReceiver:
         """Nothing: files are read when it is this worker's turn."""
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
-        """The announced directory; its files are checked when they are loaded. Raises WeightsError."""
+        """Return the announced directory; its files are checked when they are loaded. Raises WeightsError."""
         await asyncio.to_thread(check_announced, path, policy_version, digest)
         return Received(path, policy_version)
 

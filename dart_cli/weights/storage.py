@@ -43,7 +43,7 @@ class Storage:
         self._release = weakref.finalize(self, os.close, opened[1]) if opened else None
 
     def make(self, file: Path, size_bytes: int) -> Path:
-        """The path to write `file` at: itself, or a new one in shared memory, to which `file` links."""
+        """Return the path to write `file` at: itself, or a new one in shared memory, to which `file` links."""
         if self._shared is None or free_shared_memory() < 2 * size_bytes:
             return file
         target = self._shared / f"{uuid.uuid4().hex}{file.suffix}"
@@ -90,7 +90,7 @@ def free_shared_memory() -> int:
 
 
 def _private_directory(home: Path) -> tuple[Path, int] | None:
-    """The directory in shared memory that belongs to `home`, and a descriptor that keeps it.
+    """Return the directory in shared memory that belongs to `home`, and a descriptor that keeps it.
 
     None where none can be created.
     """

@@ -22,7 +22,7 @@ BASE = "http://127.0.0.1:8480/v1/sessions"
 
 
 def post(path, body):
-    """The answer of the endpoint, asked again for as long as it says so."""
+    """Return the answer of the endpoint; ask again for as long as it says so."""
     request = urllib.request.Request(
         BASE + path, json.dumps(body).encode(), {"content-type": "application/json"}
     )

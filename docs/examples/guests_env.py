@@ -50,7 +50,7 @@ class GuestsEnv:
         return Verdict("pass" if passed else "fail", f"removed {self.removed}, not {self.goal}")
 
     def oracle_action(self):
-        """The next right action. Optional: `dart env check` and `dart data collect` play it."""
+        """Return the next right action. Optional: `dart env check` and `dart data collect` play it."""
         if self.asked is None:
             return Click(x=SIDE // 2, y=7 + ROW * self.guests.index(self.goal) + ROW // 2)
         return Click(x=32 + 63 * self.buttons.index(self.yes), y=84)

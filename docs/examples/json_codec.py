@@ -35,18 +35,18 @@ class JsonCodec:
     }
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action of one completion: the last line; what is before it is a thought."""
+        """Return the action of one completion: the last line; what is before it is a thought."""
         try:
             return _action(json.loads(_last_line(text)), coordinates)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ActionError(f"the last line is no action in JSON: {error!r:.200}") from None
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """The completion that `parse` reads as `action`; never that of a similar one."""
+        """Return the completion that `parse` reads as `action`; never that of a similar one."""
         return f"{thought}\n{json.dumps(self._written(action, coordinates))}".lstrip("\n")
 
     def as_history(self, text: str) -> str:
-        """The completion unchanged: prompts then show the very tokens that were sampled."""
+        """Return the completion unchanged: prompts then show the very tokens that were sampled."""
         return text
 
     def write_point(self, x: int, y: int) -> str:

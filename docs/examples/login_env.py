@@ -65,7 +65,7 @@ class LoginEnv:
         return Verdict("pass" if passed else "fail", state)
 
     def oracle_action(self):
-        """The next action of a solution: what `dart data collect` plays."""
+        """Return the next action of a solution: what `dart data collect` plays."""
         if self.inside:
             return self._middle(self.welcome["continue"])
         for name in ("user", "password"):

@@ -63,7 +63,7 @@ Finger = tuple[int, int] | None
 def scripts_of(
     action: Action, size: tuple[int, int], finger: Finger = None, *, adb_keyboard: bool
 ) -> list[str]:
-    """What performs `action` on a screen of `size`; nothing for an action without meaning on a device."""
+    """Return what performs `action` on a screen of `size`; nothing for an action without meaning on a device."""
     match within(action, size):
         case Click(x=x, y=y, button="right", modifiers=()):
             return [_swipe((x, y), (x, y), LONG_PRESS_MS)]
@@ -101,12 +101,12 @@ def finger_after(action: Action, size: tuple[int, int], finger: Finger) -> Finge
 
 
 def lift(finger: tuple[int, int]) -> str:
-    """The script that takes the finger off the screen."""
+    """Return the script that takes the finger off the screen."""
     return f"input motionevent UP {finger[0]} {finger[1]}"
 
 
 def _touch(action: Move | MouseDown | MouseUp, finger: Finger) -> list[str]:
-    """The finger goes down at a point, along, and up again."""
+    """Return what puts the finger down at a point, moves it, or takes it up again."""
     at = finger if action.x is None or action.y is None else (action.x, action.y)
     if at is None or (finger is None and not isinstance(action, MouseDown)):
         return []
@@ -117,7 +117,7 @@ def _touch(action: Move | MouseDown | MouseUp, finger: Finger) -> list[str]:
 
 
 def unwritten(text: str) -> str:
-    """The characters, each once, that `input text` cannot write."""
+    """Return the characters, each once, that `input text` cannot write."""
     lacking = (each for each in text if each not in "\n\t\r" and not _writable(each))
     return "".join(dict.fromkeys(lacking))
 
@@ -168,7 +168,7 @@ def _drag(path: Sequence[tuple[int, int]]) -> str:
 
 
 def _scroll(at: tuple[int, int], dx: int, dy: int, size: tuple[int, int]) -> str:
-    """The finger moves the other way; it keeps off the edges, where system gestures begin."""
+    """Return the finger moves the other way; it keeps off the edges, where system gestures begin."""
     ends = []
     for place, notches, side in zip(at, (dx, dy), size, strict=True):
         way = round(min(max(notches, -10), 10) * NOTCH * side)

@@ -30,7 +30,7 @@ _MOST_CHATTER = 4096  # bytes of warnings before a screenshot
 
 
 def find_adb(named: str = "") -> str:
-    """The program: `named`, or the first on PATH. Raises MissingPartError with the install step."""
+    """Return the program: `named`, or the first on PATH. Raises MissingPartError with the install step."""
     found = shutil.which(Path(named or "adb").expanduser())
     if found is None:
         cure = "apt install adb, or set env.options.adb to its path"
@@ -87,7 +87,7 @@ class AdbTransport:
         return self.run(["shell", script], deadline_s).decode("utf-8", "replace")
 
     def screenshot(self) -> bytes:
-        """The screen as PNG."""
+        """Return the screen as PNG."""
         # Not `shell`, which turns line ends of older devices into CR LF.
         output = self.run(["exec-out", "screencap", "-p"])
         start = output.find(_PNG, 0, _MOST_CHATTER)  # devices with several displays warn first
@@ -130,7 +130,7 @@ _WINDOW = re.compile(r" ([\w.]+)/([\w.$]+)\}")
 
 
 def read_views(device: AdbTransport) -> ET.Element:
-    """The view tree of the present screen. Raises EnvError."""
+    """Return the view tree of the present screen. Raises EnvError."""
     said = device.shell(_DUMP)[:MOST_CHARS]
     start, end = said.find("<hierarchy"), said.rfind("</hierarchy>")
     if start < 0 or end < 0:
@@ -146,7 +146,7 @@ def read_views(device: AdbTransport) -> ET.Element:
 
 
 def focus_of(device: AdbTransport, views: ET.Element) -> str:
-    """The package and activity of the window that has the focus, else the package of the views."""
+    """Return the package and activity of the window that has the focus, else the package of the views."""
     found = _WINDOW.search(device.shell(f"{_FOCUS} || true"))
     if found is not None:
         package, activity = found[1], found[2]
@@ -155,7 +155,7 @@ def focus_of(device: AdbTransport, views: ET.Element) -> str:
 
 
 def nodes_of(views: ET.Element, width: int, height: int) -> list[Node]:
-    """The windows of a screen of `width` x `height` pixels; one above another comes later."""
+    """Return the windows of a screen of `width` x `height` pixels; one above another comes later."""
     return [_node(each, (0, 0, width, height)) for each in views.findall("node")]
 
 
@@ -203,7 +203,7 @@ def _is(view: ET.Element, name: str) -> bool:
 
 
 def _box(view: ET.Element, frame: Box) -> Box | None:
-    """The part within `frame`; None if there is none."""
+    """Return the part within `frame`; None if there is none."""
     found = _BOUNDS.fullmatch(view.get("bounds", ""))
     if found is None:
         return None

@@ -156,7 +156,7 @@ class AndroidEnv:
         return self._verdict
 
     def elements(self) -> list[Element]:
-        """Views that can be seen and reached (envs.elements.Explorable). Raises EnvError."""
+        """Return the views that can be seen and reached (envs.elements.Explorable). Raises EnvError."""
         return elements_of(self._read()[1])
 
     def state(self) -> ScreenState:
@@ -261,7 +261,7 @@ def _score(check: Check, device: AdbTransport) -> float:
 
 
 def _seen(getter: Getter, device: AdbTransport) -> str:
-    """The command's output, without surrounding white space."""
+    """Return the command's output, without surrounding white space."""
     return device.shell(getter.parameters["command"]).strip()
 
 
@@ -297,7 +297,7 @@ class AndroidSuite:
         encoding: ImageEncoding = "png",
         deadline_s: Seconds = 30.0,
     ) -> AndroidEnv:
-        """An environment with a device of its own, which the first reset asks for.
+        """Return an environment with a device of its own, which the first reset asks for.
 
         `serial` names the device as `adb devices` does (a list: one for each slot; empty: the only
         one there is), `adb` the program, `snapshot` the emulator's snapshot that each reset restores.

@@ -55,7 +55,7 @@ class CallWriter:
         )
 
     def calls_of(self, action: Action) -> list[Call]:
-        """The calls that perform `action`; none for one that does nothing here."""
+        """Return the calls that perform `action`; none for one that does nothing here."""
         match action:
             case KeyPress(keys=keys) if call := MEANINGS.get(tuple(map(canonical, keys))):
                 return [call]
@@ -94,7 +94,7 @@ def _perform(event: Event) -> Iterator[Call]:
 
 
 def _named(name: str) -> str | None:
-    """The browser's name of a key; None for one that it does not know."""
+    """Return the browser's name of a key; None for one that it does not know."""
     if len(name) == 1:
         return name if name.isascii() and name.isprintable() and name != " " else None
     return _KEYS.get(name)

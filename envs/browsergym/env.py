@@ -157,7 +157,7 @@ class BrowsergymEnv:
             raise
 
     def _start(self) -> ChildProgram:
-        """The process that runs, or a new one."""
+        """Return the process that runs, or a new one."""
         if self._program is None:
             python = need_interpreter(self._settings.python)
             remove_stale_profiles()
@@ -193,7 +193,7 @@ class BrowsergymEnv:
 
 
 def opened(action: Goto) -> Action:
-    """The action with a whole address; a wait of no time where it names what may not be opened."""
+    """Return the action with a whole address; a wait of no time where it names what may not be opened."""
     url = action.url.strip()
     if "://" not in url and url != "about:blank":
         url = f"http://{url}"
@@ -218,7 +218,7 @@ _BACKGROUND = "white"
 
 
 def with_images(screenshot: bytes, images: Sequence[bytes]) -> bytes:
-    """A PNG: the screenshot as it is, and below it the images side by side, in half its height.
+    """Return a PNG: the screenshot as it is, and below it the images side by side, in half its height.
 
     A point of the page keeps its numbers; one below it hits nothing. Raises EnvError for an image that
     cannot be read.

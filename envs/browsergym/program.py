@@ -66,7 +66,7 @@ def end_with(parent: int) -> None:
 
 
 def told(error: BaseException) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
@@ -95,7 +95,7 @@ def load_packages(only: str = "") -> dict[str, str]:
 
 
 def registered() -> dict[str, Any]:
-    """The ids of all tasks without their prefix, and what could not be loaded."""
+    """Return the ids of all tasks without their prefix, and what could not be loaded."""
     core: Any = importlib.import_module("browsergym.core")
     gymnasium: Any = importlib.import_module("gymnasium")
     failed = load_packages()
@@ -111,7 +111,7 @@ def registered() -> dict[str, Any]:
 
 
 def unachievable() -> list[int]:
-    """The tasks of WebArena whose answer is that they cannot be done."""
+    """Return the tasks of WebArena whose answer is that they cannot be done."""
     try:
         webarena: Any = importlib.import_module("webarena")
         configs = json.loads(files(webarena).joinpath("test.raw.json").read_text("utf-8"))
@@ -174,7 +174,7 @@ class KeptPlaywright:
         return self
 
     def launch(self, **asked: Any) -> KeptBrowser:
-        """The browser in use, where it runs, is the one that is asked for, and is not worn out."""
+        """Return the browser in use, where it runs, is the one that is asked for, and is not worn out."""
         self._episodes += 1
         fits = asked == self._asked and self._episodes <= EPISODES_A_BROWSER
         if self._browser is None or not fits or not self._browser.is_connected():
@@ -374,7 +374,7 @@ class Player:
     def _looked(
         self, info: dict[str, Any], request: dict[str, Any]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """The reward and the screen; again, where the page was being left meanwhile."""
+        """Return the reward and the screen; again, where the page was being left meanwhile."""
         playwright: Any = importlib.import_module("playwright.sync_api")
         for tries_left in reversed(range(TRIES)):
             try:
@@ -409,7 +409,7 @@ def scale_of(page: Any) -> float:
 
 
 def screenshot(page: Any) -> bytes:
-    """The viewport as a PNG, as BrowserGym's observations have it."""
+    """Return the viewport as a PNG, as BrowserGym's observations have it."""
     scale, size = scale_of(page), page.viewport_size
     session = session_of(page)
     metrics = {**size, "deviceScaleFactor": scale, "mobile": False}
@@ -422,14 +422,14 @@ def screenshot(page: Any) -> bytes:
 
 
 def session_of(page: Any) -> Any:
-    """The one session with a page that all its screenshots use; to make one takes longer than a screenshot."""
+    """Return the one session with a page that all its screenshots use; to make one takes longer than a screenshot."""
     if getattr(page, "dart_session", None) is None:
         page.dart_session = page.context.new_cdp_session(page)
     return page.dart_session
 
 
 def image_of(url: Any) -> bytes:
-    """A goal's image: the bytes of a data URL."""
+    """Return a goal's image: the bytes of a data URL."""
     address = url["url"] if isinstance(url, dict) else url
     head, comma, data = str(address).partition(",")
     if not (comma and head.startswith("data:") and head.endswith(";base64")):

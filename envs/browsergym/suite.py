@@ -71,7 +71,7 @@ class BrowsergymSuite:
         task_options: Mapping[str, Any] | None = None,
         observe: Sequence[ObservedKind] = (),
     ) -> BrowsergymEnv:
-        """An environment with a process and a browser of its own, which the first reset starts.
+        """Return an environment with a process and a browser of its own, which the first reset starts.
 
         `python` is the interpreter that has BrowserGym, `chromium` the browser's binary if it is not
         Debian's. `size` is that of the viewport (the task's own if None), `pause_s` the time that a page
@@ -100,7 +100,7 @@ class BrowsergymSuite:
         return reset_s
 
     def _task(self, options: Mapping[str, Any] | None) -> Task:
-        """What a reset is asked for; the interpreter is not asked for its tasks before."""
+        """Return what a reset is asked for; the interpreter is not asked for its tasks before."""
         return task_of(options, self.tasks, self.name, self.elsewhere)
 
     def check_parts(
@@ -129,7 +129,7 @@ class BrowsergymSuite:
 
 
 def _pages() -> str:
-    """The address of MiniWoB's pages: those of the package miniwob; empty where it is not installed."""
+    """Return the address of MiniWoB's pages: those of the package miniwob; empty where it is not installed."""
     try:
         return f"{find_pages().as_uri()}/"
     except MissingPartError:

@@ -33,7 +33,7 @@ CURE = (
 
 
 def find_interpreter(named: str = "") -> str:
-    """The interpreter called `named`, else that of the variable, else that of scripts/setup-browsergym.
+    """Return the interpreter called `named`, else that of the variable, else that of scripts/setup-browsergym.
 
     An empty text where there is none; raises MissingPartError if one is named and is not there.
     """
@@ -52,7 +52,7 @@ def find_interpreter(named: str = "") -> str:
 
 
 def need_interpreter(named: str = "") -> str:
-    """The same; raises MissingPartError where there is none."""
+    """Return the same interpreter as `find_interpreter`; raises MissingPartError where there is none."""
     python = find_interpreter(named)
     if not python:
         raise MissingPartError(f"BrowserGym needs an interpreter of its own: {CURE}")
@@ -131,7 +131,7 @@ def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str
 
 
 def known_names() -> Iterator[str]:
-    """The ids of BrowserGym 0.14.3 that are counted or few; others are known where they are installed."""
+    """Yield the ids of BrowserGym 0.14.3 that are counted or few; others are known where they are installed."""
     listed = files("envs.browsergym").joinpath("known_tasks.txt").read_text(encoding="utf-8")
     yield from listed.split()
     yield from (f"webarena.{number}" for number in range(812))
@@ -151,7 +151,7 @@ class Registered:
 
 
 def registered_tasks(python: str, cache: Path | None = None) -> Registered:
-    """The tasks that `python` registers. Raises EnvError where it has no BrowserGym.
+    """Return the tasks that `python` registers. Raises EnvError where it has no BrowserGym.
 
     An interpreter is asked again when packages were installed there. `cache` is the folder of the answers.
     """
@@ -179,7 +179,7 @@ def default_cache() -> Path:
 
 
 def source() -> str:
-    """The text of program.py."""
+    """Return the text of program.py."""
     return files("envs.browsergym").joinpath("program.py").read_text(encoding="utf-8")
 
 
@@ -189,7 +189,7 @@ def known_tasks() -> dict[str, Task]:
 
 
 def lacking(registered: Registered, names: Sequence[str]) -> str:
-    """What is missing for tasks, by their names without `browsergym/`, as one line; empty: nothing."""
+    """Return what is missing for tasks, by their names without `browsergym/`, as one line; empty: nothing."""
     for name in names:
         benchmark = benchmark_of(name)
         if name not in registered.tasks:
@@ -220,7 +220,7 @@ def _read(answer: Mapping[str, Any]) -> Registered:
 
 
 def _state_of(python: str) -> str:
-    """What the answer depends on: the interpreter, its packages, packages of the user's own."""
+    """Return what the answer depends on: the interpreter, its packages, packages of the user's own."""
     place = Path(python)
     folders = [place, *place.parent.parent.glob("lib/python*/site-packages")]
     folders += [folder / "browsergym" for folder in folders[1:]]

@@ -50,7 +50,7 @@ def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
 
 
 def outline_of(widgets: Iterable[Mapping[str, Any]]) -> str:
-    """A line for each widget of `read_widgets` on the screen that has a name or a text."""
+    """Return a line for each widget of `read_widgets` on the screen that has a name or a text."""
     showing = (each for each in widgets if each["showing"] and each["box"])
     return outline(
         Widget(each["role"], each["name"] or "", each["text"] or "", tuple(each["box"]))

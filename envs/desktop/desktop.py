@@ -144,7 +144,7 @@ class Desktop:
         return log.read_bytes()[before:].decode(errors="replace")
 
     def busy(self) -> int:
-        """A number that changes only while an application computes; its value means nothing else."""
+        """Return a number that changes only while an application computes; its value means nothing else."""
         started = (child for pid in self._running for child in children(pid))
         return sum(map(ticks, (*self._running, *self._serving, *started)))
 
@@ -277,7 +277,7 @@ class Desktop:
         return pid
 
     def _await(self, key: str) -> dict[str, Any]:
-        """The next event that has `key`. Raises EnvError if it does not come."""
+        """Return the next event that has `key`. Raises EnvError if it does not come."""
         until = time.monotonic() + self.settings.deadline_s
         while True:
             for event in self._said:

@@ -51,7 +51,7 @@ KINDS = (*_DRAWN, *_MADE)
 
 
 def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
-    """The values by name. Raises TaskError naming the entry that is wrong."""
+    """Return the values by name. Raises TaskError naming the entry that is wrong."""
     rng = Random(f"{task_id}/{seed}")  # noqa: S311 - draws tasks, no secrets
     values: dict[str, Any] = {}
     for name, entry in spec.items():

@@ -136,7 +136,7 @@ class DesktopEnv:
         return verdict
 
     def oracle_action(self) -> Action:
-        """The next action of the task's scripted solution.
+        """Return the next action of the task's scripted solution.
 
         Raises NoOracleError if it has none, EnvError if other actions have been played.
         """
@@ -148,7 +148,7 @@ class DesktopEnv:
         return task.solution[self._script]
 
     def elements(self) -> list[Element]:
-        """What can be seen and reached (envs.elements.Explorable): widgets, or the cells of a grid.
+        """Return what can be seen and reached (envs.elements.Explorable): widgets, or the cells of a grid.
 
         Raises EnvError; one made without `observe=("accessibility",)` cannot tell.
         """
@@ -226,7 +226,7 @@ class DesktopEnv:
         return replace(screen, texts={"accessibility": outline_of(self._widgets())})
 
     def _widgets(self) -> list[dict[str, Any]]:
-        """What applications report, read once for each screen. Raises EnvError."""
+        """Return what applications report, read once for each screen. Raises EnvError."""
         self._playing()
         if not self._shows_widgets:
             raise EnvError("the desktop tells no elements without observe = accessibility")
@@ -235,7 +235,7 @@ class DesktopEnv:
         return self._reported
 
     def _told(self) -> tuple[list[dict[str, Any]], Observation]:
-        """What applications report, and the screen that it is of. Raises EnvError."""
+        """Return what applications report, and the screen that it is of. Raises EnvError."""
         widgets = self._widgets()
         assert self._screen is not None, "an episode begins with a screen"
         return widgets, self._screen
@@ -256,7 +256,7 @@ class DesktopEnv:
 
 
 def filled(task: TaskFile, seed: int) -> TaskFile:
-    """The instance of a task that a seed draws. Raises TaskError."""
+    """Return the instance of a task that a seed draws. Raises TaskError."""
     values = draw(task.draw, task.id, seed)
 
     def steps(given: tuple[SetupStep, ...]) -> tuple[SetupStep, ...]:

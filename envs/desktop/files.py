@@ -34,17 +34,17 @@ def inside(home: Path, path: str) -> Path:
 
 
 def make_folder(home: Path, path: str) -> None:
-    """An empty folder."""
+    """Make an empty folder."""
     inside(home, path).mkdir(parents=True, exist_ok=True)
 
 
 def make_text(home: Path, path: str, lines: list[Any]) -> None:
-    """A text file."""
+    """Make a text file of these lines."""
     _place(home, path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def make_spreadsheet(home: Path, path: str, sheets: Mapping[str, list[list[Any]]]) -> None:
-    """A workbook: rows of cells by sheet; a text that begins with = is a formula."""
+    """Make a workbook: rows of cells by sheet; a text that begins with = is a formula."""
     book = openpyxl.Workbook()
     book.remove(book.active)
     book.properties.created = book.properties.modified = MADE.replace(tzinfo=None)
@@ -56,7 +56,7 @@ def make_spreadsheet(home: Path, path: str, sheets: Mapping[str, list[list[Any]]
 
 
 def make_document(home: Path, path: str, paragraphs: list[Any]) -> None:
-    """A text document: texts, or {"text", "style"} with a style's name such as Heading 1."""
+    """Make a text document: texts, or {"text", "style"} with a style's name such as Heading 1."""
     document = docx.Document()
     for each in paragraphs:
         told = {"text": each} if not isinstance(each, Mapping) else each
@@ -65,7 +65,7 @@ def make_document(home: Path, path: str, paragraphs: list[Any]) -> None:
 
 
 def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
-    """A presentation: {"title", "lines"} for each slide."""
+    """Make a presentation: {"title", "lines"} for each slide."""
     show = pptx.Presentation()
     for told in slides:
         slide = show.slides.add_slide(show.slide_layouts[1])
@@ -77,7 +77,7 @@ def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
 def make_picture(
     home: Path, path: str, size: list[int], patches: list[tuple[list[int], list[int]]]
 ) -> None:
-    """A picture, [width, height]: rectangles [left, top, right, bottom] in a colour [r, g, b]."""
+    """Make a picture, [width, height]: rectangles [left, top, right, bottom] in a colour [r, g, b]."""
     picture = Image.new("RGB", (size[0], size[1]), "white")
     for (left, top, right, bottom), colour in patches:
         picture.paste(tuple(colour), (left, top, right, bottom))

@@ -61,7 +61,7 @@ class GetterContext:
 
 
 def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
-    """The value. Raises TaskError for an unknown type or parameter."""
+    """Return the value. Raises TaskError for an unknown type or parameter."""
     if kind not in GETTERS:
         raise TaskError(f"no getter {kind!r}; there are {', '.join(sorted(GETTERS))}")
     try:
@@ -71,12 +71,12 @@ def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def rule(_: GetterContext, rules: Mapping[str, Any]) -> Any:
-    """The task file's own value, as OSWorld writes it: {"rules": {"expected": ...}}."""
+    """Return the task file's own value, as OSWorld writes it: {"rules": {"expected": ...}}."""
     return rules["expected"]
 
 
 def text_file(scene: GetterContext, path: str) -> str | None:
-    """A text file's text."""
+    """Return a text file's text."""
     with suppress(OSError, UnicodeDecodeError):
         return read_text(_small(scene, path))
     return None
@@ -96,7 +96,7 @@ def files(scene: GetterContext, path: str, hidden: bool = False) -> list[str] | 
 
 
 def _workbook(scene: GetterContext, path: str, *, data_only: bool = False) -> Any:
-    """A workbook of openpyxl, which leaves a damaged file open that it was given by name."""
+    """Return a workbook of openpyxl, which leaves a damaged file open that it was given by name."""
     with _small(scene, path).open("rb") as file:
         return openpyxl.load_workbook(file, data_only=data_only)
 
@@ -118,7 +118,7 @@ def cells(
 
 
 def formula(scene: GetterContext, path: str, cell: str, sheet: str = "") -> str | None:
-    """A cell's formula, or its value as a text."""
+    """Return a cell's formula, or its value as a text."""
     found = cells(scene, path, [cell], sheet, formulas=True)
     return None if found is None else str(found[0])
 
@@ -176,7 +176,7 @@ def paragraph_looks(scene: GetterContext, path: str) -> list[dict[str, Any]] | N
 
 
 def slides(scene: GetterContext, path: str) -> list[list[str]] | None:
-    """The texts of each slide's shapes."""
+    """Return the texts of each slide's shapes."""
     with suppress(*_UNREADABLE):
         show = pptx.Presentation(str(_small(scene, path)))
         return [
@@ -187,7 +187,7 @@ def slides(scene: GetterContext, path: str) -> list[list[str]] | None:
 
 
 def picture(scene: GetterContext, path: str) -> dict[str, Any] | None:
-    """A picture's format (PNG, JPEG, ...), width and height."""
+    """Return a picture's format (PNG, JPEG, ...), width and height."""
     with suppress(*_UNREADABLE), _picture(scene, path) as found:
         return {"format": found.format, "width": found.width, "height": found.height}
     return None
@@ -204,7 +204,7 @@ def pixels(
 
 
 def setting(scene: GetterContext, path: str, group: str, key: str) -> str | None:
-    """A value of a settings file: `[group]`, `key=value`."""
+    """Return a value of a settings file: `[group]`, `key=value`."""
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     with suppress(OSError, UnicodeDecodeError, configparser.Error):
@@ -214,13 +214,13 @@ def setting(scene: GetterContext, path: str, group: str, key: str) -> str | None
 
 
 def gsetting(scene: GetterContext, schema: str, key: str) -> str | None:
-    """A setting of an application by its schema, None while it is the default."""
+    """Return a setting of an application by its schema, None while it is the default."""
     path = ".config/glib-2.0/settings/keyfile"
     return setting(scene, path, schema.replace(".", "/"), key)
 
 
 def clipboard(scene: GetterContext) -> str | None:
-    """The clipboard's text."""
+    """Return the clipboard's text."""
     return scene.clipboard()
 
 
@@ -230,7 +230,7 @@ def accessibility_tree(scene: GetterContext, role: str = "") -> list[dict[str, A
 
 
 def answer(scene: GetterContext) -> str | None:
-    """What the policy answered."""
+    """Return what the policy answered."""
     return scene.answer
 
 
@@ -248,12 +248,12 @@ def _picture(scene: GetterContext, path: str) -> Image.Image:
 
 
 def _pixel(x: float, y: float) -> tuple[int, int, int, int]:
-    """The box of one pixel."""
+    """Return the box of one pixel."""
     return int(x), int(y), int(x) + 1, int(y) + 1
 
 
 def _within(scene: GetterContext, path: str) -> Path:
-    """A place in HOME; a link of the policy's that leads out of it cannot be read."""
+    """Return a place in HOME; a link of the policy's that leads out of it cannot be read."""
     try:
         return inside(scene.home, path)
     except TaskError as error:
@@ -261,7 +261,7 @@ def _within(scene: GetterContext, path: str) -> Path:
 
 
 def _small(scene: GetterContext, path: str) -> Path:
-    """A file in HOME that is not too large to be read."""
+    """Return a file in HOME that is not too large to be read."""
     place = _within(scene, path)
     if place.stat().st_size > MOST_BYTES:
         raise OSError(f"{path} is larger than {MOST_BYTES} bytes")
@@ -278,7 +278,7 @@ _NAME = re.compile(r"([A-Z]{1,3})([1-9]\d{0,6})")
 
 
 def _tag(space: str, name: str) -> str:
-    """A tag or attribute as ElementTree names it."""
+    """Return a tag or attribute as ElementTree names it."""
     return f"{{{_SPACE}:{space}:1.0}}{name}"
 
 
@@ -308,7 +308,7 @@ def read_cells(
 
 
 def _body(path: Path, kind: str) -> ET.Element:
-    """What a file of a kind (text, spreadsheet) holds."""
+    """Return what a file of a kind (text, spreadsheet) holds."""
     with zipfile.ZipFile(path) as packed:
         if packed.getinfo("content.xml").file_size > MOST_UNPACKED:
             raise ValueError(f"{path} holds more than {MOST_UNPACKED} bytes")
@@ -324,7 +324,7 @@ def _body(path: Path, kind: str) -> ET.Element:
 
 
 def _text(block: ET.Element) -> str:
-    """The text of a paragraph; blanks in a row, tabs and line breaks are elements of their own."""
+    """Return the text of a paragraph; blanks in a row, tabs and line breaks are elements of their own."""
 
     def parts(element: ET.Element) -> Iterator[str]:
         yield element.text or ""
@@ -343,7 +343,7 @@ def _text(block: ET.Element) -> str:
 
 
 def _find(table: ET.Element, rows: set[int]) -> dict[tuple[int, int], ET.Element]:
-    """The cells of some rows by row and column, from 0; equal neighbours are given once."""
+    """Return the cells of some rows by row and column, from 0; equal neighbours are given once."""
     found = {}
     top = 0
     for row in table.iter(_tag("table", "table-row")):
@@ -413,17 +413,17 @@ def near(result: Any, expected: Any, tolerance: float = 1e-6) -> bool:
 
 
 def includes(result: Any, expected: Any) -> bool:
-    """A text, or a list, that holds all of a list."""
+    """Return a text, or a list, that holds all of a list."""
     return result is not None and all(each in result for each in expected)
 
 
 def lacks(result: Any, expected: Any) -> bool:
-    """A text, or a list, that holds nothing of a list."""
+    """Return a text, or a list, that holds nothing of a list."""
     return result is not None and not any(each in result for each in expected)
 
 
 def has_items(result: Any, expected: Mapping[str, Any]) -> bool:
-    """A list whose items, by their number, have at least these fields: {"0": {"bold": true}}."""
+    """Return a list whose items, by their number, have at least these fields: {"0": {"bold": true}}."""
     return result is not None and all(
         int(number) < len(result)
         and all(result[int(number)].get(key) == value for key, value in fields.items())
@@ -432,7 +432,7 @@ def has_items(result: Any, expected: Mapping[str, Any]) -> bool:
 
 
 def includes_items(result: Any, expected: Sequence[Mapping[str, Any]]) -> bool:
-    """A list that holds, for each of `expected`, an item with at least these fields."""
+    """Return a list that holds, for each of `expected`, an item with at least these fields."""
     return result is not None and all(
         any(fields.items() <= item.items() for item in result) for fields in expected
     )

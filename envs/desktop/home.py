@@ -151,7 +151,7 @@ _GIMP_SESSION = """(session-info "toplevel"
 
 
 def office_folder() -> Path:
-    """The folder of LibreOffice's programs; soffice on the path is a script in it."""
+    """Return the folder of LibreOffice's programs; soffice on the path is a script in it."""
     found = shutil.which("soffice")
     return Path(found).resolve().parent if found else Path("/usr/lib/libreoffice/program")
 

@@ -118,7 +118,7 @@ class DesktopNumber:
         self._number: int | None = None
 
     def make_folder(self) -> tuple[Path, int]:
-        """A fresh folder and its lock, which is released when no process has it open."""
+        """Return a fresh folder and its lock, which is released when no process has it open."""
         with _numbering:
             mine = self._number
             self._leave()
@@ -141,7 +141,7 @@ class DesktopNumber:
 
 
 def _make_folder(number: int) -> tuple[Path, int] | None:
-    """A folder and its lock; None if the folder is in use."""
+    """Return a folder and its lock; None if the folder is in use."""
     folder = Path(tempfile.gettempdir()) / f"{FOLDER_PREFIX}{number}"
     try:
         folder.mkdir(mode=0o700)

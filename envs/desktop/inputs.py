@@ -59,7 +59,7 @@ class Keyboard:
         return self._keys.get(XK.string_to_keysym(_NAMES.get(name, "")))
 
     def write(self, character: str) -> tuple[int, bool] | None:
-        """The key that writes a character; None if no key can."""
+        """Return the key that writes a character; None if no key can."""
         keysym = _keysym(character)
         if keysym is None:
             return None

@@ -134,7 +134,7 @@ class Keeper:
         return over
 
     def _last_line(self, name: str) -> str:
-        """The last line that a program wrote, if any."""
+        """Return the last line that a program wrote, if any."""
         with suppress(OSError):
             log = Path(self._plan["folder"]) / f"{name}.log"
             lines = log.read_text(errors="replace").strip().splitlines()

@@ -51,7 +51,7 @@ class Framebuffer:
             raise EnvError(f"Xvfb keeps {bits} bits a pixel and {row} bytes a row; 32 are needed")
 
     def read(self) -> bytes:
-        """A copy of all pixels, [height x width x 4]."""
+        """Return a copy of all pixels, [height x width x 4]."""
         return self._map[self._start : self._end]
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Framebuffer:
 def settle(
     screen: Framebuffer, busy: Callable[[], int], quiet_s: float, deadline_s: float
 ) -> bytes:
-    """The pixels once nothing has changed for `quiet_s`, or as they are after `deadline_s`.
+    """Return the pixels once nothing has changed for `quiet_s`, or as they are after `deadline_s`.
 
     Neither the pixels nor `busy` may change; `busy` changes while an application computes: on a busy
     host it may need longer than `quiet_s` for its next pixel.
@@ -79,7 +79,7 @@ def settle(
 
 
 def encode(pixels: bytes, width: int, height: int, encoding: ImageEncoding) -> bytes:
-    """The pixels as an image file."""
+    """Return the pixels as an image file."""
     image = Image.frombuffer("RGB", (width, height), pixels, "raw", "BGRX", 0, 1)
     out = io.BytesIO()
     if encoding == "jpeg":
@@ -100,7 +100,7 @@ def ticks(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that the first thread of a process started, such as GIMP's plug-ins."""
+    """Return the processes that the first thread of a process started, such as GIMP's plug-ins."""
     try:
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:

@@ -102,7 +102,7 @@ class DesktopSession:
             self._input.release()
 
     def look(self, quiet_s: float | None = None, at_most_s: float = SETTLE_AT_MOST_S) -> bytes:
-        """The pixels once the screen has settled."""
+        """Return the pixels once the screen has settled."""
         assert self.desktop.screen is not None, "a session's desktop is up"
         quiet_s = self._settle_s if quiet_s is None else quiet_s
         pixels = settle(self.desktop.screen, self.desktop.busy, quiet_s, at_most_s)
@@ -110,7 +110,7 @@ class DesktopSession:
         return pixels
 
     def scene(self, answer: str | None) -> GetterContext:
-        """What an evaluator may read."""
+        """Return what an evaluator may read."""
 
         def clipboard() -> str | None:
             with self.desktop.bounded("reading the clipboard"):

@@ -67,7 +67,7 @@ class DesktopSuite:
         memory_mb: Annotated[int, Field(ge=512)] = 2048,
         observe: Sequence[ObservedKind] = (),
     ) -> GuiEnv:
-        """An environment with a display of its own.
+        """Return an environment with a display of its own.
 
         After an action it waits until the screen has not changed for `settle_ms`; a call that hangs
         for `deadline_s` breaks the episode. If we are root, applications run as `user`.
@@ -118,7 +118,7 @@ APPLICATIONS = ("gimp",)
 
 
 def missing_packages(task: TaskFile) -> list[str]:
-    """The packages to install, [] if none."""
+    """Return the packages to install, [] if none."""
     missing = [
         name
         for name in APPLICATIONS

@@ -87,11 +87,11 @@ class Display:
         return bool(self._property(self._root, "_NET_SUPPORTING_WM_CHECK", Xatom.WINDOW))
 
     def windows(self) -> list[X11Window]:
-        """The applications' windows, the oldest first."""
+        """Return the applications' windows, the oldest first."""
         return [self._window(each) for each in self._ids("_NET_CLIENT_LIST")]
 
     def active(self) -> int:
-        """The window with the keyboard's focus, 0 if there is none."""
+        """Return the window with the keyboard's focus, 0 if there is none."""
         return next(iter(self._ids("_NET_ACTIVE_WINDOW")), 0)
 
     def activate(self, window: int) -> None:
@@ -128,7 +128,7 @@ class Display:
             return True
 
     def clipboard(self, deadline_s: float) -> str | None:
-        """The text of the clipboard, None if no window owns it."""
+        """Return the text of the clipboard, None if no window owns it."""
         with _told():
             selection = self._atoms["CLIPBOARD"]
             if self._display.get_selection_owner(selection) in (X.NONE, None):
@@ -240,7 +240,7 @@ class Display:
 
 
 def write_authority(path: Path, cookie: bytes, number: int | None) -> None:
-    """A file for XAUTHORITY: the cookie of display `number`, or for a server of any number."""
+    """Write a file for XAUTHORITY: the cookie of display `number`, or, for None, of a server of any number."""
     display = b"" if number is None else str(number).encode()
     entries = ((_FAMILY_LOCAL, socket.gethostname().encode()), (_FAMILY_WILD, b""))
     with path.open("wb") as file:

@@ -94,7 +94,7 @@ class App:
             self.layers.append(Layer(root, box, modal=True, on_outside=close, on_escape=close))
 
     def paint(self) -> Canvas:
-        """The present screen."""
+        """Return the present screen."""
         ui = self.ui
         canvas = Canvas.blank(ui.width, ui.height, ui.palette, ui.theme.wall)
         for layer in self.layers:
@@ -106,7 +106,7 @@ class App:
     # --- what is there ----------------------------------------------------------------------
 
     def find(self, name: str) -> Widget | None:
-        """The widget of that name in the topmost layer that has it, reachable or not."""
+        """Return the widget of that name in the topmost layer that has it, reachable or not."""
         for layer in reversed(self.layers):
             for widget in layer.root.walk():
                 if widget.name == name:
@@ -114,7 +114,7 @@ class App:
         return None
 
     def see(self, name: str) -> WidgetInfo | None:
-        """The widget of that name, if a click on the middle of its visible part reaches it."""
+        """Return the widget of that name, if a click on the middle of its visible part reaches it."""
         for layer in reversed(self.layers):
             for widget in layer.root.walk():
                 if widget.name == name and self.reaches(widget):
@@ -143,7 +143,7 @@ class App:
         return widget in self.path(*widget.visible.centre)
 
     def path(self, x: int, y: int) -> list[Widget]:
-        """The widgets at (x, y) from a layer's root inwards; empty if none can be reached."""
+        """Return the widgets at (x, y) from a layer's root inwards; empty if none can be reached."""
         layer = self._layer_at(x, y)
         return layer.root.path_to(x, y) if layer is not None else []
 
@@ -308,7 +308,7 @@ class App:
             self._move_focus(top, -1 if len(keys) == 2 else 1)
 
     def _focused(self) -> Widget | None:
-        """The widget that gets the keys: the owner of the open pop-up, else the focused widget on top."""
+        """Return the widget that gets the keys: the owner of the open pop-up, else the focused widget on top."""
         if self.ui.opened:
             return self.find(self.ui.opened)
         top = self.layers[-1].root

@@ -136,7 +136,7 @@ class Toggle(Marked):
 def radios(
     name: str, options: Sequence[str], value: str, on_choose: Callable[[str], None]
 ) -> list[Widget]:
-    """A radio for each option, called `name.option`."""
+    """Return a radio for each option, called `name.option`."""
     return [
         Radio(f"{name}.{option}", option, option == value, partial(on_choose, option))
         for option in options
@@ -170,7 +170,7 @@ class TextTab(Clickable):
 
 
 def tabs(name: str, labels: Sequence[str], active: str, on_go: Callable[[str], None]) -> Line:
-    """A strip of tabs called `name.label`."""
+    """Return a strip of tabs called `name.label`."""
     return row(
         *(
             TextTab(f"{name}.{label}", label, partial(on_go, label), active=label == active)
@@ -243,7 +243,7 @@ class Slider(Clickable):
         return left + round((right - left) * (value - self.low) / (self.high - self.low))
 
     def value_at(self, ui: Ui, x: int) -> int:
-        """The value whose place is nearest to `x`."""
+        """Return the value whose place is nearest to `x`."""
         left, right = self._track(ui)
         share = (min(max(x, left), right) - left) / max(1, right - left)
         return self.low + round(share * (self.high - self.low) / self.step) * self.step
@@ -312,7 +312,7 @@ class ScrollView(Widget):
         return width, ui.px(self.height)
 
     def limit(self) -> int:
-        """The largest offset."""
+        """Return the largest offset."""
         return max(0, self.content - self.bbox.height)
 
     def move(self, ui: Ui, offset: int) -> None:

@@ -59,7 +59,7 @@ class Rect(NamedTuple):
         return Rect(self.x0 + dx, self.y0 + dy, self.x1 - dx, self.y1 - dy)
 
     def cut(self, other: Rect) -> Rect:
-        """The intersection; empty (x1 <= x0) if they do not overlap."""
+        """Return the intersection; empty (x1 <= x0) if they do not overlap."""
         x0, y0, x1, y1 = other
         if x0 <= self.x0 and y0 <= self.y0 and x1 >= self.x1 and y1 >= self.y1:
             return self
@@ -76,7 +76,7 @@ class Rect(NamedTuple):
         return part.x0 < part.x1 and part.y0 < part.y1
 
     def centred(self, width: int, height: int) -> Rect:
-        """A rectangle of that size in the middle of this one."""
+        """Return a rectangle of that size in the middle of this one."""
         x0 = self.x0 + (self.width - width) // 2
         y0 = self.y0 + (self.height - height) // 2
         return Rect(x0, y0, x0 + width, y0 + height)
@@ -99,7 +99,7 @@ class Canvas:
 
     @classmethod
     def blank(cls, width: int, height: int, palette: Palette, colour: Colour) -> Canvas:
-        """A canvas of one colour."""
+        """Return a canvas of one colour."""
         return cls(Image.new("L", (width, height), palette.index(colour)), palette, colour)
 
     def fill(self, box: Rect, colour: Colour) -> None:
@@ -162,7 +162,7 @@ class Canvas:
 
     @contextmanager
     def clip(self, box: Rect) -> Iterator[Canvas]:
-        """A canvas that draws inside `box` only, in the same coordinates."""
+        """Yield a canvas that draws inside `box` only, in the same coordinates."""
         ox, oy = self.origin
         part = self.image.crop((box.x0 - ox, box.y0 - oy, box.x1 - ox, box.y1 - oy))
         inner = Canvas(part, self.palette, self.ground, (box.x0, box.y0))
@@ -196,7 +196,7 @@ def text_width(text: str, size: int) -> int:
 
 @lru_cache(maxsize=16384)
 def fit_text(text: str, size: int, width: int) -> str:
-    """The text, or as much of its beginning as fits into `width`, followed by dots."""
+    """Return the text, or as much of its beginning as fits into `width`, followed by dots."""
     if text_width(text, size) <= width:
         return text
     keep = len(text)
@@ -209,7 +209,7 @@ def fit_text(text: str, size: int, width: int) -> str:
 def _tile(
     palette: Palette, kind: str, what: str, width: int, height: int, colour: Colour, on: Colour
 ) -> Image.Image:
-    """A drawn shape: its coverage mapped to palette entries between `on` and `colour`."""
+    """Return a drawn shape: its coverage mapped to palette entries between `on` and `colour`."""
     return _mask(kind, what, width, height).point(palette.ramp(colour, on))
 
 
@@ -222,7 +222,7 @@ def _rounded_tile(
     edge: Colour | None,
     ground: Colour,
 ) -> Image.Image:
-    """A drawn rectangle with round corners on `ground`."""
+    """Return a drawn rectangle with round corners on `ground`."""
     canvas = Canvas.blank(*size, palette, ground)
     box = Rect(0, 0, *size)
     _draw_rounded(canvas, box, radius, edge or colour, ground)
@@ -365,7 +365,7 @@ _NO_FILTER = 0
 
 
 def encode(canvas: Canvas, encoding: ImageEncoding = "png") -> bytes:
-    """The canvas as an image file."""
+    """Return the canvas as an image file."""
     if encoding == "png":
         return encode_png(canvas)
     out = io.BytesIO()
@@ -374,7 +374,7 @@ def encode(canvas: Canvas, encoding: ImageEncoding = "png") -> bytes:
 
 
 def encode_png(canvas: Canvas) -> bytes:
-    """The canvas as PNG, exactly. Layout: PNG specification, 5.2 and 11.2."""
+    """Return the canvas as PNG, exactly. Layout: PNG specification, 5.2 and 11.2."""
     width, height = canvas.image.size
     # Each row of a PNG begins with the number of its filter: draw that as one more column.
     rows = Image.new("L", (width + 1, height), _NO_FILTER)
@@ -384,13 +384,13 @@ def encode_png(canvas: Canvas) -> bytes:
 
 
 def head(width: int, height: int, palette: bytes) -> bytes:
-    """A PNG of palette indices up to its pixels; `palette` is RGB triples, 256 at most."""
+    """Return a PNG of palette indices up to its pixels; `palette` is RGB triples, 256 at most."""
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     return _SIGNATURE + chunk(b"IHDR", header) + chunk(b"PLTE", palette)
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
-    """A chunk of a PNG with its length and checksum."""
+    """Return a chunk of a PNG with its length and checksum."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
@@ -398,7 +398,7 @@ END = chunk(b"IEND", b"")
 
 
 def to_image(canvas: Canvas) -> Image.Image:
-    """The canvas as a Pillow image of mode RGB."""
+    """Return the canvas as a Pillow image of mode RGB."""
     indexed = Image.frombytes("P", canvas.image.size, canvas.image.tobytes())
     indexed.putpalette(canvas.palette.plte)
     return indexed.convert("RGB")

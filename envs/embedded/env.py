@@ -133,7 +133,7 @@ class EmbeddedEnv:
         return self._playing()[1].widgets()
 
     def elements(self) -> list[Element]:
-        """The widgets that can be seen and reached, in reading order (envs.elements.Explorable)."""
+        """Return the widgets that can be seen and reached, in reading order (envs.elements.Explorable)."""
         return elements_of(nodes_of(self._playing()[1]))
 
     def state(self) -> ScreenState:
@@ -142,12 +142,12 @@ class EmbeddedEnv:
         return state_of(scene.screen_route or titles_of(app), nodes_of(app))
 
     def oracle_action(self) -> Action:
-        """The next action of a shortest solution from the present state."""
+        """Return the next action of a shortest solution from the present state."""
         scene, app = self._playing()
         return scene.solve(app)
 
     def oracle_hint(self) -> str:
-        """The next action as an instruction of one step; empty unless it clicks a named widget."""
+        """Return the next action as an instruction of one step; empty unless it clicks a named widget."""
         action = self.oracle_action()
         if not isinstance(action, Click) or action.button != "left":
             return ""
@@ -165,7 +165,7 @@ class EmbeddedEnv:
         return scene, App(ui, scene.layers)
 
     def _need(self, task: Task, seed: int) -> int:
-        """Steps that the oracle takes, found by playing it on a separate scene."""
+        """Return the number of steps that the oracle takes, counted while it plays on a separate scene."""
         scene, app = self._start(task, seed)
         for steps in range(1, SOLVE_LIMIT):
             action = scene.solve(app)
@@ -180,7 +180,7 @@ class EmbeddedEnv:
         raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
 
     def _observe(self) -> Observation:
-        """The present screen; one equal to the last is not encoded again."""
+        """Return the present screen; one equal to the last is not encoded again."""
         canvas = self._playing()[1].paint()
         pixels = canvas.image.tobytes()
         if self._last is None or self._last[0] != pixels:
@@ -196,12 +196,12 @@ class EmbeddedEnv:
 
 
 def nodes_of(app: App) -> list[Node]:
-    """The layers, bottom to top; what a dialog or pop-up covers has no actions."""
+    """Return the layers, bottom to top; what a dialog or pop-up covers has no actions."""
     return [_node(app, layer.root, "dialog" if layer.modal else "window") for layer in app.layers]
 
 
 def titles_of(app: App) -> str:
-    """The titles of the windows, bottom to top, and the name of the open menu or list."""
+    """Return the titles of the windows, bottom to top, and the name of the open menu or list."""
     windows = [each for layer in app.layers for each in layer.root.walk() if _is_window(each)]
     titles = [window.title for window in windows if isinstance(window, Window) and window.title]
     opened = app.find(app.ui.opened) if app.ui.opened else None
@@ -209,7 +209,7 @@ def titles_of(app: App) -> str:
 
 
 def name_of(widget: Widget) -> str:
-    """What a widget is called: its caption, its text, its colour or its icon."""
+    """Return what a widget is called: its caption, its text, its colour or its icon."""
     said = widget.caption or widget.label or widget.colour
     return said or (widget.name.rpartition(".")[2] if widget.role == "icon" else "")
 

@@ -189,7 +189,7 @@ class MenuTitle(Clickable):
 def menu_panel(
     ui: Ui, entries: Sequence[Entry], choose: Callable[[Entry], None], x: int, y: int
 ) -> tuple[Widget, Rect]:
-    """The open menu whose corner is at (x, y), moved if it would leave the screen."""
+    """Return the open menu whose corner is at (x, y), moved if it would leave the screen."""
     options = [
         Option(entry.name, entry.label, partial(choose, entry), enabled=entry.enabled)
         for entry in entries
@@ -204,7 +204,7 @@ def menu_panel(
 def context_menu(
     ui: Ui, entries: Sequence[Entry], at: tuple[int, int], on_close: EventHandler
 ) -> Layer:
-    """A menu at the pointer; anything pressed closes it."""
+    """Return a menu at the pointer; anything pressed closes it."""
 
     def choose(entry: Entry) -> None:
         on_close()
@@ -224,7 +224,7 @@ def dialog(
     on_close: EventHandler,
     over: Rect,
 ) -> Layer:
-    """A modal dialog in the middle of `over`; the last of `buttons` is the default one.
+    """Return a modal dialog in the middle of `over`; the last of `buttons` is the default one.
 
     `buttons` are (name, label, handler).
     """

@@ -42,22 +42,22 @@ class Scene(ABC):
 
     @abstractmethod
     def layers(self) -> list[Layer]:
-        """The layers that show the state, bottom to top."""
+        """Return the layers that show the state, bottom to top."""
 
     @abstractmethod
     def judge(self) -> Verdict:
-        """The verdict on the present state."""
+        """Return the verdict on the present state."""
 
     @abstractmethod
     def solve(self, app: App) -> Action:
-        """The next action of a shortest solution from the present state."""
+        """Return the next action of a shortest solution from the present state."""
 
 
 SceneFactory = Callable[[Random, Ui], Scene]
 
 
 def click(app: App, name: str) -> Click:
-    """A click on the middle of the widget of that name. Raises EnvError if it is out of reach."""
+    """Return a click on the middle of the widget of that name. Raises EnvError if it is out of reach."""
     info = app.see(name)
     if info is None:
         seen = ", ".join(widget.name for widget in app.widgets())
@@ -89,7 +89,7 @@ TAB_PHRASE = "click the {} tab"
 
 
 def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
-    """The instructions that a click on such a widget answers."""
+    """Return the instructions that a click on such a widget answers."""
     if role in COLOUR_PHRASES:
         return tuple(phrase.format(colour) for phrase in COLOUR_PHRASES[role])
     if role == "tab":

@@ -91,7 +91,7 @@ class MiniSuite:
         encoding: ImageEncoding = "png",
         slack: Count = SLACK,
     ) -> EmbeddedEnv:
-        """An environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
+        """Return an environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
         return EmbeddedEnv(
             self.name,
             self.tasks,
@@ -217,7 +217,7 @@ class DeskSuite:
         encoding: ImageEncoding = "png",
         slack: Count = DESK_SLACK,
     ) -> EmbeddedEnv:
-        """An environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
+        """Return an environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
         return EmbeddedEnv(
             self.name,
             self.tasks,
@@ -265,5 +265,5 @@ class AppsSuite(DeskSuite):
 
     @staticmethod
     def params_of(task_id: str) -> Mapping[str, str]:
-        """The application that it is about."""
+        """Return the application that it is about."""
         return {"application": task_id.partition("/")[2].partition("-")[0]}

@@ -127,7 +127,7 @@ class TextField(Clickable):
         ui.anchor, ui.caret = self._at(ui, path[0][0]), self._at(ui, path[-1][0])
 
     def _at(self, ui: Ui, x: int) -> int:
-        """The caret position nearest to `x`."""
+        """Return the caret position nearest to `x`."""
         shown, first = self._shown(ui)
         left = self.bbox.x0 + ui.px(6)
         widths = [text_width(shown[:i], ui.text_size) for i in range(len(shown) + 1)]
@@ -135,7 +135,7 @@ class TextField(Clickable):
         return first + nearest
 
     def _word(self, at: int) -> tuple[int, int]:
-        """The ends of the word at position `at`."""
+        """Return the ends of the word at position `at`."""
         start = end = at
         while start > 0 and self.value[start - 1].isalnum():
             start -= 1
@@ -149,7 +149,7 @@ class TextField(Clickable):
         return ui.px(self.width), ui.px(24)
 
     def _shown(self, ui: Ui) -> tuple[str, int]:
-        """The part of the text that is in sight, and its first position: the caret stays in."""
+        """Return the part of the text that is in sight, and its first position: the caret stays in."""
         text = "•" * len(self.value) if self.secret else self.value
         room = self.bbox.width - 2 * ui.px(6)
         caret = min(ui.caret, len(text)) if ui.focus == self.name else 0

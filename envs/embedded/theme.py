@@ -141,7 +141,7 @@ class Palette:
         self._ramps: dict[tuple[Colour, Colour], bytes] = {}
 
     def index(self, colour: Colour) -> int:
-        """The entry nearest to `colour`."""
+        """Return the entry nearest to `colour`."""
         found = self._index.get(colour)
         if found is None:
             found = min(
@@ -154,7 +154,7 @@ class Palette:
         return found
 
     def ramp(self, over: Colour, under: Colour) -> bytes:
-        """A table [256]: coverage of `over` on `under` -> entry."""
+        """Return a table [256]: coverage of `over` on `under` -> entry."""
         found = self._ramps.get((over, under))
         if found is None:
             steps = [
@@ -167,7 +167,7 @@ class Palette:
 
 @lru_cache(maxsize=64)
 def palette_of(theme: Theme) -> Palette:
-    """The palette of a theme, made once."""
+    """Return the palette of a theme, made once."""
     return Palette(theme)
 
 

@@ -92,7 +92,7 @@ class Widget:
         return 0, 0
 
     def size(self, ui: Ui) -> tuple[int, int]:
-        """Result of `measure`, computed once: every level of nesting needs it."""
+        """Return the result of `measure`, computed once: every level of nesting needs it."""
         if self._size is None:
             self._size = self.measure(ui)
         return self._size
@@ -134,7 +134,7 @@ class Widget:
         return text == " " and self.key(ui, ["space"])
 
     def focused(self, ui: Ui) -> None:
-        """The keyboard focus came here by Tab."""
+        """Handle the keyboard focus, which came here by Tab."""
 
     def popup(self, ui: Ui) -> tuple[Widget, Rect] | None:
         """Its pop-up above everything else, while it is `ui.opened`."""

@@ -112,21 +112,21 @@ class ExploredEnv:
     # --- Solvable ------------------------------------------------------------------------------
 
     def oracle_action(self) -> Action:
-        """The next action of the known path. Raises EnvError on a screen that it does not pass."""
+        """Return the next action of the known path. Raises EnvError on a screen that it does not pass."""
         if not self._rest:
             step, element = self._next()
             self._rest = performing(element, step.action, step.text)
         return self._rest.pop(0)
 
     def oracle_hint(self) -> str:
-        """The next step of the known path in words; empty beside it, and within a step."""
+        """Return the next step of the known path in words; empty beside it, and within a step."""
         try:
             return "" if self._rest else self._next()[0].told
         except EnvError:
             return ""
 
     def _next(self) -> tuple[PathStep, Element]:
-        """The step of the path that goes on from the present screen, and what it acts on."""
+        """Return the step of the path that goes on from the present screen, and what it acts on."""
         _, task = self._playing()
         here = self.state().id
         for step in reversed(task.path):
@@ -149,7 +149,7 @@ class ExploredEnv:
         return self._explored().elements()
 
     def state(self) -> ScreenState:
-        """That of the explored suite's environment."""
+        """Return that of the explored suite's environment."""
         return self._explored().state()
 
     def _explored(self) -> Explorable:
@@ -203,7 +203,7 @@ class ExploredSuite:
         }
 
     def make_env(self, *, observe: Sequence[ObservedKind] = (), **options: Any) -> ExploredEnv:
-        """An environment of the explored suite, with the options of the exploration but for these."""
+        """Return an environment of the explored suite, with the options of the exploration but for these."""
         chosen = self.file.options | options
         check_options(self.file.suite, chosen)
         check_observe(self.file.suite, observe)

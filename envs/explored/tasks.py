@@ -80,7 +80,7 @@ class ExploredFile(_Stored):
 
 
 def read_file(folder: Path) -> ExploredFile:
-    """The tasks of a folder. Raises TaskError naming the place and the cure."""
+    """Return the tasks of a folder. Raises TaskError naming the place and the cure."""
     path = folder / FILE
     try:
         file = ExploredFile.model_validate_json(path.read_bytes())

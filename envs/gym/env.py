@@ -88,7 +88,7 @@ class GymEnv:
         return self._observation(), reward, ends, truncated, info
 
     def evaluate(self) -> Verdict:
-        """What the hook says of the state."""
+        """Return what the hook says of the state."""
         episode = self._playing()
         with self._named("hook verdict"):
             verdict = self._hooks.verdict(episode)
@@ -97,7 +97,7 @@ class GymEnv:
         return verdict
 
     def oracle_action(self) -> Action:
-        """The hook's, if it has one. Raises NoOracleError."""
+        """Return the hook's, if it has one. Raises NoOracleError."""
         episode = self._playing()
         with self._named("hook oracle"):
             return self._hooks.oracle(episode.env, episode.observation)
@@ -163,7 +163,7 @@ def check_id(env_id: str) -> None:
 
 
 def import_gymnasium() -> Any:
-    """The package. Raises MissingPartError with the install step."""
+    """Return the package. Raises MissingPartError with the install step."""
     try:
         import gymnasium
     except ModuleNotFoundError as error:
@@ -208,7 +208,7 @@ class GymSuite:
 
     @checked
     def make_env(self, *, hooks: str = "") -> GymEnv:
-        """An environment of its own, which the first reset makes; `hooks` is file.py:MyHooks.
+        """Return an environment of its own, which the first reset makes; `hooks` is file.py:MyHooks.
 
         Raises TaskError for hooks that cannot be loaded or lack a part.
         """
@@ -233,7 +233,7 @@ class GymSuite:
 
 @lru_cache(maxsize=64)
 def _hooks_of(path: str) -> type[GymHooks]:
-    """The class at `path`; its file is run once, since it may register environments. Raises TaskError."""
+    """Return the class at `path`; its file is run once, since it may register environments. Raises TaskError."""
     import_gymnasium()
     found = load_own("hooks", path, path, once=True)
     if not isinstance(found, GymHooks):
@@ -247,5 +247,5 @@ def _hooks_of(path: str) -> type[GymHooks]:
 
 
 def _short(env_id: str) -> str:
-    """An id without the module that registers it, and without slashes: a task's id has one."""
+    """Return an id without the module that registers it, and without slashes: a task's id has one."""
     return env_id.rpartition(":")[2].replace("/", "-")

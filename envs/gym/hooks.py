@@ -49,15 +49,15 @@ class GymHooks:
     """Actions of the policy after which an episode is cut off."""
 
     def instruction(self, env: Any, observation: Any) -> str:  # noqa: ARG002 - for those who derive
-        """The goal in words, after a reset."""
+        """Return the goal in words, after a reset."""
         return "Play."
 
     def image(self, env: Any, observation: Any) -> Any:  # noqa: ARG002
-        """The screen: an array [height, width, 3] of uint8, or an encoded PNG or JPEG."""
+        """Return the screen: an array [height, width, 3] of uint8, or an encoded PNG or JPEG."""
         return env.render()
 
     def action(self, action: Action, env: Any) -> Any:
-        """The environment's action for one of the policy's; None where it means nothing: no step is made.
+        """Return the environment's action for one of the policy's; None where it means nothing: no step is made.
 
         Not asked for done, fail and answer, which end the episode.
         """
@@ -68,5 +68,5 @@ class GymHooks:
         raise NotImplementedError
 
     def oracle(self, env: Any, observation: Any) -> Action:  # noqa: ARG002
-        """The next action of a solution. Optional: `dart env check` and `dart data collect` play it."""
+        """Return the next action of a solution. Optional: `dart env check` and `dart data collect` play it."""
         raise NoOracleError(f"{type(self).__name__} has no oracle")

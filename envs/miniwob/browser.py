@@ -96,7 +96,7 @@ class BrowserHost:
                 self._end()
 
     def take(self, name: str) -> TaskPage:
-        """A page in the live browser, with task `name` loaded if a spare one is.
+        """Return a page in the live browser, with task `name` loaded if a spare one is.
 
         Raises EnvError, and MissingPartError where browser or pages are not installed.
         """
@@ -253,11 +253,11 @@ class TaskPage:
                     raise
 
     def evaluate(self, expression: str) -> Any:
-        """A value from the page. Raises EnvError if the expression throws."""
+        """Return a value from the page. Raises EnvError if the expression throws."""
         return self._session.evaluate(expression)
 
     def look(self) -> bytes:
-        """A screenshot of the present state.
+        """Return a screenshot of the present state.
 
         It draws one frame. In a browser that draws by its own clock Page.captureScreenshot waits for
         that clock or, with an unlimited rate, some two hundred frames are begun for each shot.

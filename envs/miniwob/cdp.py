@@ -110,7 +110,7 @@ class Chromium:
         return self.exchange("", [Call(method, params)], self._deadline_s)[0]
 
     def open(self, context: str, width: int, height: int) -> PageSession:
-        """A new page in browser context `context`, CSS pixels, that draws only on command.
+        """Return a new page in browser context `context`, CSS pixels, that draws only on command.
 
         Raises EnvError.
         """
@@ -229,7 +229,7 @@ class PageSession:
         return self.browser.exchange(self._id, calls, self._deadline_s)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, awaited if it is a promise.
+        """Return the value of a JavaScript expression, awaited if it is a promise.
 
         Raises EnvError if it throws, DocumentLeftError if the page goes elsewhere meanwhile.
         """
@@ -252,7 +252,7 @@ def _encode(number: int, call: Call, session: str) -> bytes:
 def _collect(
     answers: queue.SimpleQueue[_CdpAnswer], calls: dict[int, Call], deadline_s: float
 ) -> list[CdpResult]:
-    """The replies to `calls` in their order. Raises EnvError for the first that fails."""
+    """Return the replies to `calls` in their order. Raises EnvError for the first that fails."""
     replies: dict[int, CdpResult] = {}
     until = time.monotonic() + deadline_s
     while len(replies) < len(calls):

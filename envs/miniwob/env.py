@@ -128,7 +128,7 @@ class MiniwobEnv:
         return self._told
 
     def ask(self, expression: str) -> Any:
-        """A value from the page, for tools that examine it. Raises EnvError if the expression throws."""
+        """Return a value from the page, for tools that examine it. Raises EnvError if the expression throws."""
         return self._playing().evaluate(expression)
 
     def widgets(self) -> list[PageWidget]:
@@ -139,7 +139,7 @@ class MiniwobEnv:
         return self._oracle.widgets()
 
     def elements(self) -> list[Element]:
-        """What can be seen and reached on the page (envs.elements.Explorable). Raises EnvError."""
+        """Return what can be seen and reached on the page (envs.elements.Explorable). Raises EnvError."""
         return elements_of([read_page(self._playing(), self._scale)])
 
     def state(self) -> ScreenState:
@@ -148,7 +148,7 @@ class MiniwobEnv:
         return state_of(route_of(page), [read_page(page, self._scale)])
 
     def oracle_action(self) -> Action:
-        """The next action of a solution, found in the page's DOM. Raises EnvError."""
+        """Return the next action of a solution, found in the page's DOM. Raises EnvError."""
         self._playing()
         if self._oracle is None:
             raise EnvError("no episode is being played; call reset first")
@@ -163,7 +163,7 @@ class MiniwobEnv:
         self._host.leave()
 
     def _page_for(self, name: str) -> TaskPage:
-        """A page for task `name`: the one in use, where it has it loaded or is worn out or another."""
+        """Return a page for task `name`: the one in use, where it has it loaded or is worn out or another."""
         if self._closed:
             raise EnvError("the environment is closed")
         page = self._page
@@ -222,7 +222,7 @@ class MiniwobSuite:
         chromium: str = "",
         deadline_s: Seconds = 20.0,
     ) -> MiniwobEnv:
-        """An environment whose screenshots are 160x210 pixels times `scale`.
+        """Return an environment whose screenshots are 160x210 pixels times `scale`.
 
         `step_ms` is how far a page's clock advances at each step (pages of `PACES` have their own),
         `metric` what passes: "threshold" a raw reward that reaches the task's threshold, "published"
@@ -244,7 +244,7 @@ class MiniwobSuite:
 
 
 def find_pages() -> Path:
-    """The folder of the tasks' pages. Raises MissingPartError with the install step."""
+    """Return the folder of the tasks' pages. Raises MissingPartError with the install step."""
     spec = importlib.util.find_spec("miniwob")
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent / "html" / "miniwob"

@@ -117,7 +117,7 @@ class PageInput:
                     yield from self._write(character)
 
     def _moved(self, event: Moved) -> Iterator[Call]:
-        """A move that pages receive at once.
+        """Yield a move that pages receive at once.
 
         Chromium holds moves back, merged into one, until a frame begins or an event of another kind
         comes: here the release of no button, which pages do not receive.
@@ -128,7 +128,7 @@ class PageInput:
             yield self._mouse("mouseReleased", at, "none")
 
     def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
-        """A press carries its position, so it needs no move."""
+        """Return a press carries its position, so it needs no move."""
         place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
         told = {"type": kind, **place, "button": button, "buttons": self._buttons}
         return Call("Input.dispatchMouseEvent", {**told, "modifiers": self._held, **more})
@@ -145,7 +145,7 @@ class PageInput:
 
 
 def _dom_key(name: str) -> _DomKey | None:
-    """A key by its name, or the key of a US keyboard that writes a character."""
+    """Return a key by its name, or the key of a US keyboard that writes a character."""
     if len(name) != 1:
         return _NAMED.get(name)
     if not name.isascii() or not name.isprintable():
@@ -160,7 +160,7 @@ def _dom_key(name: str) -> _DomKey | None:
 
 
 def _stroke(key: _DomKey, held: int, *, down: bool) -> Call:
-    """A key goes down or up while modifiers are held."""
+    """Return the call with which a key goes down or up while modifiers are held."""
     key = _with_shift(key) if held & _MODIFIERS["shift"] else key
     told = {"modifiers": held, "key": key.key, "code": key.code}
     told |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
@@ -172,7 +172,7 @@ def _stroke(key: _DomKey, held: int, *, down: bool) -> Call:
 
 
 def _with_shift(key: _DomKey) -> _DomKey:
-    """The same key as it is with shift held."""
+    """Return the key as it is with shift held."""
     if len(key.text) == 1 and key.text in PLAIN:
         return _dom_key(SHIFTED[PLAIN.index(key.text)]) or key
     return _dom_key(key.text.upper()) or key if key.text.isalpha() else key

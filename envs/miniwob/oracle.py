@@ -39,7 +39,7 @@ class Oracle:
         self._loaded = False  # whether oracle.js is loaded in the page
 
     def action(self) -> Action:
-        """The next action. Raises EnvError if the task has no solver, or it finds no way."""
+        """Return the next action. Raises EnvError if the task has no solver, or it finds no way."""
         name = json.dumps(self._task.params["page"])
         found = self._ask(f"dartOracle({name})")
         if not isinstance(found, dict):
@@ -86,7 +86,7 @@ MOST_NODES = 5_000
 
 
 def read_page(page: TaskPage, scale: float) -> Node:
-    """The page's document, without the instruction above it. Raises EnvError."""
+    """Return the page's document, without the instruction above it. Raises EnvError."""
     root = page.evaluate(f"({_tree_script()})({scale:g}, {MOST_NODES})")
     if not isinstance(root, dict):
         raise EnvError(f"the page of {page.loaded} has no tree: {root!r}")
@@ -94,7 +94,7 @@ def read_page(page: TaskPage, scale: float) -> Node:
 
 
 def route_of(page: TaskPage) -> str:
-    """The document's file, and the part of it that the address names. Raises EnvError."""
+    """Return the document's file, and the part of it that the address names. Raises EnvError."""
     address = page.evaluate("[location.pathname.split('/').pop(), location.hash]")
     name, part = (str(each) for each in address)
     return name.removesuffix(".html") + (part if len(part) > 1 else "")
@@ -115,5 +115,5 @@ def _node(found: dict[str, Any]) -> Node:
 
 @lru_cache(maxsize=1)
 def _tree_script() -> str:
-    """An expression: the function that reads the tree."""
+    """Return an expression: the function that reads the tree."""
     return files("envs.miniwob").joinpath("elements.js").read_text(encoding="utf-8").strip()

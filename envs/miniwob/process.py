@@ -66,7 +66,7 @@ _CLOSE_DEADLINE_S = 5.0
 
 
 def find_chromium(named: str = "") -> Path:
-    """The browser's binary: `named`, or Debian's. Raises MissingPartError with the install step."""
+    """Return the browser's binary: `named`, or Debian's. Raises MissingPartError with the install step."""
     place = named or BINARY
     if os.access(place, os.X_OK) and Path(place).is_file():
         return Path(place)
@@ -113,7 +113,7 @@ class BrowserProcess:
             os.close(their_out)
 
     def read(self, size: int) -> bytes:
-        """The next bytes from the browser; b"" once, when it has ended."""
+        """Return the next bytes from the browser; b"" once, when it has ended."""
         block = os.read(self._from, size)
         if not block:
             os.close(self._from)
@@ -136,7 +136,7 @@ class BrowserProcess:
             self._writing.release()
 
     def last_words(self) -> str:
-        """The last line of its log, if any."""
+        """Return the last line of its log, if any."""
         with suppress(OSError):
             lines = (self._profile / _LOG).read_text(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -193,7 +193,7 @@ def remove_stale_profiles() -> None:
 
 
 def make_profile() -> tuple[Path, int]:
-    """A fresh folder and its lock, held for as long as this process lives."""
+    """Return a fresh folder and its lock, held for as long as this process lives."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -211,7 +211,7 @@ def _command(binary: Path, profile: Path, scale: float) -> list[str]:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe's ends, (read, write), at descriptors that the browser's own cannot collide with."""
+    """Return the ends of a pipe, (read, write), at descriptors that the browser's own cannot collide with."""
     ends = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:

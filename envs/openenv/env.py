@@ -54,7 +54,7 @@ class OpenenvEnv:
     def __init__(
         self, profile: Profile, servers: SharedServers, access: Access, limits: Limits
     ) -> None:
-        """Connects at the first reset."""
+        """Keep what the environment is to play and where; it connects at the first reset."""
         self._profile = profile
         self._servers = servers
         self._access = access
@@ -120,7 +120,7 @@ class OpenenvEnv:
         return self._screen, earned, self._over, False, {}
 
     def evaluate(self) -> Verdict:
-        """What the episode's rewards say."""
+        """Return what the episode's rewards say."""
         if self._session is None:
             return Verdict("invalid", "no episode is being played, or its server broke")
         return verdict_of(self._rewards, self._profile.reward, done=self._done)
@@ -130,7 +130,7 @@ class OpenenvEnv:
         self._leave()
 
     def _begin(self, arguments: Mapping[str, Any]) -> Reply:
-        """A reset, in the session that there is or in a new one; waits for a server. Raises EnvError."""
+        """Return a reset, in the session that there is or in a new one; waits for a server. Raises EnvError."""
         if self._session is not None:
             try:
                 return self._session.request("reset", arguments, self._limits.reset_s)
@@ -167,7 +167,7 @@ class OpenenvEnv:
         return self._session.request("reset", arguments, self._limits.reset_s)
 
     def _seen(self, reply: Reply) -> Observation:
-        """The screenshot. Raises EnvError with the profile's words where there is none."""
+        """Return the screenshot. Raises EnvError with the profile's words where there is none."""
         seen = self._profile.observation
         where = f"observation.{seen.screenshot}"
         value = at(reply.observation, seen.screenshot)
@@ -199,7 +199,7 @@ class OpenenvEnv:
 
 
 def verdict_of(rewards: Sequence[float], table: RewardTable, *, done: bool) -> Verdict:
-    """The verdict of an episode with these rewards, those that the server gave."""
+    """Return the verdict of an episode with these rewards, those that the server gave."""
     if not rewards:
         if done:
             return Verdict("invalid", "the episode is over, and the server gave no reward")
@@ -248,7 +248,7 @@ class OpenenvSuite:
         step_s: Seconds = 60.0,
         reply_mb: Megabytes = 64.0,
     ) -> OpenenvEnv:
-        """An environment that opens a session at its first reset.
+        """Return an environment that opens a session at its first reset.
 
         `url` is a server's address or a list of them; slots are spread over them. `token_env` names the
         environment variable with a bearer token, `ca_file` the certificates of a private authority.

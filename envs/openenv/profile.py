@@ -140,13 +140,13 @@ class Profile:
 
 
 def shipped_profiles() -> list[str]:
-    """The names of the profiles that ship."""
+    """Return the names of the profiles that ship."""
     folder = files("envs.openenv").joinpath("profiles")
     return sorted(each.name.removesuffix(".toml") for each in folder.iterdir())
 
 
 def read_profile(named: str, suite: str) -> Profile:
-    """A shipped profile, or that of a file. Raises TaskError that names the place."""
+    """Return a shipped profile, or that of a file. Raises TaskError that names the place."""
     try:
         text = _text_of(named)
         return Profile(_Profile.model_validate(tomllib.loads(text)), suite)
@@ -159,7 +159,7 @@ def read_profile(named: str, suite: str) -> Profile:
 
 
 def at(value: object, path: str | None) -> object:
-    """What stands at a path; None where there is nothing, or no path."""
+    """Return what stands at a path; None where there is nothing, or no path."""
     for part in path.split(".") if path else ():
         value = value.get(part) if isinstance(value, dict) else None
     return value if path else None
@@ -219,7 +219,7 @@ class Templates:
     notch_px: int  # of a wheel
 
     def payloads_of(self, action: Action, size: tuple[int, int]) -> list[Any]:
-        """The payloads that perform `action` on a screen of `size`; none where it does nothing.
+        """Return the payloads that perform `action` on a screen of `size`; none where it does nothing.
 
         A template that names no button is for the left one, and one that names no modifiers for none; one that
         names a place does nothing for an action without one.
@@ -278,7 +278,7 @@ class Templates:
 def read_templates(
     actions: Mapping[str, Template], keys: Mapping[str, str], join: str, notch_px: int
 ) -> Templates:
-    """The tables [actions] and [keys] of a profile. Raises TaskError that names the template."""
+    """Return the tables [actions] and [keys] of a profile. Raises TaskError that names the template."""
     for name, template in actions.items():
         kind, colon, button = name.partition(":")
         if kind not in VALUES:
@@ -293,7 +293,7 @@ def read_templates(
 
 
 def _named(template: Template, where: str = "") -> Iterator[str]:
-    """The values that a template names; checks its calls where `where` is given."""
+    """Yield the values that a template names; checks its calls where `where` is given."""
     if isinstance(template, dict):
         if where:
             _check_calls(template, where)
@@ -342,6 +342,6 @@ def _call(call: list[Any], values: Mapping[str, Any]) -> str:
 
 
 def _point(x: int, y: int, size: tuple[int, int], suffix: str) -> dict[str, Any]:
-    """A point on the screen, in pixels and as fractions of it."""
+    """Return a point on the screen, in pixels and as fractions of it."""
     names = (f"{name}{suffix}" for name in _POINT)
     return dict(zip(names, (x, y, (x + 0.5) / size[0], (y + 0.5) / size[1]), strict=True))

@@ -66,7 +66,7 @@ class Session:
         reply_mb: float,
         numbers: str | None,
     ) -> None:
-        """Connects in `connect_s`. `numbers` is the key whose list of numbers is read apart."""
+        """Connect within `connect_s` seconds. `numbers` is the key whose list of numbers is read apart."""
         self.address = address
         self._numbers = numbers
         self._reply_mb = reply_mb
@@ -132,7 +132,7 @@ class Session:
             raise self._refused(where, error) from error
 
     def _refused(self, where: str, error: BaseException) -> BaseException:
-        """What a handshake that failed is called."""
+        """Return what a handshake that failed is called."""
         exceptions = import_websockets().exceptions
         if isinstance(error, TimeoutError):
             return UnreachableError(f"{where}: no handshake in time")
@@ -177,7 +177,7 @@ class Session:
         return Reply(observation, reward, done, pixels)
 
     def _error(self, kind: str, data: Mapping[str, Any]) -> EnvError:
-        """The server's own error, with what to do about it."""
+        """Return the server's own error, with what to do about it."""
         code = str(data.get("code") or "UNKNOWN")
         said = str(data.get("message") or "no message")
         first = (
@@ -193,7 +193,7 @@ class Session:
 
 
 def import_websockets() -> ModuleType:
-    """The package websockets. Raises MissingPartError with the install step."""
+    """Return the package websockets. Raises MissingPartError with the install step."""
     try:
         import websockets.exceptions
         import websockets.sync.client
@@ -203,7 +203,7 @@ def import_websockets() -> ModuleType:
 
 
 def _parts(message: object) -> tuple[object, Mapping[str, Any]]:
-    """The type and the data of a message."""
+    """Return the type and the data of a message."""
     data = message.get("data") if isinstance(message, dict) else None
     return (message.get("type") if isinstance(message, dict) else None), (
         data if isinstance(data, dict) else {}

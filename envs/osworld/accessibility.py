@@ -25,12 +25,12 @@ _PAIR = re.compile(r"\((-?\d{1,6})(?:\.\d*)?, ?(-?\d{1,6})(?:\.\d*)?\)")
 
 
 def outline_of(xml: str) -> str:
-    """The widgets that are on the screen and have a name or a text. Raises EnvError for other text."""
+    """Return the widgets that are on the screen and have a name or a text. Raises EnvError for other text."""
     return outline(_widgets(_parsed(xml)))
 
 
 def told_of(xml: str) -> list[dict[str, Any]]:
-    """The widgets, depth first, with their states. Raises EnvError for other text."""
+    """Return the widgets, depth first, with their states. Raises EnvError for other text."""
     found: list[dict[str, Any]] = []
     waiting = [(_parsed(xml), 0)]
     while waiting:
@@ -50,7 +50,7 @@ def _parsed(xml: str) -> ET.Element:
 
 
 def _told(element: ET.Element, depth: int) -> dict[str, Any]:
-    """A widget as envs/desktop/atspi.py writes it."""
+    """Return a widget as envs/desktop/atspi.py writes it."""
     marks = {name.rpartition("}")[2] for name, on in element.attrib.items() if on == "true"}
     box = _box(element)
     return {

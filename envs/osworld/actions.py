@@ -52,7 +52,7 @@ class GuestWriter:
 
 
 def command_of(events: Iterable[list[Any]]) -> list[str]:
-    """The command that performs events."""
+    """Return the command that performs events."""
     return [PYTHON, "-c", _SOURCE, json.dumps([*events], ensure_ascii=True)]
 
 
@@ -60,7 +60,7 @@ RELEASE = command_of([["release"]])
 
 
 def _told(event: Event) -> list[list[Any]]:
-    """An event as a name and plain values, for input_controller.py."""
+    """Return an event as a name and plain values, for input_controller.py."""
     match event:
         case Moved():
             return [["move", [[round(x), round(y)] for x, y in event.points()]]]

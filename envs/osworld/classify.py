@@ -61,7 +61,7 @@ class TaskNeeds:
 
 
 def needs_of(file: TaskFile) -> TaskNeeds:
-    """What a task file needs."""
+    """Return what a task file needs."""
     evaluator = file.evaluator
     steps = [*file.config, *evaluator.postconfig]
     getters = [
@@ -100,7 +100,7 @@ def needs_of(file: TaskFile) -> TaskNeeds:
 
 
 def classified(files: Mapping[str, TaskFile]) -> dict[str, Any]:
-    """Counts, and each task's needs, as plain values."""
+    """Return the counts, and the needs of each task, as plain values."""
     needs = {task_id: needs_of(file) for task_id, file in files.items()}
     every = list(needs.values())
     return {
@@ -156,7 +156,7 @@ _SHOWN = 3  # tasks in an error
 
 @lru_cache(maxsize=8)
 def installed_parts(python: str, checkout: Path | None) -> Mapping[str, Any]:
-    """The names that the package has, see evaluator_program.py. Raises MissingPartError."""
+    """Return the names that the package has, see evaluator_program.py. Raises MissingPartError."""
     process = EvaluatorProcess(python, IMPORT_S, checkout)
     try:
         parts = process.parts()

@@ -129,7 +129,7 @@ class ContainerProvider:
     def __init__(
         self, machine: Machine, gate: BootGate | None = None, turn_s: float = 1800.0
     ) -> None:
-        """Waits for its turn at `gate`, if given, as long as within `turn_s` another begins to boot."""
+        """Keep the `gate`, if any, at which boots wait for a turn, as long as others begin to boot within `turn_s`."""
         self._machine = machine
         self._gate, self._turn_s = gate, turn_s
         self._client: Any = None
@@ -167,7 +167,7 @@ class ContainerProvider:
         raise AssertionError
 
     def restart(self) -> bool:
-        """False: the next reset makes a new one anyway."""
+        """Return False: the next reset makes a new machine anyway."""
         return False
 
     def _start(self, recipe: dict[str, Any]) -> None:
@@ -316,7 +316,7 @@ def _remove(container: Any) -> bool:
 
 
 def _maker() -> str:
-    """This process, so that another can check whether it lives: host since boot, id, start."""
+    """Return a name of this process, so that another can check whether it lives: host since boot, id, start."""
     return f"{_here()}/{os.getpid()}/{_started(os.getpid())}"
 
 
@@ -330,7 +330,7 @@ def _may_live(maker: str) -> bool:
 
 
 def _here() -> str:
-    """This host since it booted, and its name space of process ids."""
+    """Return a name of this host since it booted, and of its name space of process ids."""
     return f"{_BOOT.read_text().strip()}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 

@@ -46,7 +46,7 @@ class Downloads:
         self._most_bytes = int(most_gb * 1e9)
 
     def fetch(self, url: str) -> bytes:
-        """A file from the web, from the folder if it is kept there. Raises EnvError."""
+        """Return a file from the web, from the folder if it is kept there. Raises EnvError."""
         kept = self.folder / content_hash(url.encode())
         data = _read(kept)
         if data is not None:
@@ -112,7 +112,7 @@ def default_downloads() -> Path:
 
 
 def _read(kept: Path) -> bytes | None:
-    """A kept file, or None; its time of modification becomes that of its last use."""
+    """Return a kept file, or None; its time of modification becomes that of its last use."""
     try:
         data = kept.read_bytes()
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def _locked(lock: Path) -> int | None:
 
 
 def _fetched(url: str) -> bytes:
-    """The file at `url`, in at most TRIES tries. Raises EnvError."""
+    """Return the file at `url`, in at most TRIES tries. Raises EnvError."""
     until = time.monotonic() + FETCH_S
     for left in reversed(range(TRIES)):
         try:
@@ -171,7 +171,7 @@ def _fetched(url: str) -> bytes:
 
 
 def _fetch_once(url: str, until: float) -> bytes:
-    """The file at `url`. Raises EnvError if it takes too long, OSError, HTTPException, ValueError."""
+    """Return the file at `url`. Raises EnvError if it takes too long, OSError, HTTPException, ValueError."""
     blocks = []
     with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:  # noqa: S310 - a web address
         while block := answer.read1(_BLOCK):

@@ -163,7 +163,7 @@ class OsworldEnv:
         return self._verdict
 
     def elements(self) -> list[Element]:
-        """What can be seen and reached (envs.elements.Explorable). Raises EnvError."""
+        """Return what can be seen and reached (envs.elements.Explorable). Raises EnvError."""
         return elements_from(*self._told())
 
     def state(self) -> ScreenState:
@@ -171,7 +171,7 @@ class OsworldEnv:
         return state_from(*self._told())
 
     def oracle_action(self) -> Action:
-        """The next action of the task file's own solution. Raises NoOracleError if it has none."""
+        """Return the next action of the task file's own solution. Raises NoOracleError if it has none."""
         self._playing()
         solution = self._file.solution if self._file is not None else ()
         if not solution:
@@ -185,7 +185,7 @@ class OsworldEnv:
         self._evaluator.close()
 
     def _look(self, guest: Guest, *, with_texts: bool = True) -> Observation:
-        """The screen, and the texts that were asked for. Raises EnvError."""
+        """Return the screen, and the texts that were asked for. Raises EnvError."""
         screen = observe(guest.screenshot(), self._encoding)
         self._screen, self._reported = screen, None
         if not with_texts:  # no policy sees the last screen
@@ -194,7 +194,7 @@ class OsworldEnv:
         return replace(screen, texts=texts) if texts else screen
 
     def _told(self) -> tuple[list[dict[str, Any]], Observation]:
-        """What the guest's applications report, read once for each screen. Raises EnvError."""
+        """Return what the guest's applications report, read once for each screen. Raises EnvError."""
         guest, _ = self._playing()
         if self._reported is None:
             self._reported = told_of(guest.accessibility())

@@ -72,7 +72,7 @@ def foreign(evaluator: Evaluator) -> bool:
 
 
 def judge(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeContext) -> Verdict:
-    """The verdict on the state after the episode's `last` action. Raises EnvError on failure.
+    """Return the verdict on the state after the episode's `last` action. Raises EnvError on failure.
 
     As in OSWorld `postconfig` comes first, and is skipped if the last action decides.
     """
@@ -122,7 +122,7 @@ def is_native(check: Check) -> bool:
 
 
 def _score(check: Check, guest: Guest, context: EpisodeContext, absent: list[str]) -> float:
-    """The score of one check; a result that the guest does not have is noted in `absent`."""
+    """Return the score of one check; a result that the guest does not have is noted in `absent`."""
     if not is_native(check):
         return _foreign_score(check, guest, context, absent)
     try:
@@ -151,7 +151,7 @@ def _foreign_score(check: Check, guest: Guest, context: EpisodeContext, absent: 
 
 
 def _missing(result: Getter | None, guest: Guest, folder: Path) -> tuple[list[str], int]:
-    """What the policy's result lacks, in words, and how many files it consists of."""
+    """Return what the policy's result lacks, in words, and how many files it consists of."""
     if result is None or result.type not in ("vm_file", "cache_file"):
         return [], 0
     paths = _listed(result, "path")
@@ -196,7 +196,7 @@ def _kept(url: str, folder: Path) -> Path:
 
 
 def _listed(getter: Getter, key: str) -> list[str]:
-    """A parameter that is one text, or a list of them where the getter has `multi`."""
+    """Return a parameter that is one text, or a list of them where the getter has `multi`."""
     value = getter.parameters.get(key, [])
     return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 

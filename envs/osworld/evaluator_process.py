@@ -32,7 +32,7 @@ CURE = (
 
 
 def find_python(named: str) -> str:
-    """The interpreter for evaluators, or an empty text if there is none.
+    """Return the interpreter for evaluators, or an empty text if there is none.
 
     `named` is the option; without it this interpreter is taken if it has desktop-env. Raises
     MissingPartError if there is no interpreter of that name.
@@ -46,7 +46,7 @@ def find_python(named: str) -> str:
 
 
 def find_checkout(tasks: Path) -> Path | None:
-    """The nearest folder above `tasks` that holds the package `desktop_env`, or None."""
+    """Return the nearest folder above `tasks` that holds the package `desktop_env`, or None."""
     return next((each for each in tasks.resolve().parents if (each / "desktop_env").is_dir()), None)
 
 
@@ -84,7 +84,7 @@ class EvaluatorProcess:
         self._program.start()
 
     def score(self, check: Check, guest: ScoredGuest, references: Path) -> float:
-        """The score of OSWorld's metric, 0.0 to 1.0; `references` holds the files of `cloud_file`."""
+        """Return the score of OSWorld's metric, 0.0 to 1.0; `references` holds the files of `cloud_file`."""
         told = {
             "func": check.func,
             "result": _told(check.result),
@@ -100,7 +100,7 @@ class EvaluatorProcess:
         self._ask({"do": "setup", "step": told, **_of(guest)}, f"set-up step {step.type}")
 
     def parts(self) -> dict[str, Any]:
-        """What the installation has: see `parts` of evaluator_program.py."""
+        """Return what the installation has: see `parts` of evaluator_program.py."""
         return self._ask({"do": "parts"}, "package desktop_env")
 
     def end(self) -> None:

@@ -39,7 +39,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def told(error: Exception) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
@@ -121,7 +121,7 @@ def score(guest: DesktopEnvView, check: dict[str, Any], references: str) -> Any:
 
 
 def parts() -> dict[str, Any]:
-    """What this installation has, by the names that task files use, and what it asks of `env`."""
+    """Return what this installation has, by the names that task files use, and what it asks of `env`."""
     getters = importlib.import_module("desktop_env.evaluators.getters")
     metrics = importlib.import_module("desktop_env.evaluators.metrics")
     folder = Path(str(getters.__file__)).parent

@@ -88,7 +88,7 @@ class DisplayFullError(EnvError):
 
 
 def read_address(url: str) -> Address:
-    """The address in `http://HOST:PORT?chromium_port=...&vlc_port=...`; the query is optional.
+    """Return the address in `http://HOST:PORT?chromium_port=...&vlc_port=...`; the query is optional.
 
     Raises TaskError.
     """
@@ -124,7 +124,7 @@ class Guest:
     # --- the screen ---
 
     def screenshot(self, *, deadline_s: float | None = None) -> bytes:
-        """The screen as PNG, with the pointer. Raises DisplayFullError where X refuses clients."""
+        """Return the screen as PNG, with the pointer. Raises DisplayFullError where X refuses clients."""
         status, body = self._send("GET", "/screenshot", deadline_s=deadline_s)
         if status == 500:
             self._check_display()
@@ -150,12 +150,12 @@ class Guest:
         return answer[0], answer[1]
 
     def accessibility(self, *, deadline_s: float = 60.0) -> str:
-        """The accessibility tree of all applications, as XML."""
+        """Return the accessibility tree of all applications, as XML."""
         answer = self._json("GET", "/accessibility", deadline_s=deadline_s)
         return _text_of(answer, "AT", self._where("/accessibility"))
 
     def terminal(self) -> str:
-        """The terminal window's text; empty if there is none."""
+        """Return the terminal window's text; empty if there is none."""
         answer = self._json("GET", "/terminal")
         return str(answer.get("output") or "") if isinstance(answer, dict) else ""
 
@@ -183,7 +183,7 @@ class Guest:
         return Executed(str(output or ""), str(error or ""), answer["returncode"])
 
     def read_file(self, path: str) -> bytes | None:
-        """A file's bytes, or None where there is no such file."""
+        """Return a file's bytes, or None where there is no such file."""
         status, body = self._send("POST", "/file", fields={"file_path": path})
         if status == 404:
             return None
@@ -214,7 +214,7 @@ class Guest:
         self._checked("/setup/upload", status, body)
 
     def list_directory(self, path: str) -> dict[str, Any]:
-        """A folder's tree: `type`, `name`, `children`."""
+        """Return a folder's tree: `type`, `name`, `children`."""
         answer = self._json("POST", "/list_directory", body={"path": path})
         if not isinstance(answer, dict) or not isinstance(answer.get("directory_tree"), dict):
             raise EnvError(f"{self._where('/list_directory')} answers {answer!r}")
@@ -317,7 +317,7 @@ class Guest:
     def _request(
         self, method: str, route: str, seconds: float, asked: Mapping[str, Any]
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """The answer before its body is read; any error of the connection is an EnvError."""
+        """Yield the answer before its body is read; any error of the connection is an EnvError."""
         urllib3 = import_urllib3()
         try:
             response = self._http.request(
@@ -346,7 +346,7 @@ class Guest:
     def _read(
         self, response: urllib3.BaseHTTPResponse, route: str, until: float, seconds: float
     ) -> bytes:
-        """The answer in pieces, so that a slow one cannot exceed the deadline."""
+        """Return the answer in pieces, so that a slow one cannot exceed the deadline."""
         blocks, size = [], 0
         while block := response.read1(_BLOCK):
             blocks.append(block)

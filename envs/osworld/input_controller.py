@@ -159,12 +159,12 @@ class GuestInputController:
 
 
 def symbol_of(key: str) -> int:
-    """The X keysym of a key, by its name or its character; 0 for an unknown name."""
+    """Return the X keysym of a key, by its name or its character; 0 for an unknown name."""
     return NAMED.get(key) or (keysym(key) if len(key) == 1 else 0)
 
 
 def keysym(character: str) -> int:
-    """The X keysym of a character."""
+    """Return the X keysym of a character."""
     number = ord(character)
     return WRITTEN.get(character) or (number if number < 0x100 else UNICODE | number)
 

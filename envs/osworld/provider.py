@@ -41,7 +41,7 @@ class Provider(Protocol):
     keeps_state: bool  # whether a guest is as the episode before left it
 
     def fresh(self) -> Address:
-        """A guest, in its initial state if the provider can reset it. Raises EnvError."""
+        """Return a guest, in its initial state if the provider can reset it. Raises EnvError."""
         ...
 
     def restart(self) -> bool:
@@ -107,7 +107,7 @@ class UrlProvider:
         self._address: Address | None = None
 
     def fresh(self) -> Address:
-        """The same guest each time. Raises EnvError if all are in use."""
+        """Return the same guest each time. Raises EnvError if all are in use."""
         if self._address is None:
             self._address = self._urls.take()
         return self._address

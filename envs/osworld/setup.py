@@ -46,7 +46,7 @@ class EpisodeContext:
     evaluator: EvaluatorProcess
 
     def scored(self, guest: Guest) -> ScoredGuest:
-        """What OSWorld's own functions are told."""
+        """Return what OSWorld's own functions are told."""
         return ScoredGuest(guest.address, self.folder, self.screen, self.password)
 
 
@@ -190,7 +190,7 @@ STEPS: Mapping[str, Callable[..., None]] = {
 
 
 def _filled(command: str | Sequence[str], context: EpisodeContext) -> str | list[str]:
-    """The command with the placeholders of OSWorld's task files filled in: password, screen size."""
+    """Return the command with the placeholders of OSWorld's task files filled in: password, screen size."""
     if not isinstance(command, str):
         return [str(_filled(str(part), context)) for part in command]
     width, height = context.screen

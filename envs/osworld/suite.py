@@ -101,7 +101,7 @@ class OsworldSuite:
         deadline_s: Seconds = 30.0,
         observe: Sequence[ObservedKind] = (),
     ) -> OsworldEnv:
-        """An environment with a guest of its own, which the first reset starts.
+        """Return an environment with a guest of its own, which the first reset starts.
 
         Either `url` names a guest server that runs already (a list: one for each slot), or `vm` is
         the qcow2 image that containers of `image` boot with `ram_gb` and `cpus`, in `boot_s` at
@@ -158,7 +158,7 @@ class OsworldSuite:
         return 0.0 if url else boot_s
 
     def classify(self, tasks: Collection[str]) -> dict[str, Any]:
-        """What these tasks need, by reading their files; see classify.py."""
+        """Return what these tasks need, by reading their files; see classify.py."""
         return classified({task_id: self._files[task_id] for task_id in tasks})
 
     def check_parts(
@@ -199,7 +199,7 @@ class OsworldSuite:
         refuse_lacking(asking, python, self._checkout(checkout))
 
     def _checkout(self, named: str) -> Path | None:
-        """The folder of OSWorld that the option names, or that the task files lie in."""
+        """Return the folder of OSWorld that the option names, or that the task files lie in."""
         if not named:
             return find_checkout(self._folder)
         folder = Path(named).expanduser().resolve()

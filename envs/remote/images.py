@@ -34,7 +34,7 @@ Pixels = NDArray[np.uint8]
 
 
 def from_text(text: object, where: str) -> Observation:
-    """An encoded image in base64, or a data URL of one. Raises EnvError."""
+    """Return an encoded image in base64, or a data URL of one. Raises EnvError."""
     if not isinstance(text, str):
         raise EnvError(f"{where} is {type(text).__name__}, want an image in base64")
     if text.startswith("data:"):
@@ -71,7 +71,7 @@ def from_pixels(pixels: Pixels, where: str) -> Observation:
 
 
 def from_numbers(numbers: object, shape: object, where: str) -> Observation:
-    """A list of numbers 0 to 255, nested by rows, or flat with `shape` beside it. Raises EnvError."""
+    """Return a list of numbers 0 to 255, nested by rows, or flat with `shape` beside it. Raises EnvError."""
     try:
         array = np.asarray(numbers)
     except ValueError:
@@ -91,12 +91,12 @@ class CutNumbers:
     pixels: Pixels
 
     def observation(self, shape: object, where: str) -> Observation:
-        """The screenshot. Raises EnvError."""
+        """Return the screenshot. Raises EnvError."""
         return from_pixels(_shaped(self.pixels, shape, where), where)
 
 
 def cut_numbers(reply: bytes, name: str) -> CutNumbers | None:
-    """The list of numbers that is the value of `name`, read without an object for each number.
+    """Return the list of numbers that is the value of `name`, read without an object for each number.
 
     None where there is not exactly one such list, or it is not one of whole numbers 0 to 255 in rows of
     equal length: then the reply is read as any JSON. A quotation mark within a JSON text has a backslash before
@@ -127,7 +127,7 @@ def _only_list_of(reply: bytes, name: str) -> int | None:
 
 
 def _read_numbers(text: bytes, depth: int) -> Pixels | None:
-    """The array of a nested list of `depth` levels; None where it is not one of bytes in equal rows."""
+    """Return the array of a nested list of `depth` levels; None where it is not one of bytes in equal rows."""
     shape = _shape_of(np.frombuffer(text, np.uint8), depth)
     digits = np.frombuffer(text.translate(None, b"[]"), np.uint8)
     ends = np.append(np.flatnonzero(digits == _COMMA), digits.size)
@@ -148,7 +148,7 @@ def _read_numbers(text: bytes, depth: int) -> Pixels | None:
 
 
 def _shape_of(text: Pixels, depth: int) -> tuple[int, ...] | None:
-    """The shape of a nested list by the commas between its lists; None where their lengths differ."""
+    """Return the shape of a nested list by the commas between its lists; None where their lengths differ."""
     commas = np.flatnonzero(text == _COMMA)
     count = commas.size + 1
     lengths = [count]  # numbers in a list of each level, the whole first

@@ -60,7 +60,7 @@ class Address:
 
 
 def read_address(url: str, default_port: int) -> Address:
-    """The address in `http://HOST:PORT/PATH`, or https, ws, wss. Raises TaskError."""
+    """Return the address in `http://HOST:PORT/PATH`, or https, ws, wss. Raises TaskError."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -81,7 +81,7 @@ def read_address(url: str, default_port: int) -> Address:
 
 
 def read_addresses(url: object, default_port: int) -> tuple[Address, ...]:
-    """The option `url`: an address or a list of them. Raises TaskError."""
+    """Return the option `url`: an address or a list of them. Raises TaskError."""
     named = [url] if isinstance(url, str) else url
     if not isinstance(named, Sequence) or not all(isinstance(each, str) for each in named):
         raise TaskError(f"url must be an address or a list of addresses, got {url!r}")
@@ -114,7 +114,7 @@ class Access:
 
 
 def read_access(token_env: object, ca_file: object, addresses: Sequence[Address]) -> Access:
-    """The options `token_env` (the name of an environment variable) and `ca_file`. Raises TaskError."""
+    """Return the options `token_env` (the name of an environment variable) and `ca_file`. Raises TaskError."""
     if not isinstance(token_env, str) or not isinstance(ca_file, str):
         raise TaskError("token_env and ca_file must be texts")
     token = os.environ.get(token_env, "") if token_env else ""
@@ -145,7 +145,7 @@ class UnreachableError(EnvError):
 
 
 def shown(text: str) -> str:
-    """The start of a server's words, in one line, for an error."""
+    """Return the start of a server's words, in one line, for an error."""
     return " ".join(text[:400].split())[:200] or "nothing"
 
 
@@ -176,7 +176,7 @@ class SharedServers:
             self._used[address] -= 1
 
     def failed(self, address: Address) -> None:
-        """It is down or full: the others come first for now."""
+        """Note that a server is down or full: the others come first for now."""
         with self._lock:
             self._failed[address] = time.monotonic()
 

@@ -77,7 +77,7 @@ def files_of(home: Path) -> list[Path]:
 
 
 def read(home: Path) -> Found:
-    """The episodes of a folder or file."""
+    """Return the episodes of a folder or file."""
     found = Found()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
@@ -129,7 +129,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _row(root: Path, row: Any) -> dict[str, Any] | None:
-    """The episode of a row; None for one that is left out."""
+    """Return the episode of a row; None for one that is left out."""
     if not isinstance(row, dict):
         raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
     images, messages = _unpacked(row.get("images")), _unpacked(row.get("messages"))
@@ -202,7 +202,7 @@ class _Episode:
 
 
 def _unpacked(value: Any) -> Any:
-    """A value that may be a text of JSON."""
+    """Return a value that may be a text of JSON."""
     if not isinstance(value, str):
         return value
     try:

@@ -22,13 +22,13 @@ IMAGE_WORD = "<image>"
 
 
 def files_of(home: Path) -> list[Path]:
-    """The files of a folder that have such rows, by the keys of the first; or the file that is named."""
+    """Return the files of a folder that have such rows, by the keys of the first; or the file that is named."""
     listed = [home] if home.is_file() else sorted(home.glob("*.json"))
     return [path for path in listed if path.suffix == ".json" and _has_conversations(path)]
 
 
 def read(home: Path) -> Found:
-    """The answers with a box, as rows of ScreenSpot's layout."""
+    """Return the answers with a box, as rows of ScreenSpot's layout."""
     found = Found()
     root = home.parent if home.is_file() else home
     for path in files_of(home):

@@ -27,14 +27,14 @@ IMAGES = ("images", "ubuntu_images", "win_mac_images", ".")
 
 
 def files_of(home: Path) -> list[Path]:
-    """The files of a folder that have such rows, by their names; or the file that is named."""
+    """Return the files of a folder that have such rows, by their names; or the file that is named."""
     if home.is_file():
         return [home] if home.match(FILES) else []
     return sorted(home.glob(FILES))
 
 
 def read(home: Path) -> Found:
-    """The episodes of a folder or file."""
+    """Return the episodes of a folder or file."""
     found = Found()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
@@ -87,7 +87,7 @@ def _thought(value: dict[str, Any]) -> str:
 def action_of(
     code: str, size: tuple[int, int], pointer: tuple[int, int] | None = None
 ) -> tuple[Action, tuple[int, int] | None]:
-    """The action that a step's code is, and the pixel where the pointer is then.
+    """Return the action that a step's code is, and the pixel where the pointer is then.
 
     The code is that of codec `pyautogui`, with places as shares of the sides. A call without a place is where the
     pointer was. Raises ValueError for code that is several actions, or none of ours.

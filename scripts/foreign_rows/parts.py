@@ -34,7 +34,7 @@ class Found:
 
 
 def step_of(image: str, action: Action, thought: str = "", learned: bool = True) -> dict[str, Any]:
-    """A step; the picture is named from the set's folder on."""
+    """Return a step; the picture is named from the set's folder on."""
     told = {"image": image, "action": action_to_dict(action), "thought": thought}
     return told if learned else {**told, "learned": False}
 
@@ -47,7 +47,7 @@ class Grid:
     size: tuple[int, int]  # pixels
 
     def pixel(self, x: Any, y: Any) -> tuple[int, int]:
-        """Raises ValueError for what is no number of the grid."""
+        """Raise ValueError for what is no number of the grid."""
         for value in (x, y):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 <= value <= self.most:
@@ -72,7 +72,7 @@ def row_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def picture_of(home: Path, folders: Sequence[str], name: Any) -> tuple[str, tuple[int, int]]:
-    """The path from `home` of a picture in the first of `folders` that has it, and its size. Raises ValueError."""
+    """Return the path from `home` of a picture in the first of `folders` that has it, and its size. Raises ValueError."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{name!r:.40} names no picture")
     for folder in folders:

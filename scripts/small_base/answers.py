@@ -43,7 +43,7 @@ def load_safe(ask: Ask) -> None:
 
 
 def expressible(action: Action) -> Action:
-    """The nearest action that the codec can write.
+    """Return the nearest action that the codec can write.
 
     A scroll is of three notches, a drag with one stop on its way goes straight, a wait is of one second, and
     a shorter one is a move to the middle of the page, which takes a step's time as well.
@@ -60,7 +60,7 @@ def expressible(action: Action) -> Action:
 def answer_of(
     action: Action, ask: Ask, scale: float, precise: int = PRECISE, placed: bool = False
 ) -> Answer:
-    """The answer that an action is, read before it is performed. Raises EnvError.
+    """Return the answer that an action is, read before it is performed. Raises EnvError.
 
     `placed`: on this page the place matters, but on buttons, fields and links.
     """
@@ -92,12 +92,12 @@ def safe_box(
 
 
 def spoken(action: Action, width: int, height: int) -> str:
-    """The action as the codec writes it, numbers from 0 to 999."""
+    """Return the action as the codec writes it, numbers from 0 to 999."""
     return _codec().format(action, make_coordinate_map("thousandths", width, height))
 
 
 def _templated(action: Action, points: int) -> str:
-    """The codec's text with `{}` in place of each point."""
+    """Return the codec's text with `{}` in place of each point."""
     text = _codec().format(action, make_coordinate_map("thousandths", 1000, 1000))
     if not points:
         return text

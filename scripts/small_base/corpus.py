@@ -35,7 +35,7 @@ Shard = tuple[str, Callable[[], Iterable[Scene]]]
 
 
 def rendered_shards(canvas: Canvas, seed: str, count: int, held_out: HeldOut) -> Iterator[Shard]:
-    """The shards of `count` rendered scenes."""
+    """Yield the shards of `count` rendered scenes."""
     for first in range(0, count, SHARD):
         many = min(SHARD, count - first)
         name = f"{held_out or 'train'}-{canvas.scale:g}-{seed}-{first:06d}-{many}"
@@ -45,7 +45,7 @@ def rendered_shards(canvas: Canvas, seed: str, count: int, held_out: HeldOut) ->
 def page_shards(
     env: MiniwobEnv, scale: float, seed: str, first: int, count: int, only: Sequence[str]
 ) -> Iterator[Shard]:
-    """A shard for each page: a screen for each of its seeds."""
+    """Yield a shard for each page: a screen for each of its seeds."""
     for page in only or PAGES:
         rng = Random(f"pages/{page}/{seed}/{first}")
         name = f"{page}-{scale:g}-{seed}-{first}-{count}"
@@ -55,7 +55,7 @@ def page_shards(
 def demonstration_shards(
     env: MiniwobEnv, scale: float, first: int, count: int, only: Sequence[str]
 ) -> Iterator[Shard]:
-    """A shard for each page with an oracle: the steps of its episodes that pass."""
+    """Yield a shard for each page with an oracle: the steps of its episodes that pass."""
     for page in only or SOLVED:
         name = f"{page}-{scale:g}-{first}-{count}"
         yield name, partial(demonstrations, env, page, range(first, first + count), scale)

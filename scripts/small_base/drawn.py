@@ -26,7 +26,7 @@ def drawn_scene(
     held_out_words: bool,
     dense: bool = False,
 ) -> Scene:
-    """The screen of this seed; `dense` is text alone, with all printable characters."""
+    """Return the screen of this seed; `dense` is text alone, with all printable characters."""
     words = "unseen" if held_out_words else "seen"
     kind = "dense" if dense else "mixed"
     key = f"drawn/{seed}/{size[0]}x{size[1]}/{faces}/{words}/{kind}"

@@ -82,7 +82,7 @@ class ReadingCanvas(Canvas):
 
     @contextmanager
     def clip(self, box: Rect) -> Iterator[Canvas]:
-        """A canvas that draws inside `box` only; see Canvas."""
+        """Yield a canvas that draws inside `box` only; see Canvas."""
         ox, oy = self.origin
         part = self.image.crop((box.x0 - ox, box.y0 - oy, box.x1 - ox, box.y1 - oy))
         inner = ReadingCanvas(part, self.palette, self.ground, (box.x0, box.y0), glyphs=self.glyphs)
@@ -101,7 +101,7 @@ class ReadingCanvas(Canvas):
 
 
 def read_app(app: App) -> ReadingCanvas:
-    """The present screen as App.paint draws it, with its characters."""
+    """Return the present screen as App.paint draws it, with its characters."""
     ui = app.ui
     canvas = ReadingCanvas.blank(ui.width, ui.height, ui.palette, ui.theme.wall)
     assert isinstance(canvas, ReadingCanvas)
@@ -113,7 +113,7 @@ def read_app(app: App) -> ReadingCanvas:
 
 
 def mini_scene(seed: int, *, size: tuple[int, int] = (168, 168), idle: bool = True) -> Scene:
-    """A screen of suite mini; with `idle` also questions that no click answers, as in the tiny base.
+    """Return a screen of suite mini; with `idle` also questions that no click answers, as in the tiny base.
 
     These are answered with any widget in sight, at random: what leads where is not for the base to know.
     """
@@ -136,7 +136,7 @@ def mini_scene(seed: int, *, size: tuple[int, int] = (168, 168), idle: bool = Tr
 
 
 def desk_scene(suite: Suite, seed: int, *, size: tuple[int, int] = (448, 336)) -> Scene:
-    """A screen of suite desk or apps, of a task that may be trained on."""
+    """Return a screen of suite desk or apps, of a task that may be trained on."""
     rng = Random(f"small/{suite}/{seed}")
     made = _suite(suite)
     names = [task.id for task in made.tasks.values() if task.split == "train"]
@@ -165,7 +165,7 @@ def _suite(name: Suite) -> DeskSuite:
 
 @lru_cache(maxsize=16384)
 def _middles(text: str, size: int) -> tuple[float, ...]:
-    """The middle of each character, in pixels from the text's left."""
+    """Return the middle of each character, in pixels from the text's left."""
     ends = [font(size).getlength(text[:at]) for at in range(len(text) + 1)]
     return tuple((a + b) / 2 for a, b in pairwise(ends))
 

@@ -103,7 +103,7 @@ class Face:
 
 
 def draw_face(rng: Random, faces: Faces) -> Face:
-    """A face of the set, at random."""
+    """Return a face of the set, at random."""
     if faces == "one":
         return Face(PLAIN, 11)
     name = rng.choices(*_installed())[0]

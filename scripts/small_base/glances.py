@@ -26,7 +26,7 @@ COPYING = ("type the text that is shown", "copy the text", "type what is written
 
 
 def typing_scene(seed: int, held_out: bool = False, number: int = 5) -> Scene:
-    """An empty picture and so many things to type or press."""
+    """Return an empty picture and so many things to type or press."""
     key = f"typing/{seed}/{held_out}"
     rng = Random(key)
     pen = Pen(rng, BLANK, "one", held_out)

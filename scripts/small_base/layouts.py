@@ -42,7 +42,7 @@ def look_alikes(rng: Random, text: str, held_out: bool) -> list[str]:
 
 
 def free_place(rng: Random, area: Area, width: int, height: int, taken: list[Area]) -> Area | None:
-    """A place of this size in the area that is clear of what is taken, or None."""
+    """Return a place of this size in the area that is clear of what is taken, or None."""
     left, top, right, bottom = area
     if right - left < width or bottom - top < height:
         return None
@@ -117,7 +117,7 @@ def _running_token(pen: Pen) -> str:
 
 
 def _dense_token(pen: Pen) -> str:
-    """A word, digits, signs, or all of them mixed: every printable character is drawn often."""
+    """Return a word, digits, signs, or all of them mixed: every printable character is drawn often."""
     kind = pen.rng.random()
     if kind < 0.35:
         return words.word(pen.rng, pen.held_out)
@@ -170,7 +170,7 @@ def button(pen: Pen, box: Area, text: str, face: Face, colour: str = "", radius:
 
 
 def grid(pen: Pen, area: Area) -> None:
-    """A grid of numbers, letters or short words: a calendar, a keypad."""
+    """Draw a grid of numbers, letters or short words: a calendar, a keypad."""
     rng = pen.rng
     left, top, right, bottom = area
     face = pen.face()
@@ -280,7 +280,7 @@ def _mark(pen: Pen, role: str, box: Area, ticked: bool) -> None:
 
 
 def tabs(pen: Pen, area: Area) -> None:
-    """A row of tabs, one of them on top, and some text under it."""
+    """Draw a row of tabs, one of them on top, and text or controls under it."""
     rng = pen.rng
     left, top, right, bottom = area
     face = pen.face()
@@ -305,7 +305,7 @@ def tabs(pen: Pen, area: Area) -> None:
 
 
 def rows(pen: Pen, area: Area) -> None:
-    """A list of rows, or a menu of items, one of them selected perhaps."""
+    """Draw a list of rows, or a menu of items, one of them selected perhaps."""
     rng = pen.rng
     left, top, right, bottom = area
     face = pen.face()
@@ -331,7 +331,7 @@ def rows(pen: Pen, area: Area) -> None:
 
 
 def table(pen: Pen, area: Area) -> None:
-    """A table with names of columns and rows."""
+    """Draw a table with names of columns and rows."""
     rng = pen.rng
     left, top, right, bottom = area
     face = pen.face()
@@ -389,7 +389,7 @@ def shapes(pen: Pen, area: Area) -> None:
 
 
 def _character(pen: Pen, place: Area, kind: str, colour: str, size: str) -> None:
-    """A letter or a digit as a thing of its own, as high as the place."""
+    """Draw a letter or a digit as a thing of its own, as high as the place."""
     text = pen.rng.choice("0123456789" if kind == "digit" else "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     ink = pen.colour(colour)
     if contrast(ink, pen.theme.ground) < 1.6:
@@ -426,7 +426,7 @@ def blocks(pen: Pen, area: Area) -> None:
 
 
 def figures(pen: Pen, area: Area) -> None:
-    """A number that is shown with its name, and sliders."""
+    """Draw numbers that are shown with their names, and sliders."""
     rng = pen.rng
     left, top, right, bottom = area
     y, seen = top, set()
@@ -464,7 +464,7 @@ def _slider(pen: Pen, label: str, box: Area) -> None:
 
 
 def _colours(rng: Random) -> list[str]:
-    """Some names of colours that cannot be taken for each other."""
+    """Return some names of colours that cannot be taken for each other."""
     found: list[str] = []
     for name in rng.sample(list(COLOURS), rng.randint(2, 8)):
         if SAME_LOOK.get(name) not in found:

@@ -35,7 +35,7 @@ class Looked:
 
 
 def look(ask: Callable[[str], Any], scale: float) -> Looked:
-    """What the page shows now; `ask` evaluates an expression in it. Raises EnvError."""
+    """Return what the page shows now; `ask` evaluates an expression in it. Raises EnvError."""
     if not ask("typeof dartLook === 'function'"):
         ask(_script())
     told = ask(f"dartLook({scale:g})")
@@ -78,7 +78,7 @@ def _thing(told: dict[str, Any]) -> Thing:
 
 
 def _unsized(thing: Thing) -> Thing:
-    """The same where nothing of the other size is in sight."""
+    """Return the same thing without its size, for a scene where nothing of the other size is in sight."""
     return Thing(
         thing.role,
         thing.label,

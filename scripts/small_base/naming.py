@@ -56,7 +56,7 @@ _KNOWN = frozenset((*words.UI_WORDS, *words.FIRST_NAMES, *words.LAST_NAMES))
 
 
 def key_of(text: str) -> str:
-    """What two labels must differ in to be told apart: case does not count."""
+    """Return what two labels must differ in to be told apart: case does not count."""
     return " ".join(text.lower().split())
 
 
@@ -255,7 +255,7 @@ def _named(table: list[list[Thing]]) -> list[Cell]:
 
 
 def _next(anchor: Thing, others: Sequence[Thing], where: str) -> Thing | None:
-    """The one of `others` that lies next in a direction, straight on and with no rival near."""
+    """Return the one of `others` that lies next in a direction, straight on and with no rival near."""
     along, across = (1, 0) if where in ("below", "above") else (0, 1)
     far = where in ("below", "right")
     ahead = []

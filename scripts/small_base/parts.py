@@ -34,16 +34,16 @@ class Writer:
         self._serial = 0
 
     def number(self) -> int:
-        """A number that no other part of the page has."""
+        """Return a number that no other part of the page has."""
         self._serial += 1
         return self._serial
 
     def chance(self, share: float) -> bool:
-        """True with this probability."""
+        """Return True with the probability `share`."""
         return self.rng.random() < share
 
     def word(self) -> str:
-        """A word in random case."""
+        """Return a word in random case."""
         return escape(words.cased(self.rng, words.word(self.rng, self.held_out)))
 
     def label(self) -> str:
@@ -51,11 +51,11 @@ class Writer:
         return escape(words.label(self.rng, self.held_out))
 
     def value(self) -> str:
-        """What a field holds."""
+        """Return what a field holds."""
         return escape(words.value(self.rng, self.held_out), quote=True)
 
     def sentence(self, most: int = 12) -> str:
-        """Running text."""
+        """Return running text of at most `most` words."""
         return escape(words.sentence(self.rng, self.held_out, most))
 
 
@@ -70,7 +70,7 @@ def buttons(w: Writer) -> str:
 
 
 def running_text(w: Writer) -> str:
-    """A paragraph in which some words are links."""
+    """Return a paragraph in which some words are links."""
     link = w.rng.choice(('<a href="#">{}</a>', '<span class="own-link" data-r="link">{}</span>'))
     text = []
     for _ in range(w.rng.randint(6, 26)):
@@ -81,7 +81,7 @@ def running_text(w: Writer) -> str:
 
 
 def paragraph(w: Writer) -> str:
-    """A heading and running text, or one of them."""
+    """Return a heading and running text, or one of them."""
     level = w.rng.randint(2, 4)
     head = f'<h{level} class="own-head">{w.label()}</h{level}>' if w.chance(0.6) else ""
     text = f"<p>{w.sentence(18)}</p>" if w.chance(0.8) or not head else ""
@@ -160,7 +160,7 @@ def tabs(w: Writer) -> str:
 
 
 def rows(w: Writer) -> str:
-    """A list: bullets, numbers, or rows with lines between them."""
+    """Return a list: bullets, numbers, or rows with lines between them."""
     count = w.rng.randint(2, 6)
     if w.chance(0.4):
         kind = w.rng.choice(("ul", "ol"))
@@ -181,7 +181,7 @@ def rows(w: Writer) -> str:
 
 
 def table(w: Writer) -> str:
-    """A table of words and numbers, with or without heads and lines."""
+    """Return a table of words and numbers, with or without heads and lines."""
     columns = w.rng.randint(2, 3)
     heads = "".join(f"<th>{w.word()[:9]}</th>" for _ in range(columns))
     made = [f"<tr>{heads}</tr>"] if w.chance(0.6) else []
@@ -196,7 +196,7 @@ def table(w: Writer) -> str:
 
 
 def choice(w: Writer) -> str:
-    """A select box: closed, or as a list of several lines. One of a page may be opened by a click."""
+    """Return a select box: closed, or as a list of several lines. One of a page may be opened by a click."""
     options = [w.label() for _ in range(w.rng.randint(2, 8))]
     chosen = w.rng.randrange(len(options))
     made = "".join(
@@ -212,7 +212,7 @@ def choice(w: Writer) -> str:
 
 
 def menu(w: Writer) -> str:
-    """A menu: of jQuery UI, or a bar, or a column."""
+    """Return a menu: of jQuery UI, or a bar, or a column."""
     names = [
         w.word()[:9] if w.chance(0.6) or w.held_out else words.ui_word(w.rng)
         for _ in range(w.rng.randint(2, 5))
@@ -315,7 +315,7 @@ def keypad(w: Writer) -> str:
 
 
 def slider(w: Writer) -> str:
-    """A slider, with or without the number at which it stands."""
+    """Return a slider, with or without the number at which it stands."""
     most = w.rng.choice((5, 10, 20, 100))
     value = w.rng.randint(0, most)
     shown = f'<span data-r="text">{value}</span>' if w.chance(0.6) else ""
@@ -335,13 +335,13 @@ def sections(w: Writer) -> str:
 
 
 def calendar(w: Writer) -> str:
-    """A month, as jQuery UI's date picker has it."""
+    """Return a month, as jQuery UI's date picker has it."""
     day = f"{w.rng.randint(1990, 2035)}-{w.rng.randint(1, 12):02d}-{w.rng.randint(1, 28):02d}"
     return f'<div class="ui-made-calendar" data-day="{day}"></div>'
 
 
 def spinner(w: Writer) -> str:
-    """A number with two arrows."""
+    """Return a number with two arrows."""
     return f'<input class="ui-made-spinner" data-n="" style="width:40px" value="{w.rng.randint(-9, 99)}">'
 
 
@@ -355,7 +355,7 @@ def facts(w: Writer) -> str:
 
 
 def post(w: Writer) -> str:
-    """What a person says, with signs below to press."""
+    """Return what a person says, with signs below to press."""
     person = escape(words.name(w.rng, w.held_out))
     handle = escape("@" + words.word(w.rng, w.held_out))
     signs = "".join(
@@ -367,7 +367,7 @@ def post(w: Writer) -> str:
 
 
 def dialog(w: Writer) -> str:
-    """A dialog on top of what is there: of jQuery UI, or the theme's own."""
+    """Return a dialog on top of what is there: of jQuery UI, or the theme's own."""
     named = w.word() if w.held_out else words.ui_word(w.rng)
     inner = f"<p>{w.sentence(9)}</p>"
     if w.chance(0.3):

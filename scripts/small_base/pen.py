@@ -120,7 +120,7 @@ def draw_theme(rng: Random) -> Theme:
 
 
 def ink_on(rng: Random, ground: Rgb) -> Rgb:
-    """A colour of text that can be read on `ground`; most are nearly black or white."""
+    """Return a colour of text that can be read on `ground`; most are nearly black or white."""
     extreme: Rgb = max(((0, 0, 0), (255, 255, 255)), key=lambda each: contrast(each, ground))
     if rng.random() < 0.4:
         return extreme
@@ -158,19 +158,19 @@ class Pen:
     # --- what to write -------------------------------------------------------------------------
 
     def face(self) -> Face:
-        """The screen's first face, or one of its two others."""
+        """Return the screen's first face, or one of its two others."""
         return self._faces[0] if self.rng.random() < 0.7 else self.rng.choice(self._faces)
 
     def word(self) -> str:
-        """A word in random case."""
+        """Return a word in random case."""
         return words.cased(self.rng, words.word(self.rng, self.held_out))
 
     def label(self, face: Face, width: float) -> str:
-        """A label that fits into the width."""
+        """Return a label that fits into the width."""
         return self._fitting(face, width, words.label)
 
     def value(self, face: Face, width: float) -> str:
-        """What a field of this width holds."""
+        """Return what a field of this width holds."""
         return self._fitting(face, width, words.value)
 
     def _fitting(self, face: Face, width: float, make: Callable[[Random, bool], str]) -> str:
@@ -204,7 +204,7 @@ class Pen:
         self.text((left + right - face.width(text)) / 2, (top + bottom) / 2, text, face, ink)
 
     def box(self, box: Area, fill: Rgb | None, edge: Rgb | None = None, radius: int = 0) -> None:
-        """A rectangle with pixels left <= x < right."""
+        """Draw a rectangle with pixels left <= x < right."""
         left, top, right, bottom = box
         inside = (left, top, right - 1, bottom - 1)
         if radius:
@@ -213,16 +213,16 @@ class Pen:
             self._draw.rectangle(inside, fill=fill, outline=edge)
 
     def line(self, points: list[tuple[float, float]], colour: Rgb, width: int = 1) -> None:
-        """A line through points."""
+        """Draw a line through points."""
         self._draw.line(points, fill=colour, width=width)
 
     def ellipse(self, box: Area, fill: Rgb | None, edge: Rgb | None = None) -> None:
-        """The ellipse in a rectangle."""
+        """Draw the ellipse in a rectangle."""
         left, top, right, bottom = box
         self._draw.ellipse((left, top, right - 1, bottom - 1), fill=fill, outline=edge)
 
     def shape(self, name: str, box: Area, fill: Rgb) -> None:
-        """A shape of SHAPES that fills the box; with an outline where the ground is too like it."""
+        """Draw a shape of SHAPES that fills the box, with an outline where the ground is too like it."""
         left, top, right, bottom = box
         if sum(abs(a - b) for a, b in zip(fill, self.theme.ground, strict=True)) < 110:
             edge = ink_on(self.rng, self.theme.ground)
@@ -242,7 +242,7 @@ class Pen:
         self.things.append(thing)
 
     def scene(self, key: str) -> Scene:
-        """What has been drawn."""
+        """Return what has been drawn."""
         sizes = {thing.size for thing in self.things}
         if not sizes >= {"small", "large"}:
             self.things = [replace(thing, size="") for thing in self.things]
@@ -250,7 +250,7 @@ class Pen:
 
 
 def encode(image: Image.Image) -> bytes:
-    """An RGB image as a PNG that is not compressed: a tenth of a millisecond (PNG specification, 11.2)."""
+    """Return an RGB image as a PNG that is not compressed: a tenth of a millisecond (PNG specification, 11.2)."""
     width, height = image.size
     rows = np.zeros((height, 1 + 3 * width), np.uint8)
     rows[:, 1:] = np.asarray(image).reshape(height, -1)

@@ -76,7 +76,7 @@ def plausible(
 
 
 def wandered(ask: Ask, instruction: str, seen: Observation, rng: Random) -> Action:
-    """An action on the page as it is: a click, a text, a scroll, a drag. Raises EnvError."""
+    """Return an action on the page as it is: a click, a text, a scroll, a drag. Raises EnvError."""
     load_safe(ask)
     scale = seen.width / 160
     things = [each for each in look(ask, scale).things if each.role in PRESSED]
@@ -101,7 +101,7 @@ def wandered(ask: Ask, instruction: str, seen: Observation, rng: Random) -> Acti
 
 
 def texts_of(instruction: str) -> list[str]:
-    """What an instruction quotes; if it quotes nothing, names and numbers that it mentions."""
+    """Return what an instruction quotes; if it quotes nothing, names and numbers that it mentions."""
     found = QUOTED.findall(instruction)
     mentioned = [each.rstrip(".") for each in MENTIONED.findall(instruction)[1:]]
     return found or [each for each in mentioned if not SUBMITS.fullmatch(each)]
@@ -120,7 +120,7 @@ def _weight(thing: Thing, instruction: str) -> float:
 
 
 def _point(thing: Thing, rng: Random) -> tuple[float, float]:
-    """A point in the middle part of a thing, where it is long anywhere along it."""
+    """Return a point in the middle part of a thing, where it is long anywhere along it."""
     left, top, right, bottom = thing.box
     share = rng.uniform(0.1, 0.9) if thing.role == "slider" else rng.uniform(0.4, 0.6)
     return left + share * (right - left), top + rng.uniform(0.4, 0.6) * (bottom - top)

@@ -77,7 +77,7 @@ def page_scenes(
 def demonstrations(
     env: MiniwobEnv, page: str, seeds: Sequence[int], scale: float = 1.0
 ) -> Iterator[Scene]:
-    """The steps of the oracle's episodes that pass within the page's limit."""
+    """Yield the steps of the oracle's episodes that pass within the page's limit."""
     for seed in seeds:
         try:
             yield from _episode(env, page, seed, scale)
@@ -101,7 +101,7 @@ def is_single(env: MiniwobEnv, page: str, seeds: Sequence[int]) -> bool:
 def _wandered(
     env: MiniwobEnv, page: str, seed: int, rng: Random, most: int
 ) -> tuple[Observation, str, tuple[str, ...]]:
-    """A screen after up to `most` random actions that do not end the episode, and these actions."""
+    """Return a screen after up to `most` random actions that do not end the episode, and these actions."""
     task = {"task": f"miniwob/{page}"}
     wanted = rng.randrange(most + 1)
     for _ in range(3):
@@ -122,7 +122,7 @@ def _wandered(
 
 
 def _episode(env: MiniwobEnv, page: str, seed: int, scale: float) -> list[Scene]:
-    """The oracle's steps of one episode; none if it does not pass."""
+    """Return the oracle's steps of one episode; none if it does not pass."""
     rng = Random(f"demonstration/{page}/{seed}")
     placed = page in PLACED
     limit = TASKS[f"miniwob/{page}"].max_steps

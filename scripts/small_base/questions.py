@@ -218,7 +218,7 @@ def _absent(shapes: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def _unseen(view: View, rng: Random, like: str) -> str:
-    """A word that is not on the screen; half of them look like one that is."""
+    """Return a word that is not on the screen; half of them look like one that is."""
     last = like.rsplit(maxsplit=1)[-1]
     if rng.random() < 0.5 and last.isalpha() and last.islower() and len(last) > 2:
         for other in look_alikes(rng, last, words.is_held_out(last)):

@@ -123,7 +123,7 @@ class Canvas:
             self._page.pass_time(50)
 
     def scene(self, key: str) -> Scene:
-        """What is shown now."""
+        """Return what is shown now."""
         looked = look(self._page.evaluate, self.scale)
         return Scene(key, self._page.look(), looked.glyphs, looked.things, unread=looked.unread)
 
@@ -166,7 +166,7 @@ def random_page(rng: Random, held_out: HeldOut = "") -> tuple[str, str, bool]:
 
 
 def _strip(rng: Random, writer: Writer) -> str:
-    """The yellow strip with an instruction above every page of MiniWoB++."""
+    """Return the yellow strip with an instruction above every page of MiniWoB++."""
     first, second = writer.label(), writer.label()
     said = rng.choice(
         (
@@ -184,7 +184,7 @@ def _strip(rng: Random, writer: Writer) -> str:
 
 
 def _laid_out(rng: Random, pieces: list[str]) -> str:
-    """The parts below one another, apart by chance, now and then scrolled or moved to the side."""
+    """Return the parts below one another, apart by chance, now and then scrolled or moved to the side."""
     made = []
     for piece in pieces:
         space = rng.choice((0, 1, 2, 4, 8, 14))
@@ -204,7 +204,7 @@ def _laid_out(rng: Random, pieces: list[str]) -> str:
 
 
 def _ground(rng: Random, is_miniwob: bool) -> str:
-    """What lies behind: nothing, a little noise or a gradient."""
+    """Return what lies behind: nothing, a little noise or a gradient."""
     if rng.random() < (0.96 if is_miniwob else 0.6):
         return ""
     if rng.random() < 0.5:
@@ -218,7 +218,7 @@ def _ground(rng: Random, is_miniwob: bool) -> str:
 
 
 def _noise(rng: Random) -> str:
-    """A picture of grey noise, as an address."""
+    """Return a picture of grey noise, as an address."""
     grain = rng.choice((1, 2, 3))
     small = Image.frombytes(
         "L", (160 // grain, 210 // grain), rng.randbytes((160 // grain) * (210 // grain))

@@ -75,7 +75,7 @@ class ReadSheet(Sheet):
 
 
 def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) -> ReadSheet:
-    """A scene with these questions."""
+    """Return a scene with these questions."""
     picture = scene.image
     width, height = picture.size
     image = preparer.of_image(scene.key, picture)
@@ -112,14 +112,14 @@ def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) ->
 
 
 def prompt(asked: Asked) -> str:
-    """What the model is told, as a `policy.template` of two lines, {instruction} and {previous}, has it."""
+    """Return what the model is told, as a `policy.template` of two lines, {instruction} and {previous}, has it."""
     if asked.before is None:
         return asked.text
     return f"{asked.text}\n{Previous().text(asked.before)}"
 
 
 def with_steps(asked: Sequence[Asked], rng: Random, share: float) -> list[Asked]:
-    """The same questions, this share of them with steps at random before, which change no answer."""
+    """Return the same questions as `asked`, a `share` of them with random steps before, which change no answer."""
     told = []
     for each in asked:
         if each.before is None and rng.random() < share:
@@ -206,7 +206,7 @@ def dense_loss(
     sheets: Sequence[ReadSheet],
     numbers: torch.Tensor,
 ) -> torch.Tensor:
-    """What image tokens do not say yet: characters, looks and, through the rows of numbers, places."""
+    """Return what image tokens do not say yet: characters, looks and, through the rows of numbers, places."""
     shown = torch.cat(features.embeds)
     return (
         letter_loss(heads, shown, sheets)

@@ -68,7 +68,7 @@ def write_shards(
 
 
 def _plain(scene: Scene) -> list[Any]:
-    """A scene as lists; its picture without what is needless in it."""
+    """Return a scene as lists; its picture without what is needless in it."""
     image = scene.image
     held = io.BytesIO()
     image.save(held, "png", compress_level=6)

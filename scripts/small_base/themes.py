@@ -153,7 +153,7 @@ def free_theme(rng: Random, held_out: HeldOut) -> str:
 
 
 def _forced(held_out: HeldOut) -> str:
-    """What makes all text of one font or one size, whatever else is said."""
+    """Return what makes all text of one font or one size, whatever else is said."""
     every = "html body *, html body #wrap *, html body #wrap #area *"
     if held_out == "font":
         return f'{every} {{ font-family: "{TEST_FAMILY}" !important; }}'
@@ -184,7 +184,7 @@ def _contrast(rng: Random, dark: bool) -> tuple[str, str]:
 
 
 def _shade(rng: Random, colour: str, by: int) -> str:
-    """A colour a little off, towards the middle."""
+    """Return a colour a little off, towards the middle."""
     parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     sign = -1 if sum(parts) > 380 else 1
     off = rng.randint(0, by)

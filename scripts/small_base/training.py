@@ -291,7 +291,7 @@ def rank() -> int:
 
 
 def summed(value: float) -> float:
-    """The sum of the processes' values."""
+    """Return the sum of the processes' values."""
     if not dist.is_initialized():
         return value
     dist.all_reduce(total := torch.tensor(value, dtype=torch.float64))

@@ -56,7 +56,7 @@ def is_held_out(text: str) -> bool:
 
 
 def word(rng: Random, held_out: bool) -> str:
-    """A lower-case word of 2 to 10 letters, mostly 3 to 7, that can be pronounced."""
+    """Return a lower-case word of 2 to 10 letters, mostly 3 to 7, that can be pronounced."""
     while True:
         text = _pronounceable(rng)
         if is_held_out(text) == held_out:
@@ -64,7 +64,7 @@ def word(rng: Random, held_out: bool) -> str:
 
 
 def cased(rng: Random, text: str) -> str:
-    """The text as it is, Capitalised or UPPER."""
+    """Return the text as it is, Capitalised or UPPER, at random."""
     kind = rng.random()
     if kind < 0.45:
         return text
@@ -72,12 +72,12 @@ def cased(rng: Random, text: str) -> str:
 
 
 def ui_word(rng: Random) -> str:
-    """What interfaces say: a short English word."""
+    """Return what interfaces say: a short English word."""
     return rng.choice(UI_WORDS)
 
 
 def name(rng: Random, held_out: bool) -> str:
-    """A first name, or a first and a last one; half of the last ones are made up."""
+    """Return a first name, or a first and a last one; half of the last ones are made up."""
     first = rng.choice(FIRST_NAMES)
     if rng.random() < 0.5 and not held_out:
         return first
@@ -86,7 +86,7 @@ def name(rng: Random, held_out: bool) -> str:
 
 
 def number(rng: Random) -> str:
-    """A number as interfaces write it: plain, negative, with a fraction, a price, a share."""
+    """Return a number as interfaces write it: plain, negative, with a fraction, a price, a share."""
     kind = rng.random()
     if kind < 0.5:
         return str(rng.randrange(10 ** rng.randint(1, 5)))
@@ -102,7 +102,7 @@ def number(rng: Random) -> str:
 
 
 def date(rng: Random) -> str:
-    """A date or a time of day in one of several forms."""
+    """Return a date or a time of day in one of several forms."""
     year, month, day = rng.randint(1990, 2035), rng.randint(1, 12), rng.randint(1, 28)
     return rng.choice(
         (
@@ -118,7 +118,7 @@ def date(rng: Random) -> str:
 
 
 def email(rng: Random, held_out: bool) -> str:
-    """What looks like an address of electronic mail, or a user's name with an @."""
+    """Return what looks like an address of electronic mail, or a user's name with an @."""
     if rng.random() < 0.3:
         return f"@{word(rng, held_out)}"
     return f"{word(rng, held_out)}@{word(rng, held_out)[:6]}.{rng.choice(DOMAINS)}"
@@ -138,7 +138,7 @@ def sign(rng: Random) -> str:
 
 
 def label(rng: Random, held_out: bool) -> str:
-    """What a thing on a screen is called: one to three words of any case, or a number."""
+    """Return what a thing on a screen is called: one to three words of any case, or a number."""
     kind = rng.random()
     if kind < 0.08:
         return number(rng)
@@ -159,7 +159,7 @@ def label(rng: Random, held_out: bool) -> str:
 
 
 def value(rng: Random, held_out: bool) -> str:
-    """What is typed in a field: a word, a label, a name, a number, a date, an address, a password."""
+    """Return what is typed in a field: a word, a label, a name, a number, a date, an address, a password."""
     kind = rng.random()
     if kind < 0.4:
         return cased(rng, word(rng, held_out))
@@ -177,7 +177,7 @@ def value(rng: Random, held_out: bool) -> str:
 
 
 def sentence(rng: Random, held_out: bool, most: int = 14) -> str:
-    """Running text of 3 to `most` words: a capital first, commas, a full stop."""
+    """Return running text of 3 to `most` words: a capital first, commas, a full stop."""
     said = [word(rng, held_out) for _ in range(rng.randint(3, max(3, most)))]
     said[0] = said[0].capitalize()
     for at in range(1, len(said) - 1):

@@ -42,12 +42,12 @@ class Finding:
     cure: str = ""  # empty where nothing needs to be done
 
     def __str__(self) -> str:
-        """The whole sentence."""
+        """Return the whole sentence."""
         return f"{self.subject} {self.text}{self.cure and f'; {self.cure}'}"
 
 
 def broken_rule(key: str, sentence: str) -> Finding:
-    """An error of a key; what follows the first "; " of the sentence is the cure."""
+    """Return an error of a key; what follows the first "; " of the sentence is the cure."""
     text, _, cure = sentence.partition("; ")
     return Finding(key, "error", text, cure)
 
@@ -93,7 +93,7 @@ def found_in(table: Table, config: Config) -> Iterator[Finding]:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """The value of `section.key`; None within a section that is unset."""
+    """Return the value of `section.key`; None within a section that is unset."""
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part, None)

@@ -90,5 +90,5 @@ def unread(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def reader_of(key: str) -> str:
-    """What alone reads a key, in words; empty where it is always read."""
+    """Return what alone reads a key, in words; empty where it is always read."""
     return next((words for words, _, keys in learning.READERS if key in keys), "")

@@ -97,7 +97,7 @@ def refuse_no_folder(out: Path) -> None:
 
 
 def _of_path(key: str, about: Callable[[Path], object]) -> Condition:
-    """A condition on the path of a key that may be unset."""
+    """Return a condition on the path of a key that may be unset."""
 
     def broken(config: Config) -> object:
         path = value_of(config, key)
@@ -252,7 +252,7 @@ GPUS = Table(
 
 
 def _index(device: str) -> int:
-    """The GPU that a process takes of those it sees."""
+    """Return the GPU that a process takes of those it sees."""
     return int(device.partition(":")[2] or 0)
 
 

@@ -83,7 +83,7 @@ class _AsIs:
 
 
 def _changed_in_history(codec: Any) -> str:
-    """A completion that the codec shows otherwise in a prompt, and as what; empty if it shows none."""
+    """Return a completion that the codec shows otherwise in a prompt, and as what; empty if it shows none."""
     for action in (Click(x=500, y=300), Type(text="a"), Done()):
         with contextlib.suppress(Exception):  # not every language has every action
             text = codec.format(action, _AsIs(), thought="Now this.")
@@ -312,7 +312,7 @@ VLLM = Table(
 
 
 def _judge(config: Config) -> JudgeConfig:
-    """The judge; without one, one that nothing is wrong with."""
+    """Return the judge; without one, one that nothing is wrong with."""
     return config.env.judge or JudgeConfig(model="builtin:tiny")
 
 

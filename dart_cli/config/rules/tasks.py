@@ -83,7 +83,7 @@ def _suite_problem(config: Config) -> str:
 
 
 def _refused(check: Callable[[Config], object]) -> Condition:
-    """What a check of a suite says against it."""
+    """Return what a check of a suite says against it."""
 
     def broken(config: Config) -> str:
         try:
@@ -123,7 +123,7 @@ def _is_known(config: Config) -> bool:
 
 
 def _held_out(config: Config) -> str:
-    """A task that env.tasks writes out, although its suite holds it out."""
+    """Return a task that env.tasks writes out, although its suite holds it out."""
     if not _is_known(config):
         return ""
     named = (each for each in config.env.tasks if not is_pattern(each))
@@ -131,7 +131,7 @@ def _held_out(config: Config) -> str:
 
 
 def _held_here(config: Config) -> str:
-    """The same, although env.heldout holds it out."""
+    """Return a task that env.tasks writes out, although env.heldout holds it out."""
     if not config.env.heldout or not _is_known(config):
         return ""
     held = {task.id for task in select_tasks(config.env.suite, config.env.heldout)}
@@ -155,7 +155,7 @@ def _chosen(key: str) -> Rule:
 
 
 def unjudged_problem(judge: JudgeConfig | None, tasks: Sequence[Task]) -> str:
-    """What is wrong with tasks that nothing judges; empty if nothing is."""
+    """Return what is wrong with tasks that nothing judges; empty if nothing is."""
     without = [task.id for task in tasks if not task.evaluated]
     if judge is not None or not without:
         return ""
@@ -202,7 +202,7 @@ TASKS = Table(
 
 
 def _made(config: Config) -> Exception | None:
-    """The error of making an environment with its options, which is not started; None without one.
+    """Return the error of making an environment with its options, which is not started; None without one.
 
     A user's own environment that belongs in a process is not made in this one.
     """
@@ -274,7 +274,7 @@ def _missing_part(config: Config) -> str:
 
 
 def _played(config: Config) -> set[str] | None:
-    """The ids of all tasks that are trained on or evaluated; None where these cannot be told."""
+    """Return the ids of all tasks that are trained on or evaluated; None where these cannot be told."""
     try:
         return {task.id for tasks in _CHOSEN.values() for task in tasks(config)}
     except TaskError:

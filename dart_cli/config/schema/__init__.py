@@ -102,7 +102,7 @@ class Config(Section):
 
 
 def section_types() -> dict[str, type[Section]]:
-    """The sections of a configuration by name, in their order of presentation.
+    """Return the sections of a configuration by name, in their order of presentation.
 
     An optional section within another, `model.lora`, comes after it.
     """
@@ -116,7 +116,7 @@ def section_types() -> dict[str, type[Section]]:
 
 
 def inner_section(annotation: Any) -> type[Section] | None:
-    """The section of a field that may hold one, or be unset; None for every other field."""
+    """Return the section of a field that may hold one, or be unset; None for every other field."""
     for kind in get_args(annotation):
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind

@@ -28,7 +28,7 @@ class Section(BaseModel):
 
 
 def without_control(path: _AnyPath) -> _AnyPath:
-    """The path, refused where it has a null byte, which no system takes, or breaks a line of a log."""
+    """Return the path, refused where it has a null byte, which no system takes, or breaks a line of a log."""
     if "\0" in str(path):
         raise PydanticCustomError("null_byte", "has a null byte, as no path has; choose another")
     if not str(path).isprintable():
@@ -39,7 +39,7 @@ def without_control(path: _AnyPath) -> _AnyPath:
 
 
 def one_of(known: Collection[str], own: str) -> AfterValidator:
-    """A known name, or code of a user's own: `my_module:Attribute` or `file.py:Attribute`."""
+    """Return a known name, or code of a user's own: `my_module:Attribute` or `file.py:Attribute`."""
 
     def check(name: str) -> str:
         if name not in known and ":" not in name:

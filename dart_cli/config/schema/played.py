@@ -92,7 +92,7 @@ class EnvConfig(Section):
 
 
 def observed_kinds(env: EnvConfig) -> tuple[str, ...]:
-    """The texts of `env.observe`, without the screenshot."""
+    """Return the texts of `env.observe`, without the screenshot."""
     return tuple(kind for kind in env.observe if kind != "screenshot")
 
 

@@ -116,7 +116,7 @@ StepCheck = Callable[[Trajectory], tuple[int, str, str] | None]
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files of a folder, or the one that is named. Raises ExchangeError without one."""
+    """Return the Parquet files of a folder, or the one that is named. Raises ExchangeError without one."""
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
@@ -128,7 +128,7 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def about_folder(folder: Path) -> dict[str, Any]:
-    """What the writer noted in the first file; empty where it was not dart."""
+    """Return what the writer noted in the first file; empty where it was not dart."""
     _, pq = pyarrow_modules()
     path = parquet_files(folder)[0]
     with _opened(pq, path) as file:
@@ -160,7 +160,7 @@ def read_folder(
     progress: Callable[[int], None] = lambda _: None,
     whole: set[str] | None = None,
 ) -> Iterator[Trajectory]:
-    """The trajectories of a folder, one at a time; `progress` is called with the number of rows of each.
+    """Yield the trajectories of a folder, one at a time; `progress` is called with the number of rows of each.
 
     `whole` are the hashes of images that are known to decode; more are added, so that a second
     reading need not decode them again. Raises ExchangeError for the first mistake.
@@ -218,7 +218,7 @@ def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str
 def _step(
     place: _RowLocation, row: _ParquetRow, images: dict[str, bytes], whole: set[str]
 ) -> StepRow:
-    """The step of one row; its screenshot joins `images`."""
+    """Return the step of one row; its screenshot joins `images`."""
     key = content_hash(row.screenshot.bytes)
     if row.image_hashes[-1] != key:
         raise place.wrong("image_hashes", f"the last must be the screenshot's own, {key}")
@@ -313,7 +313,7 @@ def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
 
 
 def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[dict[str, Any]]]:
-    """Some rows at a time, in the types of COLUMNS."""
+    """Yield some rows at a time, in the types of COLUMNS."""
     try:
         for batch in file.iter_batches(batch_size=_READ_ROWS, columns=names):
             columns = {}
@@ -328,7 +328,7 @@ def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[
 
 
 def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
-    """A column's values, in its type of COLUMNS."""
+    """Return a column's values, in its type of COLUMNS."""
     try:
         if COLUMNS[name].kind != "image":
             column = column.cast(column_type(pa, COLUMNS[name]))
@@ -339,7 +339,7 @@ def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
 
 
 def _columns_of(pa: Any, path: Path, found: Any) -> list[str]:
-    """The columns of ours that a file has. Raises ExchangeError where one lacks or is of another kind."""
+    """Return the columns of ours that a file has. Raises ExchangeError where one lacks or is of another kind."""
     names = []
     for name, column in COLUMNS.items():
         index = found.get_field_index(name)

@@ -137,7 +137,7 @@ OF_TOKENS = ("token_ids", "behaviour_logprobs", "entropies", "patches")
 
 
 def values_of(part: object, names: Sequence[str]) -> dict[str, Any]:
-    """The fields of those names."""
+    """Return the fields of those names."""
     return {name: getattr(part, name) for name in names}
 
 
@@ -152,7 +152,7 @@ def pyarrow_modules() -> tuple[Any, Any]:
 
 
 def column_type(pa: Any, column: Column) -> Any:
-    """The column's type, as pyarrow's."""
+    """Return the column's type, as pyarrow's."""
     if column.kind == "image":
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     item = getattr(pa, column.kind)()
@@ -160,7 +160,7 @@ def column_type(pa: Any, column: Column) -> Any:
 
 
 def _feature(column: Column) -> dict[str, Any]:
-    """The column as `datasets` describes it."""
+    """Return the column as `datasets` describes it."""
     if column.kind == "image":
         return {"_type": "Image"}
     value = {"dtype": column.kind, "_type": "Value"}
@@ -168,7 +168,7 @@ def _feature(column: Column) -> dict[str, Any]:
 
 
 def schema(about: Mapping[str, Any]) -> pa.Schema:
-    """The files' schema; `about` notes where they come from, for their readers."""
+    """Return the files' schema; `about` notes where they come from, for their readers."""
     pa, _ = pyarrow_modules()
     features = {name: _feature(column) for name, column in COLUMNS.items()}
     return pa.schema(

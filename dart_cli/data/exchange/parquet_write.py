@@ -34,7 +34,7 @@ ROW_GROUP_BYTES = 32_000_000
 
 
 def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """A row for each step."""
+    """Return a row for each step."""
     shared = {"trajectory_id": trajectory.id, "steps": len(trajectory.steps)}
     shared |= values_of(trajectory, OF_TRAJECTORY)
     rows = [

@@ -118,7 +118,7 @@ def export_run(
 
 
 def run_id(reader: Reader) -> str:
-    """The run's id; empty for one that holds a pool and was never started."""
+    """Return the run's id; empty for one that holds a pool and was never started."""
     try:
         return reader.run().id
     except StoreError:
@@ -308,7 +308,7 @@ def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
 
 
 def _check(config: Config, folder: Path) -> StepCheck:
-    """What a trajectory must satisfy beyond its own consistency to join `config`'s run."""
+    """Return what a trajectory must satisfy beyond its own consistency to join `config`'s run."""
     facts, suite = model_facts(config), config.env.suite
     held = {task.id for task in heldout_tasks(config)}
     names = {suite, load_suite(suite).name}  # a suite of one's own is called by its place, too

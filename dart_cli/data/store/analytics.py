@@ -38,14 +38,14 @@ class Analytics(Connection):
         return [CountersRow(**row) for row in rows]
 
     def left_out(self) -> dict[str, int]:
-        """Steps of fresh batches that are not trained on, by reason."""
+        """Return how many steps of fresh batches are not trained on, by reason."""
         rows = self._rows(
             "SELECT reason, COUNT(*) AS steps FROM batch_samples WHERE weight = 0 GROUP BY 1 ORDER BY 2 DESC"
         )
         return {row["reason"]: row["steps"] for row in rows}
 
     def remainder(self) -> Remainder:
-        """What of all that was played is in no account."""
+        """Return what of all that was played is in no account."""
         [row] = self._rows(
             "SELECT (SELECT COUNT(*) FROM trajectories t WHERE t.reason <> 'incomplete' AND t.steps <> "
             "(SELECT COUNT(*) FROM steps s WHERE s.trajectory_id = t.id)) AS steps, "
@@ -233,7 +233,7 @@ class Analytics(Connection):
         return int(rows[0]["number"])
 
     def total(self, table: Literal["steps", "screenshots", "batches"]) -> int:
-        """Number of rows of a table."""
+        """Return the number of rows of a table."""
         return int(self._rows(f"SELECT COUNT(*) AS number FROM {table}")[0]["number"])  # noqa: S608
 
     def bytes_in_use(self) -> int:
@@ -250,7 +250,7 @@ class Analytics(Connection):
         return sum(name.stat().st_size for name in names if name.exists())
 
     def judgements(self, trajectory_id: str) -> list[JudgementRow]:
-        """What judges said of a trajectory, in the order in which they said it."""
+        """Return what judges said of a trajectory, in the order in which they said it."""
         sql = "SELECT * FROM judgements WHERE trajectory_id = ? ORDER BY at, judge"
         return [JudgementRow(**row) for row in self._rows(sql, (trajectory_id,))]
 

@@ -215,12 +215,12 @@ class Transactions(Connection):
 
 
 def explain(path: Path, error: Exception) -> StoreError:
-    """The StoreError for a failure of SQLite: file, fault and cure in one line."""
+    """Return the StoreError for a failure of SQLite: file, fault and cure in one line."""
     return sqlite_file.explain(path, error, damaged=recovery(path))
 
 
 def recovery(path: Path) -> str:
-    """What to do with a database that is damaged."""
+    """Return what to do with a database that is damaged."""
     return (
         "put a copy back, choose another run.dir, or save what is readable with "
         f"`sqlite3 {path} .recover | sqlite3 new.db`"
@@ -228,7 +228,7 @@ def recovery(path: Path) -> str:
 
 
 def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
-    """A row factory: column -> value."""
+    """Return a row factory: column -> value."""
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
 
@@ -239,7 +239,7 @@ def where_clause(
     group_ids: Sequence[str] | None = None,
     but_reason: str | None = None,
 ) -> tuple[str, list[object]]:
-    """The WHERE clause for columns that must equal what is not None, and its values.
+    """Return the WHERE clause for columns that must equal what is not None, and its values.
 
     `but_reason` leaves out what was dropped for that reason.
     """
@@ -258,7 +258,7 @@ def where_clause(
 
 
 def marks(values: Sequence[object]) -> str:
-    """A question mark for each value of an IN clause."""
+    """Return a question mark for each value of an IN clause."""
     return ",".join("?" * len(values))
 
 

@@ -60,14 +60,14 @@ class Reader(Analytics):
     """Typed queries on one run. Use as a context manager, or call `close`."""
 
     def run(self) -> RunRow:
-        """The run. Raises StoreError before `dart data` has started it."""
+        """Return the run. Raises StoreError before `dart data` has started it."""
         rows = self._rows("SELECT * FROM runs ORDER BY created_at LIMIT 1")
         if not rows:
             raise StoreError(f"{self.path}: no run was started in it; start `dart data`")
         return RunRow(**rows[0])
 
     def groups(self, *states: GroupState) -> list[GroupRow]:
-        """Groups in the order they were opened; all, or those in one of the states."""
+        """Return groups in the order they were opened: all, or those in one of the states."""
         where = f"WHERE state IN ({marks(states)})" if states else ""
         rows = self._rows(f"SELECT * FROM groups {where} ORDER BY number", states)  # noqa: S608
         return [GroupRow(**row) for row in rows]
@@ -110,7 +110,7 @@ class Reader(Analytics):
         limit: int,
         offset: int = 0,
     ) -> list[GroupRow]:
-        """Groups that match, the newest first, without the `offset` newest."""
+        """Return groups that match, the newest first, without the `offset` newest."""
         where, values = where_clause({"state": state, "task_id": task_id})
         rows = self._rows(
             f"SELECT * FROM groups {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
@@ -148,7 +148,7 @@ class Reader(Analytics):
         return {(row["suite"], row["task_id"]): row["instruction"] for row in rows}
 
     def instruction(self, suite: str, task_id: str, trajectory_ids: Iterable[str]) -> str:
-        """The instruction that the policy read, of the first of these trajectories that holds one.
+        """Return the instruction that the policy read, of the first of these trajectories that holds one.
 
         They are of one group, or one alone. Where none knows, having no step yet or being of an older
         dart, it is the task's, {fields} as the suite wrote them; empty where that is unknown, too.
@@ -163,14 +163,14 @@ class Reader(Analytics):
         return str(rows[0]["instruction"]) if rows else ""
 
     def steps(self, trajectory_id: str) -> list[StepRow]:
-        """The steps of one trajectory, in order."""
+        """Return the steps of one trajectory, in order."""
         rows = self._rows(
             "SELECT * FROM steps WHERE trajectory_id = ? ORDER BY step", (trajectory_id,)
         )
         return [step_of(row) for row in rows]
 
     def screenshots(self, hashes: Iterable[str]) -> dict[str, bytes]:
-        """Encoded images by content hash; unknown hashes are absent."""
+        """Return encoded images by content hash; unknown hashes are absent."""
         wanted = list(dict.fromkeys(hashes))
         found: dict[str, bytes] = {}
         for start in range(0, len(wanted), _HASHES_PER_QUERY):
@@ -209,7 +209,7 @@ class Reader(Analytics):
         return {row["batch"]: row["reason"] for row in rows}
 
     def versions_of_batch(self, batch_id: int) -> list[int]:
-        """The oldest and the newest weights that sampled a token of a fresh batch; [] if unknown."""
+        """Return the oldest and the newest weights that sampled a token of a fresh batch; [] if unknown."""
         rows = self._rows(
             "SELECT MIN(oldest_version) AS oldest, MAX(newest_version) AS newest "
             "FROM trajectories WHERE batch_id = ?",
@@ -226,7 +226,7 @@ class Reader(Analytics):
         return [row["id"] for row in rows]
 
     def planned_samples(self, batch_id: int, *, again: bool = False) -> list[PlannedSample]:
-        """The steps of one batch that are trained on, in their order, without what they hold.
+        """Return the steps of one batch that are trained on, in their order, without what they hold.
 
         `again`: with the advantages that they were trained on with, where a critic made them.
         """
@@ -240,11 +240,11 @@ class Reader(Analytics):
         return [PlannedSample(**row) for row in rows]
 
     def batch_steps(self, batch_id: int) -> list[BatchStep]:
-        """The steps of one batch that are trained on, exactly as they were first served."""
+        """Return the steps of one batch that are trained on, exactly as they were first served."""
         return list(self.planned_steps(self.planned_samples(batch_id)))
 
     def planned_steps(self, planned: Sequence[PlannedSample]) -> Iterator[BatchStep]:
-        """These steps, each with what it holds, in the same order; read as they are asked for."""
+        """Yield these steps in the same order, each with what it holds; each is read when asked for."""
         columns = ", ".join(f"s.{name}" for name in BATCH_COLUMNS)
         rows = self._each(
             f"SELECT {columns} FROM json_each(?) AS wanted "  # noqa: S608
@@ -267,7 +267,7 @@ class Reader(Analytics):
         return [SampleRow(**row) for row in rows]
 
     def sample_rows(self, trajectory_id: str) -> list[SampleRow]:
-        """The steps of one trajectory in each fresh batch it was part of, the oldest batch first."""
+        """Return the steps of one trajectory in each fresh batch it was part of, the oldest batch first."""
         rows = self._rows(
             "SELECT * FROM batch_samples WHERE trajectory_id = ? ORDER BY batch_id, position",
             (trajectory_id,),
@@ -303,7 +303,7 @@ class Reader(Analytics):
         }
 
     def decisions(self, subject: str | None = None) -> list[Decision]:
-        """What was decided, oldest first: of one group or trajectory, or of all."""
+        """Return what was decided, oldest first: of one group or trajectory, or of all."""
         where, values = ("WHERE subject = ?", (subject,)) if subject else ("", ())
         rows = self._rows(
             f"SELECT subject, used, reason, weight, batch_id FROM decisions {where} ORDER BY id",  # noqa: S608
@@ -320,11 +320,11 @@ class Reader(Analytics):
         return {row["id"] for row in rows}
 
     def newest_group(self) -> int:
-        """Number of the group opened last; 0 before the first."""
+        """Return the number of the group opened last; 0 before the first."""
         return int(self._rows("SELECT COALESCE(MAX(number), 0) AS newest FROM groups")[0]["newest"])
 
     def newest_version(self) -> VersionRow | None:
-        """The weight set published last, or None."""
+        """Return the weight set published last, or None."""
         rows = self._rows("SELECT * FROM versions ORDER BY published_at DESC LIMIT 1")
         return VersionRow(**rows[0]) if rows else None
 
@@ -345,12 +345,12 @@ class Reader(Analytics):
         return [SyncRow(**row) for row in rows]
 
     def trackers(self) -> list[TrackerRow]:
-        """The expected rewards of tasks by step, as they were saved last."""
+        """Return the expected rewards of tasks by step, as they were saved last."""
         rows = self._rows("SELECT * FROM trackers ORDER BY task_id, step")
         return [TrackerRow(**row) for row in rows]
 
     def first_group(self, after_batch: int, fresh_batch: int | None = None) -> int | None:
-        """Number of the oldest group in a batch with an id above `after_batch`; None without one.
+        """Return the number of the oldest group in a batch with an id above `after_batch`; None without one.
 
         A replay among them has the groups of its first use. Those of `fresh_batch` and of the fresh
         ones after it count, too.
@@ -363,7 +363,7 @@ class Reader(Analytics):
         return rows[0]["first"]  # type: ignore[no-any-return]
 
     def unservable_batch(self, after: int) -> int | None:
-        """The first batch with an id above `after` that lacks a screenshot; None if none does."""
+        """Return the first batch with an id above `after` that lacks a screenshot; None if none does."""
         rows = self._rows(
             "SELECT MIN(own.id) AS first FROM batches own JOIN batch_samples b "
             "ON b.batch_id = COALESCE(own.replay_of, own.id) JOIN steps s "

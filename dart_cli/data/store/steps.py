@@ -97,7 +97,7 @@ BATCH_COLUMNS = (
 def columns_of(
     step: StepRecord | StepRow, at: float, screenshot: str, spans: Sequence[VersionSpan]
 ) -> dict[str, object]:
-    """The columns of a step's row. Raises struct.error for an id that does not fit."""
+    """Return the columns of a step's row. Raises struct.error for an id that does not fit."""
     sampled = step.sampled
     return {
         "trajectory_id": step.trajectory_id,
@@ -144,7 +144,7 @@ def step_of(row: dict[str, Any]) -> StepRow:
 
 
 def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
-    """A step's BATCH_COLUMNS, of which no list of numbers is made."""
+    """Return a step's BATCH_COLUMNS, of which no list of numbers is made."""
     hashes, prompt, token_ids, logprobs, spans, patches, worker = columns
     return BatchStep(
         group_id=planned.group_id,
@@ -183,7 +183,7 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 
 def pack_prompt(values: Sequence[int]) -> bytes:
-    """The ids [P] of a prompt, in a quarter of the time that deflating them takes."""
+    """Return the ids [P] of a prompt, in a quarter of the time that deflating them takes."""
     plain = pack_ids(values)
     unit = pack_ids([_in_a_row(values)])
     short = plain.replace(unit * 8, _EIGHT).replace(_EIGHT * 16, _MANY)
@@ -195,7 +195,7 @@ def pack_prompt(values: Sequence[int]) -> bytes:
 
 
 def prompt_ids(blob: bytes) -> bytes:
-    """The ids of pack_prompt as those of pack_ids: no integer is made."""
+    """Return the ids of pack_prompt as those of pack_ids: no integer is made."""
     if blob[:1] != _SHORT:
         return zlib.decompress(blob)
     unit, planes = blob[1:5], blob[5:]
@@ -207,7 +207,7 @@ def prompt_ids(blob: bytes) -> bytes:
 
 
 def _in_a_row(values: Sequence[int]) -> int:
-    """An id that comes often in a row, found by looking at one in 16; 0 where there is none."""
+    """Return an id that comes often in a row, found by looking at one in 16; 0 where there is none."""
     some = values[::16]
     at = bytes(map(eq, some, some[1:])).find(b"\1\1")  # three of the same
     return some[at] if at >= 0 else 0
@@ -248,7 +248,7 @@ def unpack_spans(blob: bytes) -> list[VersionSpan]:
 
 
 def span_versions(blob: bytes) -> list[int]:
-    """The versions alone of packed spans, in order."""
+    """Return the versions alone of packed spans, in order."""
     return unpack_ids(blob)[::3]
 
 

@@ -74,11 +74,11 @@ class Store(Reader, Transactions):
         self._write("UPDATE runs SET active_s = ?", (active_s,))
 
     def save_stop_reason(self, reason: str) -> None:
-        """The run was asked to end; an empty reason once that is done."""
+        """Record why the run was asked to end; an empty reason once that is done."""
         self._write("UPDATE runs SET stop_reason = ?", (reason,))
 
     def save_learned(self, success: float) -> None:
-        """The run has ended since its tasks' success is at least this."""
+        """Record that the run has ended because its tasks' success is at least this."""
         self._write("UPDATE runs SET learned = ?", (success,))
 
     # --- groups and trajectories ----------------------------------------------------------------
@@ -116,11 +116,11 @@ class Store(Reader, Transactions):
         )
 
     def start_playing(self, trajectory_id: str) -> None:
-        """The first step of a leased trajectory came in."""
+        """Record that the first step of a leased trajectory came in."""
         self._write("UPDATE trajectories SET state = 'playing' WHERE id = ?", (trajectory_id,))
 
     def finish(self, end: TrajectoryEnd, at: float, oldest: int | None, newest: int | None) -> None:
-        """The trajectory is over; `oldest` and `newest` are the versions that sampled it."""
+        """Record that a trajectory is over; `oldest` and `newest` are the versions that sampled it."""
         final = None
         if end.screenshot is not None:
             final = content_hash(end.screenshot)
@@ -153,11 +153,11 @@ class Store(Reader, Transactions):
         self._insert("judgements", row, conflict="OR REPLACE")
 
     def count_trajectory(self, trajectory_id: str) -> None:
-        """The trajectory's outcome is part of its task's success."""
+        """Record that the trajectory's outcome is part of its task's success."""
         self._write("UPDATE trajectories SET counted = 1 WHERE id = ?", (trajectory_id,))
 
     def drop_trajectory(self, trajectory_id: str, reason: str, at: float) -> None:
-        """The trajectory will not be trained on; one still in play ends with the steps it has."""
+        """Drop a trajectory from training; one that is still in play ends with the steps it has."""
         self._write(
             "UPDATE trajectories SET state = 'dropped', reason = ?, "
             "ended_at = COALESCE(ended_at, ?), steps = COALESCE(steps, "
@@ -237,14 +237,14 @@ class Store(Reader, Transactions):
         return len(gone)
 
     def versions_sampled(self, trajectory_id: str) -> set[int]:
-        """The weights that sampled the trajectory's tokens."""
+        """Return the weights that sampled the trajectory's tokens."""
         rows = self._rows(
             "SELECT version_spans FROM steps WHERE trajectory_id = ?", (trajectory_id,)
         )
         return {version for row in rows for version in span_versions(row["version_spans"])}
 
     def missing_parts(self, trajectory_id: str, steps: int) -> str:
-        """What the trajectory lacks of `steps` steps and their images; empty if nothing."""
+        """Return what the trajectory lacks of `steps` steps and their images; empty if nothing."""
         rows = self._rows(
             "SELECT step, image_hashes FROM steps WHERE trajectory_id = ? ORDER BY step",
             (trajectory_id,),
@@ -282,7 +282,7 @@ class Store(Reader, Transactions):
         return self.join_pool(row)
 
     def join_pool(self, row: PoolRow) -> bool:
-        """A success whose steps are filed joins the pool; False if it is in it already.
+        """Return a success whose steps are filed joins the pool; False if it is in it already.
 
         Its screenshots stay until it is evicted.
         """
@@ -301,7 +301,7 @@ class Store(Reader, Transactions):
         return True
 
     def evict_from_pool(self, trajectory_id: str, at: float) -> None:
-        """The member is drawn no more; groups that are open now may still need its screenshots."""
+        """Evict a member, which is drawn no more; groups open now may still need its screenshots."""
         self._write(
             "UPDATE pool SET evicted_at = ? WHERE trajectory_id = ?",
             (at, trajectory_id),
@@ -316,7 +316,7 @@ class Store(Reader, Transactions):
         self._write("DELETE FROM pool_images WHERE trajectory_id = ?", (trajectory_id,))
 
     def draw_from_pool(self, group_id: str, trajectory_id: str) -> None:
-        """The member of the pool joins the group."""
+        """Record that the member of the pool joins the group."""
         self._write("UPDATE groups SET pool_member = ? WHERE id = ?", (trajectory_id, group_id))
 
     def pool_folder(self, folder: str) -> str:
@@ -365,7 +365,7 @@ class Store(Reader, Transactions):
         )
 
     def batch_trained(self, trained: BatchTrained, metrics: Mapping[str, float], at: float) -> None:
-        """The batch is in the weights; keep its finite metrics, and its steps' gaps.
+        """Record that the batch is in the weights; keep its finite metrics, and its steps' gaps.
 
         A replay's gaps are not kept: it has no rows of samples, and its first use keeps its own.
         """
@@ -395,11 +395,11 @@ class Store(Reader, Transactions):
         )
 
     def batch_in_checkpoint(self, batch_id: int, at: float) -> None:
-        """The trainer's checkpoint holds the batch, though its acknowledgement never came."""
+        """Record that the trainer's checkpoint holds a batch whose acknowledgement never came."""
         self._set_batch_state(batch_id, "trained", at, None)
 
     def batch_untrained(self, batch_id: int) -> None:
-        """The trainer went back to before this batch: it is to be served again."""
+        """Record that the trainer went back to before this batch, which is to be served again."""
         self._set_batch_state(batch_id, "batched", None, None)
 
     def _set_batch_state(
@@ -420,11 +420,14 @@ class Store(Reader, Transactions):
             )
 
     def add_version(self, weights: WeightsPublished, at: float) -> None:
-        """A weight set may be taken; published again after a restart, the newer one counts."""
+        """Add a weight set that may be taken; of one published again after a restart the newer counts."""
         self._insert("versions", {**vars(weights), "published_at": at}, conflict="OR REPLACE")
 
     def add_sync(self, done: SyncDone, granted_at: float, at: float) -> None:
-        """A rollout worker has taken new weights, or refused them; a second report counts nothing."""
+        """Record that a rollout worker has taken new weights, or refused them.
+
+        A second report of it is not counted.
+        """
         told = self._rows(
             "SELECT 1 FROM syncs WHERE worker = ? AND policy_version = ? AND transfer_s = ? "
             "AND waited_s = ?",

@@ -311,7 +311,7 @@ class VllmEngine:
         token_ids: list[int],
         images: list[PreparedImage],
     ) -> Any:
-        """A prompt for vLLM; images that it has already are sent by hash alone."""
+        """Return a prompt for vLLM; images that it has already are sent by hash alone."""
         from dart_cli.engines.vllm.prompts import engine_input, sent_items
 
         items = sent_items(self._llm.input_processor, images)

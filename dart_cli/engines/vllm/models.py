@@ -153,7 +153,7 @@ class ImageSizes(BaseProcessingInfo):
         seq_len: int,  # noqa: ARG002 (vLLM's signature)
         mm_counts: Mapping[str, int],  # noqa: ARG002
     ) -> Mapping[str, int]:
-        """The tokens of the largest screen."""
+        """Return the tokens of the largest screen."""
         return {IMAGE: self.largest.tokens}
 
 
@@ -183,7 +183,7 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
         cache: Any = None,  # noqa: ARG002 (vLLM's signature)
         scheduler_config: Any = None,  # noqa: ARG002
     ) -> MultiModalInput:
-        """The largest screen, black, to measure memory with."""
+        """Return the largest screen, black, to measure memory with."""
         largest = self.info.largest
         grid = (1, largest.rows * largest.merge, largest.columns * largest.merge)
         pixels = torch.zeros(grid[1] * grid[2], largest.values, dtype=torch.uint8)
@@ -252,7 +252,7 @@ def replace_processors() -> None:
 
 
 def kernel_size(head_size: int) -> int:
-    """The least kernel size >= `head_size`; `head_size` itself if there is none."""
+    """Return the least kernel size >= `head_size`; `head_size` itself if there is none."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # of CPU builds
 
     sizes = [size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= head_size]

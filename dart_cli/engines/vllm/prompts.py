@@ -38,7 +38,7 @@ def engine_input(
     image_token: int,
     salt: str,
 ) -> Any:
-    """The prompt [P] with its images [I], whose placeholders are in it in their order.
+    """Return the prompt [P] with its images [I], whose placeholders are in it in their order.
 
     `items` [I] are theirs (`sent_items`). `salt` separates the prefix cache.
     """
@@ -56,7 +56,7 @@ def engine_input(
 def sent_items(
     processor: Any, images: Sequence[PreparedImage]
 ) -> list[MultiModalKwargsItem | None]:
-    """What vLLM's process is sent of each image [I]: None for one that it has.
+    """Return what vLLM's process is sent of each image [I]: None for one that it has.
 
     The images are bit for bit those that the trainer sees, as bytes. One image is settled before the
     next is looked up: room for it may have cost another its place.
@@ -79,7 +79,7 @@ def sent_items(
 def placeholders(
     token_ids: Sequence[int], images: Sequence[PreparedImage], image_token: int
 ) -> list[PlaceholderRange]:
-    """The range of each image. The prompt has as many placeholders as the images need."""
+    """Return the range of each image. The prompt has as many placeholders as the images need."""
     ranges, position = [], 0
     for image in images:
         position = token_ids.index(image_token, position)

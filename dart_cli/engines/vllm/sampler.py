@@ -69,11 +69,11 @@ class Draws(LogitsProcessor):
         self._rows: dict[int, _RequestState] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """It changes no logits."""
+        """Return True: the processor changes no logits."""
         return True
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The same logits."""
+        """Return the logits as they are."""
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -96,7 +96,7 @@ class Draws(LogitsProcessor):
                 self._rows[source] = replaced
 
     def uniform(self, rows: int, device: torch.device) -> torch.Tensor:
-        """The number [rows] with which each row draws now."""
+        """Return the number [rows] with which each row draws now."""
         numbers = [self._rows[i].next_uniform if i in self._rows else 0.0 for i in range(rows)]
         # Without waiting for the device, which still computes the step before.
         held = torch.tensor(numbers, dtype=torch.float64)

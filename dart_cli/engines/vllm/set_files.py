@@ -76,7 +76,7 @@ class AdapterVersions:
     """The versions that vLLM holds, oldest first. Used by the engine's event loop alone."""
 
     def __init__(self, lora: LoraConfig, base: Path, slots: int) -> None:
-        """`base` is the folder of the model that they adapt."""
+        """Take the folder of the base model that they adapt as `base`."""
         self._lora = lora
         self._base = base
         self._slots = slots
@@ -88,12 +88,12 @@ class AdapterVersions:
         self._lock = _locked(Path(self._folder.name))
 
     def begin(self, version: int, name: str) -> LoRARequest | None:
-        """The adapters of `version` for request `name`; None where that is the base."""
+        """Return the adapters of `version` for request `name`; None where that is the base."""
         self._users.setdefault(version, set()).add(name)
         return self._held.get(version)
 
     async def end(self, version: int, name: str) -> None:
-        """The request is over."""
+        """Note that request `name` is over."""
         self._users[version].discard(name)
         async with self._changed:
             self._changed.notify_all()
@@ -123,7 +123,7 @@ class AdapterVersions:
             await self._remove(llm, version)
 
     def crowded(self) -> tuple[int, set[str]] | None:
-        """The oldest version and its requests, if there is no room for another; else None."""
+        """Return the oldest version and its requests, if there is no room for another; else None."""
         if len(self._held) < self._slots:
             return None
         oldest = min(self._held)

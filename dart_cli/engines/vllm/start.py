@@ -129,7 +129,7 @@ def sequence_length(policy: LoadedPolicy, config: VllmConfig) -> int:
 
 
 def largest_screen(policy: LoadedPolicy, max_model_len: int) -> Any:
-    """The most image tokens that one screen can take, as models.Largest."""
+    """Return the most image tokens that one screen can take, as models.Largest."""
     from dart_cli.engines.vllm.models import Largest
 
     images = policy.images
@@ -268,7 +268,7 @@ def _environment(device: str, threads: int) -> Iterator[None]:
 
 
 def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
-    """Raises MissingPartError if vLLM's build, the configured device and the GPUs do not match."""
+    """Raise MissingPartError if vLLM's build, the configured device and the GPUs do not match."""
     from dart_cli.policy import accelerator
 
     if on_cpu and device.startswith(accelerator.KIND):

@@ -34,7 +34,7 @@ _MODULES = {
 
 @cache
 def make_codec(name: str) -> Codec:
-    """The codec called `name`; built once. Raises ConfigError for an unknown name."""
+    """Return the codec called `name`; built once. Raises ConfigError for an unknown name."""
     if name in _MODULES:
         module = import_module(f"dart_cli.policy.codecs.{_MODULES[name]}")
         return cast("Codec", module.CODECS[name]())
@@ -62,7 +62,7 @@ def _own_codec(name: str) -> Codec:
 
 
 def point_codec(name: str) -> PointCodec:
-    """The codec called `name`. Raises ConfigError where it does not tell its points."""
+    """Return the codec called `name`. Raises ConfigError where it does not tell its points."""
     codec = make_codec(name)
     if not isinstance(codec, PointCodec):
         raise ConfigError(lacks_points(name))
@@ -70,7 +70,7 @@ def point_codec(name: str) -> PointCodec:
 
 
 def lacks_points(name: str) -> str:
-    """What to do with a codec that does not tell its points, as one line."""
+    """Return what to do with a codec that does not tell its points, as one line."""
     return (
         f'policy.codec: {name} lacks {" and ".join(POINT_PARTS)}, which policy.pointing = "pointer" needs; '
         'add them (docs/policy.md), or set policy.pointing = "text"'

@@ -113,7 +113,7 @@ class CompactCodec:
         self._grammar = Grammar(_GRAMMAR, _READABLE)
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action of one completion; see Codec."""
+        """Return the action of one completion; see Codec."""
         return first_read(reply_starts(text), lambda start: self._action(text[start:], coordinates))
 
     def _action(self, text: str, coordinates: CoordinateMap) -> Action:
@@ -156,7 +156,7 @@ class CompactCodec:
                 return act.Fail()
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
-        """The completion of one action; see Codec. The language has no thoughts: `thought` is dropped."""
+        """Return the completion of one action; see Codec. The language has no thoughts: `thought` is dropped."""
         match action:
             case act.Click() | act.DoubleClick() | act.TripleClick():
                 held = "".join(f"{each}+" for each in action.modifiers)
@@ -191,11 +191,11 @@ class CompactCodec:
         raise not_expressed("the compact language", action, self.limits)
 
     def as_history(self, text: str) -> str:
-        """The completion unchanged."""
+        """Return the completion unchanged."""
         return text
 
     def write_point(self, x: int, y: int) -> str:
-        """The two numbers; see PointCodec."""
+        """Return the two numbers; see PointCodec."""
         return f"{x},{y}"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
@@ -235,7 +235,7 @@ def _numbers(coordinates: CoordinateMap, *points: tuple[int, int]) -> str:
 
 
 def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> list[str]:
-    """The point, where one is given, and the button, where it is not the left one."""
+    """Return the point, where one is given, and the button, where it is not the left one."""
     where = []
     if action.x is not None and action.y is not None:
         where.append(_numbers(coordinates, (action.x, action.y)))

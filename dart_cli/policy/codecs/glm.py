@@ -87,11 +87,11 @@ class GlmCodec:
     }
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action of one completion; see Codec."""
+        """Return the action of one completion; see Codec."""
         return self._read(text, coordinates).action
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """The completion of one action; see Codec. A box token in `thought` loses its <."""
+        """Return the completion of one action; see Codec. A box token in `thought` loses its <."""
         call = _call(action, coordinates)
         if call is None:
             raise not_expressed("GLM", action, self.limits)
@@ -99,7 +99,7 @@ class GlmCodec:
         return f"{thought} {_BEGIN}{call}{_END}\nMemory:\n[]".lstrip(" ")
 
     def as_history(self, text: str) -> str:
-        """The completion unchanged."""
+        """Return the completion unchanged."""
         return text
 
     def summary(self, text: str) -> str:
@@ -113,11 +113,11 @@ class GlmCodec:
         return f"Thought: {said}\nAction: {code}"
 
     def write_point(self, x: int, y: int) -> str:
-        """A point in a list; see PointCodec."""
+        """Return a point in a list; see PointCodec."""
         return f"[{x},{y}]"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """The boxes of the call; see PointCodec."""
+        """Return the boxes of the call; see PointCodec."""
         try:
             call = self._read(text, AS_IT_IS)
         except ActionError:
@@ -185,7 +185,7 @@ def _spans_from(text: str, begin: int) -> list[Span]:
 
 
 def _numbers(box: Any) -> Any:
-    """The numbers of a box, which stand in a text or in a list."""
+    """Return the numbers of a box, which stand in a text or in a list."""
     return json.loads(box) if isinstance(box, str) and len(box) < 200 else box
 
 

@@ -99,11 +99,11 @@ class PyautoguiCodec:
             }
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action of one completion; see Codec."""
+        """Return the action of one completion; see Codec."""
         return self._read(text, coordinates)[0]
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """The completion of one action; see Codec. What would end or begin code in `thought` is changed."""
+        """Return the completion of one action; see Codec. What would end or begin code in `thought` is changed."""
         lines = self._lines(action, coordinates)
         if lines is None:
             raise not_expressed(self._dialect, action, self.limits)
@@ -130,7 +130,7 @@ class PyautoguiCodec:
         return f"{heading}## Action:\n{section[1].strip()}\n"
 
     def summary(self, text: str) -> str:
-        """The action in words; see `dart_cli.policy.codec.summary_of`."""
+        """Return the action in words; see `dart_cli.policy.codec.summary_of`."""
         words = _words(_OPERATION if self._dialect == "scalecua" else _SECTION, text)
         return words[1].strip() if words else ""
 
@@ -159,7 +159,7 @@ class PyautoguiCodec:
         return read_calls(calls, coordinates, span[0] + len(code) - len(code.lstrip()))
 
     def _lines(self, action: Action, coordinates: CoordinateMap) -> list[str] | None:
-        """The lines of code; None for an action that the language has none for."""
+        """Return the lines of code; None for an action that the language has none for."""
         tags = (_FENCE,) if self._prefix else (_BEGIN, _END)
         call = _Writer(self._prefix, coordinates, (*tags, "</think"))
         held = getattr(action, "modifiers", ())

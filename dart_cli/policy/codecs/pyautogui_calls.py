@@ -89,7 +89,7 @@ class _Step:
 def read_calls(
     calls: Sequence[Call], coordinates: CoordinateMap, start: int
 ) -> tuple[Action, list[WrittenPoint]]:
-    """The one action of `calls`, whose code begins at `start` of the text. Raises ActionError."""
+    """Return the one action of `calls`, whose code begins at `start` of the text. Raises ActionError."""
     if not calls:
         raise ActionError("the code has no call")
     steps: list[_Step] = []
@@ -104,7 +104,7 @@ def read_calls(
 
 
 def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
-    """A call as an action. Raises ActionError, KeyError, TypeError, ValueError or OverflowError."""
+    """Return a call as an action. Raises ActionError, KeyError, TypeError, ValueError or OverflowError."""
     name = call.name.rpartition(".")[2]
     arguments = dict(call.arguments)
     if call.rest and name != "hotkey":
@@ -130,7 +130,7 @@ def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
 
 
 def _cell(number: Any, coordinates: CoordinateMap) -> int:
-    """A number of the model's as a cell of its grid."""
+    """Return a number of the model's as a cell of its grid."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ActionError("x and y are numbers")
     cells: float = number * 10**coordinates.decimals
@@ -140,7 +140,7 @@ def _cell(number: Any, coordinates: CoordinateMap) -> int:
 def _action(
     call: Call, name: str, arguments: dict[str, Any], place: Point | None, on: CoordinateMap
 ) -> Action:
-    """What a call does; takes what it reads out of `arguments`."""
+    """Return what a call does; takes what it reads out of `arguments`."""
     match name:
         case "click" | "leftClick" | "rightClick" | "middleClick":
             return _clicked(arguments.pop("clicks", 1), name, arguments, place, on)
@@ -256,7 +256,7 @@ def _terminated(arguments: dict[str, Any]) -> Action:
 
 
 def _one_action(steps: list[_Step]) -> tuple[Action, list[_Step]]:
-    """What the calls do together, and those whose points it has. Raises ActionError for several actions."""
+    """Return what the calls do together, and those whose points it has. Raises ActionError for several actions."""
     while len(steps) > 1 and isinstance(steps[-1].action, act.Wait):
         steps = steps[:-1]
     held: list[Modifier] = []
@@ -289,7 +289,7 @@ def _one_action(steps: list[_Step]) -> tuple[Action, list[_Step]]:
 
 
 def _there(action: Action, move: act.Move) -> Action:
-    """An action without a place of its own, after a move; the pointer was there when it was read."""
+    """Return an action without a place of its own, after a move; the pointer was there when it was read."""
     if isinstance(action, act.MouseDown | act.MouseUp) and action.x is None:
         return action.model_copy(update={"x": move.x, "y": move.y})
     if getattr(action, "x", None) is None:
@@ -305,7 +305,7 @@ def _path(down: act.MouseDown, moves: Sequence[Action], up: act.MouseUp) -> act.
 
 
 def _holding(action: Action, held: list[Modifier]) -> Action:
-    """An action while keys are held."""
+    """Return an action while keys are held."""
     if isinstance(action, act.KeyPress):
         return act.KeyPress(keys=[*held, *(key for key in action.keys if key not in held)])
     if not isinstance(action, act.Click | act.DoubleClick | act.TripleClick | act.Drag):

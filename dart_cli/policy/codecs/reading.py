@@ -65,7 +65,7 @@ def understood(call: str) -> Iterator[None]:
 
 
 def text_of(arguments: Mapping[str, Any], key: str) -> str:
-    """An argument that is a text. Raises ActionError, KeyError or, for half a surrogate pair, ValueError."""
+    """Return an argument that is a text. Raises ActionError, KeyError or, for half a surrogate pair, ValueError."""
     text = arguments[key]
     if not isinstance(text, str):
         raise ActionError(f"{key} must be a text, got {json.dumps(text)[:60]}")
@@ -78,7 +78,7 @@ Verb = tuple[Callable[..., Action], str]
 
 
 def at_point(verb: Verb, point: tuple[int, int], modifiers: Sequence[str] = ()) -> Action:
-    """The action of a call at a pixel, while keys are held."""
+    """Return the action of a call at a pixel, while keys are held."""
     kind, button = verb
     fields: dict[str, Any] = {"button": button} if button else {}
     if modifiers:
@@ -87,7 +87,7 @@ def at_point(verb: Verb, point: tuple[int, int], modifiers: Sequence[str] = ()) 
 
 
 def verb_of(verbs: Mapping[str, Verb], action: Action) -> str | None:
-    """The first call of a language that does the action; None for one that acts otherwise."""
+    """Return the first call of a language that does the action; None for one that acts otherwise."""
     wanted = type(action), getattr(action, "button", "")
     return next((name for name, verb in verbs.items() if verb == wanted), None)
 
@@ -99,7 +99,7 @@ def unheld(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | Non
 
 
 def not_expressed(language: str, action: Action, limits: Mapping[str, str]) -> ActionError:
-    """The error of an action that a language has no call for."""
+    """Return the error of an action that a language has no call for."""
     return ActionError(f"{language} cannot express {action!r}: {limits[action.kind]}")
 
 
@@ -157,7 +157,7 @@ class Grammar:
         }
 
     def parse(self, text: str) -> Tree[Token]:
-        """The parse tree of `text`, all of it."""
+        """Return the parse tree of `text`, all of it."""
         refuse_long(text)
         try:
             return self._parser.parse(text)
@@ -208,7 +208,7 @@ class Call:
 def calls_of(
     code: str, signatures: Mapping[str, Sequence[str]], ignored: Sequence[str]
 ) -> list[Call]:
-    """The calls of `code`, in their order. Raises ActionError.
+    """Return the calls of `code`, in their order. Raises ActionError.
 
     `signatures` has the names that exist, with their arguments by position; `ignored` arguments are dropped.
     Imports and texts that stand alone do nothing and are passed over.
@@ -319,7 +319,7 @@ def _point(
 
 
 def quoted(text: str, unwritten: Sequence[str]) -> str:
-    """A literal of one line that means `text` and holds none of `unwritten`."""
+    """Return a literal of one line that means `text` and holds none of `unwritten`."""
     written = repr(text)
     for each in unwritten:
         written = written.replace(each, f"\\x{ord(each[0]):02x}{each[1:]}")

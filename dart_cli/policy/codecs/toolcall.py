@@ -66,12 +66,12 @@ class ToolcallCodec:
             self.limits = {**self.limits, **clicks}
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action of one completion; see Codec."""
+        """Return the action of one completion; see Codec."""
         arguments, _ = self._call(text)
         return self._read(arguments, coordinates)
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """The completion of one action; see Codec. A tag of calls in `thought` loses its <."""
+        """Return the completion of one action; see Codec. A tag of calls in `thought` loses its <."""
         arguments = self._tool.write(action, coordinates)
         held = getattr(action, "modifiers", ())
         if arguments is None or (held and "click" in self.limits):
@@ -83,11 +83,11 @@ class ToolcallCodec:
         return f"Action: {thought}\n{call}" if thought else call
 
     def as_history(self, text: str) -> str:
-        """The completion unchanged, its thought included, as the agents of these families show it."""
+        """Return the completion unchanged, its thought included, as the agents of these families show it."""
         return text
 
     def summary(self, text: str) -> str:
-        """The line that names the action in words, where there is one; see `dart_cli.policy.codec.summary_of`."""
+        """Return the line that names the action in words, where there is one; see `dart_cli.policy.codec.summary_of`."""
         try:
             if line := _ACTION_LINE.search(reply_of(text).rpartition(_OPEN)[0]):
                 return line[1].strip()
@@ -97,11 +97,11 @@ class ToolcallCodec:
         return f"Performing {str(arguments.get('action'))[:40]} action"
 
     def write_point(self, x: int, y: int) -> str:
-        """A point in a list; see PointCodec."""
+        """Return a point in a list; see PointCodec."""
         return f"[{x}, {y}]"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """The coordinates of the call that the action has; see PointCodec."""
+        """Return the coordinates of the call that the action has; see PointCodec."""
         try:
             arguments, start = self._call(text)
             self._read(arguments, AS_IT_IS)
@@ -122,7 +122,7 @@ class ToolcallCodec:
             return self._tool.read(arguments, coordinates)
 
     def _call(self, text: str) -> tuple[dict[str, Any], int]:
-        """The arguments of the one call that ends the text, and where the call begins."""
+        """Return the arguments of the one call that ends the text, and where the call begins."""
         refuse_long(text)
         return first_read(_calls_begin(text), lambda start: self._call_at(text, start))
 
@@ -203,7 +203,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _value(name: str, written: str) -> Any:
-    """A parameter's value: JSON for what is no text."""
+    """Return a parameter's value: JSON for what is no text."""
     if name in ("text", "action", "status", "button"):
         return written.removeprefix("\n").removesuffix("\n") if name == "text" else written.strip()
     try:

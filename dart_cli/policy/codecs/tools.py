@@ -75,7 +75,7 @@ def refuse_unknown(tool: Tool, arguments: Arguments) -> None:
 
 
 def point_of(value: Any) -> tuple[int, int]:
-    """The model's numbers [x, y]; of a box [x1, y1, x2, y2] its centre."""
+    """Return the model's numbers [x, y]; of a box [x1, y1, x2, y2] its centre."""
     if not isinstance(value, list) or len(value) not in (2, 4):
         raise ActionError(f"a coordinate is 2 or 4 numbers, got {json.dumps(value)[:60]}")
     if any(isinstance(each, bool) or not isinstance(each, int | float) for each in value):
@@ -94,7 +94,7 @@ def _at_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[in
 
 
 def _number(value: Any) -> float:
-    """A number, which XML has as text."""
+    """Return a number, which XML has as text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ActionError(f"want a number, got {json.dumps(value)[:60]}")
     number = float(value)
@@ -155,7 +155,7 @@ _DRAGS = ("left_click_drag", "drag")
 
 
 def _held(arguments: Arguments) -> tuple[Modifier, ...]:
-    """What a click holds: Qwen3.5's `text`, e.g. "ctrl+shift"."""
+    """Return what a click holds: Qwen3.5's `text`, e.g. "ctrl+shift"."""
     names = arguments.get("text")
     keys = read_keys([names]) if isinstance(names, str) and names else []
     if other := [key for key in keys if key not in get_args(Modifier)]:
@@ -271,7 +271,7 @@ _TAPS: Mapping[str, Verb] = {
 
 
 def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
-    """What both mobile tools have."""
+    """Return what both mobile tools have."""
     name = arguments["action"]
     if name in _TAPS:
         return at_point(_TAPS[name], _at(arguments, coordinates))

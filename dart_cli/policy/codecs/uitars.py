@@ -129,7 +129,7 @@ class UitarsCodec:
         self._grammar = Grammar(_GRAMMAR, _READABLE)
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """The action of one completion; see Codec."""
+        """Return the action of one completion; see Codec."""
         return first_read(_calls_begin(text), lambda start: self._action(text[start:], coordinates))
 
     def _action(self, text: str, coordinates: CoordinateMap) -> Action:
@@ -169,7 +169,7 @@ class UitarsCodec:
                 return act.Fail()
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """The completion of one action; see Codec."""
+        """Return the completion of one action; see Codec."""
         call = _call(action, coordinates)
         if call is None:
             raise not_expressed("UI-TARS text", action, self.limits)
@@ -185,11 +185,11 @@ class UitarsCodec:
         return text
 
     def write_point(self, x: int, y: int) -> str:
-        """A box without its quotes; see PointCodec."""
+        """Return a box without its quotes; see PointCodec."""
         return f"({x},{y})"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """What stands between the quotes of each box, box tokens included; see PointCodec."""
+        """Return what stands between the quotes of each box, box tokens included; see PointCodec."""
         try:
             return first_read(_calls_begin(text), lambda start: self._points(text, start))
         except ActionError:
@@ -216,7 +216,7 @@ def _calls_begin(text: str) -> Iterator[int]:
 
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
-    """The call; None for an action that the language has no call for."""
+    """Return the call; None for an action that the language has no call for."""
     if found := unheld(_VERBS, action):
         return f"{found[0]}(start_box={_box(coordinates, *found[1:])})"
     match action:
@@ -251,7 +251,7 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
 
 
 def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> list[str]:
-    """The box, where a point is given, and the button, where it is not the left one."""
+    """Return the box, where a point is given, and the button, where it is not the left one."""
     where = []
     if action.x is not None and action.y is not None:
         where.append(f"start_box={_box(coordinates, action.x, action.y)}")
@@ -286,7 +286,7 @@ def _quote(text: str) -> str:
 
 
 def _unquote(text: str) -> str:
-    """The string a quoted literal means; a backslash before any other character stays."""
+    """Return the string a quoted literal means; a backslash before any other character stays."""
     return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[0]), text[1:-1])
 
 

@@ -55,7 +55,7 @@ _TOKENIZER_CONFIG, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 
 
 def without_head(name: str | Path) -> str:
-    """What to do with the folder `name`, which has no head, as one line."""
+    """Return what to do with the folder `name`, which has no head, as one line."""
     return (
         f"{name} has no pointer head; make a folder that has one with "
         f'`dart model add-pointer {name} OUT`, or set policy.pointing = "text"'
@@ -109,7 +109,7 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
 
 
 def _write_tokenizer(folder: Path, draft: Path) -> tuple[PointerTokens, int]:
-    """The tokenizer's files with the tokens; (their ids, how many ids there were)."""
+    """Return the tokenizer's files with the tokens; (their ids, how many ids there were)."""
     tree = read_json(folder, TOKENIZER)
     try:
         known = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)
@@ -182,7 +182,7 @@ def _write_tensors(
     count: int,
     head: dict[str, torch.Tensor],
 ) -> None:
-    """The model's files, those with embeddings changed, and the head.
+    """Write those of the model's files that have embeddings, which are changed, and the head.
 
     At most one file is in memory: those without embeddings are copied by the caller.
     """

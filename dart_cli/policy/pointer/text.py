@@ -33,23 +33,23 @@ class Cells:
     columns: int
 
     def at(self, x: float, y: float) -> int:
-        """The cell, row by row from 0, of a point in fractions of the screen, its edges included."""
+        """Return the cell, row by row from 0, of a point in fractions of the screen, its edges included."""
         row, column = min(int(y * self.rows), self.rows - 1), int(x * self.columns)
         return row * self.columns + min(column, self.columns - 1)
 
     def holding(self, point: Numbers, coordinates: CoordinateMap) -> int:
-        """The cell with the centre of the point's pixel. Raises ActionError beyond the screen."""
+        """Return the cell with the centre of the point's pixel. Raises ActionError beyond the screen."""
         column, row = self._place(*point, coordinates)
         return row * self.columns + column
 
     def numbers_at(self, x: float, y: float, coordinates: CoordinateMap) -> Numbers:
-        """The numbers of a point in fractions of the screen, in the same cell."""
+        """Return the numbers of a point in fractions of the screen, in the same cell."""
         cell = self.at(x, y)
         row, column = divmod(cell, self.columns)
         return self.numbers(cell, x * self.columns - column, y * self.rows - row, coordinates)
 
     def numbers(self, cell: int, across: float, down: float, coordinates: CoordinateMap) -> Numbers:
-        """The point at fractions in [0, 1) of a cell's width and height, of those that are in it.
+        """Return the point at fractions in [0, 1) of a cell's width and height, of those that are in it.
 
         Uniform fractions give each of its numbers alike. Where a screen is so small that a cell has none, it
         is the next after it.
@@ -91,7 +91,7 @@ def jitter(seed: int, position: int) -> tuple[float, float]:
 
 
 def split_text(codec: PointCodec, text: str) -> tuple[list[str], Sequence[WrittenPoint]]:
-    """The points [N] of `text`, and the texts [N + 1] around them."""
+    """Return the points [N] of `text`, and the texts [N + 1] around them."""
     points = codec.find_points(text)
     starts = [0, *(point.end for point in points)]
     ends = [*(point.start for point in points), len(text)]
@@ -133,7 +133,7 @@ class PointerText:
         return PointedTokens(token_ids, found)
 
     def write(self, sampled: SampledTokens, points: dict[int, Numbers]) -> str:
-        """The text of a completion; `points` has one for each position with a patch."""
+        """Return the text of a completion; `points` has one for each position with a patch."""
         text, done = "", 0
         for position, patch in enumerate(sampled.patches):
             if patch >= 0:

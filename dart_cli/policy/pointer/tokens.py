@@ -44,14 +44,14 @@ class PointerTokens:
         return self.pad, self.end
 
     def forced_after(self, token: int) -> int | None:
-        """The token that must follow `token`; None where the next one is drawn."""
+        """Return the token that must follow `token`; None where the next one is drawn."""
         if token == self.start:
             return self.pad
         return self.end if token == self.pad else None
 
 
 def pointer_tokens(config: Mapping[str, Any]) -> PointerTokens | None:
-    """The tokens of a config.json; None for a folder without a head. Raises ModelError for a part of them."""
+    """Return the tokens of a config.json; None for a folder without a head. Raises ModelError for a part of them."""
     ids = pointer_ids(config)
     return None if ids is None else PointerTokens(*ids)
 
@@ -67,7 +67,7 @@ def patch_mistake(
     triple: Triple | None = None,
     cells: int | None = None,
 ) -> str:
-    """What is wrong; empty if nothing. All are [A], `patches` and `numbers` perhaps empty.
+    """Return what is wrong; empty if nothing. All are [A], `patches` and `numbers` perhaps empty.
 
     `numbers` are those that a forced token has none of: log-probabilities and entropies. `triple` are the
     model's tokens; where they are not known, those of the first patch must be those of all others.
@@ -117,7 +117,7 @@ def _order_mistake(token_ids: Sequence[int], patches: Sequence[int], triple: Tri
 
 
 def map_mistake(pointed: Sequence[PointerMap], patches: Sequence[int]) -> str:
-    """What is wrong with the maps of a step with these patches; empty if nothing."""
+    """Return what is wrong with the maps of a step with these patches; empty if nothing."""
     for each in pointed:
         cells = each.rows * each.columns
         if len(each.heat) != cells:
@@ -149,7 +149,7 @@ class DrawnPatch:
 
 
 def drawn_patches(sampled: SampledTokens, pointed: Sequence[PointerMap] = ()) -> list[DrawnPatch]:
-    """The patches of a completion, in order; `pointed` tells the shapes of the screens."""
+    """Return the patches of a completion, in order; `pointed` tells the shapes of the screens."""
     columns = {each.position: each.columns for each in pointed}
     logprobs, entropies = sampled.behaviour_logprobs, sampled.entropies
     return [

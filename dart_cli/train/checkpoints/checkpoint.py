@@ -94,7 +94,7 @@ class Checkpoint:
         refuse_other_folder(self.model, identity, self.path)
 
     def weights(self) -> SavedTensors:
-        """The trained parameters alone."""
+        """Return the trained parameters alone."""
         return self.tensors.only(name for name in self.tensors.names if "/" not in name)
 
     def fill(self, parameters: Mapping[str, torch.Tensor], base: str) -> None:
@@ -112,7 +112,7 @@ class Checkpoint:
 
 
 def load_newest(directory: Path) -> Checkpoint | None:
-    """The newest intact checkpoint; None where there is no checkpoint at all. Others are set aside.
+    """Return the newest intact checkpoint; None where there is no checkpoint at all. Others are set aside.
 
     Raises CheckpointError where there are some and none is intact.
     """
@@ -134,7 +134,7 @@ def load_newest(directory: Path) -> Checkpoint | None:
 
 
 def newest_weights(config: Config) -> Checkpoint:
-    """The newest intact checkpoint of a run, which may be live; changes nothing.
+    """Return the newest intact checkpoint of a run, which may be live; changes nothing.
 
     Raises RunDirectoryError where there is none, ModelError where it belongs to another model folder.
     """
@@ -151,7 +151,7 @@ def newest_weights(config: Config) -> Checkpoint:
 
 
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
-    """The checkpoint at `path`. Raises CheckpointError if it is damaged or incomplete.
+    """Return the checkpoint at `path`. Raises CheckpointError if it is damaged or incomplete.
 
     `verify` compares all files with their digests. Where several ranks load one, rank 0 does that and
     the others need not.
@@ -249,7 +249,7 @@ class CheckpointSaver:
         ).start()
 
     def poll(self) -> TrainerProgress | None:
-        """The progress of a save that is complete, once; None before. Raises as `wait` does."""
+        """Return the progress of a save that is complete, once; None before. Raises as `wait` does."""
         if self._save is None or not self._save.over.is_set():
             return None
         return self.wait()
@@ -308,7 +308,7 @@ class CheckpointSaver:
             save.over.set()
 
     def _of_the_others(self, save: _Save, draft: Path) -> dict[str, str]:
-        """The digests of the other ranks' files, when all are written. Raises CheckpointError."""
+        """Return the digests of the other ranks' files, when all are written. Raises CheckpointError."""
         digests: dict[str, str] = {}
         for rank in range(1, self._ranks):
             listed = _wait_for(_list_of(draft, rank), save.began + self._deadline_s)
@@ -346,7 +346,7 @@ def _leave(draft: Path, rank: int, listed: dict[str, object]) -> None:
 
 
 def _wait_for(file: Path, deadline: float) -> dict[str, dict[str, str]] | None:
-    """What a list says, None if it does not come by `deadline` (monotonic seconds)."""
+    """Return what a list says, None if it does not come by `deadline` (monotonic seconds)."""
     while not file.exists():
         if time.monotonic() > deadline:
             return None
@@ -369,7 +369,7 @@ def draft_of(target: Path) -> Path:
 
 
 def complete(target: Path, state: CheckpointState) -> None:
-    """The files of `state` are in the draft and on disk: make it the checkpoint `target`.
+    """Make the draft the checkpoint `target`: the files of `state` are in it and on disk.
 
     Removes all but the newest. Raises OSError; older checkpoints are then untouched.
     """

@@ -51,7 +51,7 @@ class TrainedPart(BaseModel):
 
     @classmethod
     def of(cls, config: Config) -> TrainedPart:
-        """What a trainer with this configuration trains."""
+        """Return what a trainer with this configuration trains."""
         return cls(lora=config.model.lora, freeze_vision=config.model.freeze_vision)
 
     def refuse_other(self, now: TrainedPart, checkpoint: Path) -> None:
@@ -82,12 +82,12 @@ class CheckpointState(BaseModel):
     own: str = ""  # digest of all above
 
     def sealed(self) -> CheckpointState:
-        """The same with its own digest."""
+        """Return this state with its own digest."""
         text = self.model_copy(update={"own": ""}).model_dump_json()
         return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
 
     def text(self) -> str:
-        """The file."""
+        """Return the file."""
         return self.model_dump_json(indent=1)
 
 
@@ -136,7 +136,7 @@ def refuse_other(config: Config) -> None:
 
 
 def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
-    """The newest state.json that can be read, with its checkpoint."""
+    """Return the newest state.json that can be read, with its checkpoint."""
     for path in reversed(checkpoint_paths(directory)):
         try:
             return path, CheckpointState.model_validate_json((path / STATE).read_bytes())

@@ -68,7 +68,7 @@ class Staging:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def buffers(self, held: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Main memory for tensors like those of `held`: that of the save before, if these are alike."""
+        """Return main memory for tensors like those of `held`: that of the last save, if they are alike."""
         kinds = {
             name: (each.shape, each.dtype, accelerator.is_gpu(each.device))
             for name, each in held.items()
@@ -122,7 +122,7 @@ def _power_of_two(size: int) -> int:
 
 @torch.no_grad()
 def stage(tensors: State, staging: Staging, *, rank: int = 0) -> list[Part]:
-    """Copies of what this rank holds. The tensors may change once this returns."""
+    """Return copies of what this rank holds. The tensors may change once this returns."""
     held = list(_held(tensors, rank))
     buffers = staging.buffers({name: tensor for name, _, tensor in held})
     parts = [
@@ -303,7 +303,7 @@ def _is_a_copy(tensor: Any) -> bool:
 
 
 def _grouped(parts: Sequence[Part], file_bytes: int) -> Iterator[list[Part]]:
-    """The parts of each file: at least one file, so that each rank has something to show."""
+    """Yield the parts of each file: at least one file, so that each rank has something to show."""
     group: list[Part] = []
     size = 0
     for part in parts:
@@ -335,7 +335,7 @@ def _write_file(file: Path, parts: Sequence[Part]) -> str:
 
 
 def _chunks(file: Path) -> Iterator[tuple[torch.dtype, _Chunk]]:
-    """The parts in a file, with their dtypes. Raises CheckpointError."""
+    """Yield the parts in a file, with their dtypes. Raises CheckpointError."""
     try:
         layout = read_layout(file)
         metadata = json.loads(layout.header[8:]).get("__metadata__", {})

@@ -121,7 +121,7 @@ class PackMaker:
         images: Mapping[str, PreparedImage],
         features: ImageFeatures | None = None,
     ) -> Pack:
-        """A pack. `images` are those of `shown`, in its order, as are `features` where given."""
+        """Return a pack. `images` are those of `shown`, in its order, as are `features` where given."""
         table = self._tables[number]
         starts = np.cumsum([0, *(end - begin for _, _, begin, end in table)])
         chains = {chain for _, chain, _, _ in table}
@@ -156,7 +156,7 @@ class PackMaker:
         starts: NDArray[np.intp],
         place: Mapping[str, int],
     ) -> Pack:
-        """The pack with its samples' tokens; `place` is the index of an image by its content hash."""
+        """Return the pack with its samples' tokens; `place` is the index of an image by its content hash."""
         chosen = sorted(
             index for chain in self._ends[number] for index in self._of_chain.get(chain, [])
         )
@@ -235,7 +235,7 @@ def _tensor(values: NDArray[np.generic]) -> torch.Tensor:
 
 
 def _versions(sample: Sample) -> NDArray[np.int64]:
-    """The version that alone gave each completion token its log-probability, [A]; -1 where none did.
+    """Return the version that alone gave each completion token its log-probability, [A]; -1 where none did.
 
     Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
     left, which no single version reproduces; tokens of no span belong to no version.
@@ -249,7 +249,7 @@ def _versions(sample: Sample) -> NDArray[np.int64]:
 def _pointer_rows(
     batch: Batch, samples: Sequence[Sample], policy: LoadedPolicy, place: Mapping[str, int]
 ) -> PointerRows | None:
-    """The pointers of `samples`, one after another; `place` is the pack's index of an image by its hash."""
+    """Return the pointers of `samples`, one after another; `place` is the pack's index of an image by its hash."""
     pad = pad_of(policy)
     if pad is None:
         return None

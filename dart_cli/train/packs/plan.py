@@ -124,11 +124,11 @@ class _Trie:
             self._paths.append((*before, index))
 
     def path(self, sequence: int) -> tuple[int, ...]:
-        """The nodes of a sequence, from the root."""
+        """Return the nodes of a sequence, from the root."""
         return self._paths[self.ends[sequence]]
 
     def pack(self, chosen: Iterable[int]) -> PlannedPack:
-        """The nodes of some sequences; a node with one child alone is one with it."""
+        """Return the nodes of some sequences; a node with one child alone is one with it."""
         chosen = sorted(chosen)
         whose: dict[int, int] = {}  # node -> the longest of the chosen that goes through it
         for sequence in sorted(chosen, key=lambda each: self.nodes[self.ends[each]].end):
@@ -152,7 +152,7 @@ class _Trie:
         return PlannedPack(tuple(made), ends, sum(self.costs[index] for index in whose))
 
     def filler(self) -> PlannedPack:
-        """The cheapest sequence, which is computed and not scored."""
+        """Return the cheapest sequence, which is computed and not scored."""
         cheapest = min(
             self.order, key=lambda each: (sum(self.costs[node] for node in self.path(each)), each)
         )
@@ -242,7 +242,7 @@ def _items(trie: _Trie, pack_tokens: int, most: float) -> list[_Bin]:
 def _placed(
     trie: _Trie, items: Sequence[_Bin], pack_tokens: int, count: int = 0
 ) -> list[_Bin] | None:
-    """The items in packs: in few, each where it adds least; or in `count` packs of similar cost.
+    """Return the items in packs: in few, each where it adds least; or in `count` packs of similar cost.
 
     None where `count` packs have no room for them.
     """

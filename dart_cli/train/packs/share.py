@@ -67,7 +67,7 @@ def image_sizes(batch: Batch, policy: LoadedPolicy) -> dict[str, int]:
 
 
 def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
-    """What is wrong with a sample but for its tokens; empty if nothing is."""
+    """Return what is wrong with a sample but for its tokens; empty if nothing is."""
     if not sample.chain < len(batch.chains):
         return f"chain {sample.chain} is missing"
     chain = batch.chains[sample.chain]
@@ -88,7 +88,7 @@ def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
 def _chain_fault(
     chain: Chain, vocabulary: int, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """What is wrong with the tokens and images of a chain."""
+    """Return what is wrong with the tokens and images of a chain."""
     missing = [name for name in chain.image_hashes if name not in sizes]
     if missing:
         return f"image {missing[0]} is missing"
@@ -130,7 +130,7 @@ def trajectory_of(sample: Sample) -> tuple[str, str]:
 
 
 def batch_shares(batch: Batch, normalise: Normalise, pad: int | None = None) -> LossShares:
-    """The weight of each token in the batch's loss; samples of weight 0 count nowhere, nor does `pad`."""
+    """Return the weight of each token in the batch's loss; samples of weight 0 count nowhere, nor does `pad`."""
     return loss_shares(
         (
             (trajectory_of(sample), drawn_tokens(batch, sample, pad))
@@ -147,7 +147,7 @@ def completion_tokens(batch: Batch, pad: int | None = None) -> int:
 
 
 def pad_of(policy: LoadedPolicy) -> int | None:
-    """The id of `<|pointer_pad|>` where the policy points; else None."""
+    """Return the id of `<|pointer_pad|>` where the policy points; else None."""
     return policy.pointer.pad if policy.pointer and policy.pointing == "pointer" else None
 
 
@@ -159,7 +159,7 @@ def drawn_tokens(batch: Batch, sample: Sample, pad: int | None) -> int:
 def _pointer_fault(
     batch: Batch, sample: Sample, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """What is wrong with a sample's patches; empty if nothing. `sizes` are cells of an image by its hash."""
+    """Return what is wrong with a sample's patches; empty if nothing. `sizes` are cells of an image by its hash."""
     if policy.pointer is None or policy.pointing == "text":
         return "it points, the policy writes numbers (policy.pointing)" if sample.patches else ""
     shown = batch.image_hashes(sample)
@@ -178,12 +178,12 @@ def _pointer_fault(
 
 
 def ids(values: IntArray) -> NDArray[np.int32]:
-    """The numbers of a packed array, not copied."""
+    """Return the numbers of a packed array, not copied."""
     return np.frombuffer(values, dtype=np.int32)
 
 
 def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:
-    """The first `length` tokens, with the images that they show; `sizes` in tokens by content hash."""
+    """Return the first `length` tokens, with the images that they show; `sizes` in tokens by content hash."""
     if length == len(chain.token_ids):
         return chain
     token_ids = chain.token_ids[:length]
@@ -198,7 +198,7 @@ def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, 
 def _tokens_of(
     chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Tokens:
-    """The chain as the plan reads it: each image by its number.
+    """Return the chain as the plan reads it: each image by its number.
 
     `numbers` and `sizes` are those of images by content hash: any number, and tokens.
     """
@@ -232,7 +232,7 @@ def _costs_of(policy: LoadedPolicy) -> Costs:
 def packed_batches(
     batch: Batch, policy: LoadedPolicy, *, pack_tokens: int, ranks: int = 1
 ) -> list[PackedBatch]:
-    """The part of each rank; samples of weight 0 are in none. The batch must have passed `check`."""
+    """Return the part of each rank; samples of weight 0 are in none. The batch must have passed `check`."""
     lengths: dict[int, int] = {}  # chain -> its tokens up to the last sample's end
     for sample in batch.samples:
         if sample.weight != 0:
@@ -259,7 +259,7 @@ def _part(
     chains: Sequence[int],
     packs: Sequence[PlannedPack],
 ) -> PackedBatch:
-    """The packs of one rank, with those of the batch's chains, samples and images that they need.
+    """Return the packs of one rank, with those of the batch's chains, samples and images that they need.
 
     `cut` are the chains, by their index in the batch, up to their last sample; `chains` those indices
     as the plan counts them.
@@ -312,7 +312,7 @@ def shares_of(
     ranks: int = 1,
     looks: bool = False,
 ) -> list[Share]:
-    """What each rank does for the update on `batch`; `weights` are of its whole loss.
+    """Return what each rank does for the update on `batch`; `weights` are of its whole loss.
 
     `looked_back` are the samples that are first compared with weights other than the present ones, those
     of `looked_back_version` (parity.py).

@@ -69,7 +69,7 @@ class DistributedGroup:
         self._turn = 0
 
     def gathered(self, part: bytes) -> list[bytes]:
-        """What each rank gave, in order of rank."""
+        """Return what each rank gave, in order of rank."""
         length = torch.tensor([len(part)])
         lengths = [torch.empty_like(length) for _ in range(self.size)]
         with self.watch.raising():
@@ -129,7 +129,7 @@ class DistributedGroup:
         return bytes(part.numpy())
 
     def rest(self) -> None:
-        """This rank has done its part of the turn. Rank 0's next beat is soon."""
+        """Note that this rank has done its part of the turn. Rank 0's next beat is soon."""
         within_s = self.disk_s if self.rank == 0 else None
         self.watch.doing("waiting for its next work", within_s=within_s)
 
@@ -154,11 +154,11 @@ class DistributedGroup:
 
 
 def met(member: Membership, within_s: float) -> tuple[Membership, Any]:
-    """This rank of torchrun's with the board of this start, and torch's store, by which the ranks meet.
+    """Return this rank of torchrun's with the board of this start, and the store where ranks meet.
 
-    Rank 0 makes a new folder and names it in the store, which is this start's alone; torchrun's id and
-    port may be those of an earlier start. Raises RankError where rank 0 does not come within
-    `within_s`, ConfigError where the folder is not on a shared file system.
+    The store is torch's. Rank 0 makes a new folder and names it in the store, which is this start's
+    alone; torchrun's id and port may be those of an earlier start. Raises RankError where rank 0
+    does not come within `within_s`, ConfigError where the folder is not on a shared file system.
     """
     limit = timedelta(seconds=within_s)
     # One store outlives torchrun's restarts, with what ranks that have ended left in it.
@@ -219,7 +219,7 @@ def join(
 
 
 def device_of(member: Membership, asked: str) -> torch.device:
-    """The device of a rank: its own GPU of those that this process sees, or the CPU.
+    """Return the device of a rank: its own GPU of those that this process sees, or the CPU.
 
     Raises ConfigError, MissingPartError for devices that cannot be shared out.
     """
@@ -239,7 +239,7 @@ def device_of(member: Membership, asked: str) -> torch.device:
 
 
 def memory_mb(device: torch.device) -> float:
-    """The most memory that this process has held: of its GPU, or else of the host."""
+    """Return the most memory that this process has held: of its GPU, or else of the host."""
     if accelerator.is_gpu(device):
         return accelerator.max_memory_allocated(device) / 1e6
     unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes, or kilobytes

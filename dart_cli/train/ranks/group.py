@@ -41,7 +41,7 @@ class RankGroup(Protocol):
         ...
 
     def gathered(self, part: bytes) -> list[bytes]:
-        """What each rank gave, in order of rank; on all ranks.
+        """Return what each rank gave, in order of rank; on all ranks.
 
         Raises DartError where a rank is lost or does not answer in time.
         """
@@ -59,7 +59,7 @@ class SingleRank:
     size = 1
 
     def gathered(self, part: bytes) -> list[bytes]:
-        """This rank's part alone."""
+        """Return this rank's part alone."""
         return [part]
 
     def doing(self, what: str) -> None:
@@ -80,7 +80,7 @@ class Found:
 
 
 def gathered(rank_group: RankGroup, mine: Found) -> Found:
-    """What all ranks found, in order of rank; sums in float64. Raises as `RankGroup.gathered` does."""
+    """Return what all ranks found, in order of rank; sums in float64. Raises as `RankGroup.gathered` does."""
     message = Scored(
         stats=float64s(float(getattr(mine.stats, part.name)) for part in fields(TokenStats)),
         tokens=_sent(mine.tokens),

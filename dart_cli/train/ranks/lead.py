@@ -114,7 +114,7 @@ class RankedLearner:
         self._rank_group.rest()
 
     def state(self) -> Tensors:
-        """This rank's part of what a checkpoint holds."""
+        """Return this rank's part of what a checkpoint holds."""
         return self._learner.state()
 
     def restore(self, saved: SavedState) -> None:
@@ -151,7 +151,7 @@ def trained(
     share: Share,
     began: float,
 ) -> tuple[Update, list[dict[str, float]]]:
-    """This rank's part in an update; its result, and facts about each rank.
+    """Do this rank's part in an update; return its result, and facts about each rank.
 
     `own_s` is what a rank did without waiting for another: it prepared screens and packs (rank 0: cut
     and sent the shares too), and computed layers forward. Backward passes, where all ranks meet as

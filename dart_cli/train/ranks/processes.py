@@ -150,7 +150,7 @@ class Ranks:
     """A rank's part in a trainer of several: a context manager for the computing thread."""
 
     def __init__(self, config: Config, member: Membership | None = None) -> None:
-        """Raises ConfigError where torchrun started another number of ranks than asked for."""
+        """Raise ConfigError where torchrun started another number of ranks than asked for."""
         self._config = config
         self.member = member or membership(config)
         self._stack = contextlib.ExitStack()

@@ -79,7 +79,7 @@ class Membership:
         return "train" if self.rank == 0 else f"train-{self.rank}"
 
     def log_file(self, run_dir: Path, rank: int) -> Path:
-        """The log of a rank."""
+        """Return the log of a rank."""
         return log_dir(run_dir) / f"{replace(self, rank=rank).name}.log"
 
 
@@ -133,7 +133,7 @@ def membership(config: Config, environment: Mapping[str, str] = os.environ) -> M
 
 
 def new_folder(parent: Path) -> Path:
-    """A folder for the board of one start, below `parent`."""
+    """Return a folder for the board of one start, below `parent`."""
     return Path(tempfile.mkdtemp(prefix="start-", dir=make_private_dir(parent)))
 
 
@@ -181,7 +181,7 @@ class RankBoard:
             self._draft(text).replace(self._folder / f"rank-{state.rank}")
 
     def states(self) -> dict[int, RankState]:
-        """What each rank told last; ranks that have told nothing are absent."""
+        """Return what each rank told last; ranks that have told nothing are absent."""
         found = {}
         with contextlib.suppress(OSError):
             for path in self._folder.glob("rank-*"):
@@ -223,7 +223,7 @@ class RankBoard:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _draft(self, text: str) -> Path:
-        """A file of this thread alone, whole before it gets its name."""
+        """Return a file of this thread alone, whole before it gets its name."""
         path = self._folder / f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return path
@@ -298,7 +298,7 @@ class RankWatch:
         turn: int | None = None,
         awaits_rank_0: bool = False,
     ) -> None:
-        """This thread begins `what`, for which it has `within_s`, by default the deadline.
+        """Note that this thread begins `what`, for which it has `within_s`, by default the deadline.
 
         `turn` counts the commands of rank 0; in one turn every rank begins the same parts. With
         `awaits_rank_0` the time is up only if rank 0 has written nothing to the board for as long.
@@ -319,7 +319,7 @@ class RankWatch:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """An error inside that is another rank's end is raised as RankError, with the reason.
+        """Yield an error inside that is another rank's end is raised as RankError, with the reason.
 
         Others pass, and end this rank alone: the next to see that writes it to the board.
         """
@@ -386,7 +386,7 @@ class RankWatch:
         return self._line(culprit(states, silent), how)
 
     def _states(self) -> dict[int, RankState]:
-        """What each rank told last; notes when this rank saw that it had changed."""
+        """Return what each rank told last; notes when this rank saw that it had changed."""
         states = self.board.states()
         for rank, state in states.items():
             if self._seen.get(rank, (-1.0, 0.0))[0] != state.seen:
@@ -421,7 +421,7 @@ class RankWatch:
 
 
 def culprit(states: Mapping[int, RankState], silent: Collection[int] = ()) -> RankState:
-    """The rank that the others wait for: one that does not run, else the least advanced that computes.
+    """Return the rank that the others wait for: one that does not run, else the least advanced that computes.
 
     `silent` are ranks that have written nothing for `SILENT_S`. Where all wait in a collective call, the
     least advanced of them.

@@ -72,7 +72,7 @@ class BroadcastChannel(FileChannel):
         )
 
     async def answer(self, _client: str, request: Request) -> Reply:
-        """What a worker asks of the trainer. Raises ProtocolError, RefusedError."""
+        """Return what a worker asks of the trainer. Raises ProtocolError, RefusedError."""
         if isinstance(request, RendezvousRequest):
             return self._rendezvous.answer(request)
         version = self.last
@@ -126,7 +126,7 @@ class BroadcastChannel(FileChannel):
     # --- in the publication's thread ----------------------------------------------------------
 
     def _memory(self, specs: Mapping[str, TensorSpec]) -> FlatWeights:
-        """The memory of the version before the last, unless it is still read, or does not fit."""
+        """Return the memory of the version before the last, unless it is still read, or does not fit."""
         replaced, self._replaced = self._replaced, None
         taken = None if replaced is None else replaced.take(layout_of(specs))
         return taken or FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())

@@ -70,7 +70,7 @@ class BroadcastReceiver:
         transport: Transport,
         deadline_s: float,
     ) -> None:
-        """Keeps its copy in `directory`; a broadcast must begin within `deadline_s`."""
+        """Keep the copy in `directory`; a broadcast must begin within `deadline_s`."""
         self._worker = worker
         self._train = train
         self.mirror = Mirror(directory)  # the copy, into which broadcasts are received
@@ -244,7 +244,7 @@ class Mirror:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Starts empty: files left in `directory` are removed. Raises RunDirectoryError."""
+        """Start empty: files left in `directory` are removed. Raises RunDirectoryError."""
         self.directory = make_private_dir(directory)
         self.held: KnownVersion | None = None
         self._manifest: Manifest | None = None
@@ -286,7 +286,7 @@ class Mirror:
         self._manifest, self.held = manifest, held
 
     def lacks(self, manifest: Manifest) -> set[str]:
-        """The tensors of `manifest` that it does not hold, bit for bit."""
+        """Return the tensors of `manifest` that it does not hold, bit for bit."""
         if self.held is None or self._manifest is None or self._flat is None:
             return set(manifest.tensors)
         if self._flat.layout != layout_of(manifest.tensors):  # its files must be created again

@@ -90,7 +90,7 @@ class Rendezvous:
 def over_bus(
     train: RequestClient, loop: asyncio.AbstractEventLoop, group: str, deadline: float
 ) -> ChangeKeys:
-    """A worker's calls, from a thread beside the event loop `loop` of `train`; each ends by `deadline` (time.monotonic)."""
+    """Return a worker's calls, from a thread beside the event loop `loop` of `train`; each ends by `deadline` (time.monotonic)."""
 
     def change(
         values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
@@ -124,7 +124,7 @@ class GroupStore(_Store):  # type: ignore[misc]
         self._is_sealed = False
 
     def seal(self) -> None:
-        """The group is made: no call reaches the trainer any more."""
+        """Note that the group is made: no call reaches the trainer any more."""
         self._is_sealed = True
 
     # --- torch.distributed.Store, called from C++ -----------------------------------------------
@@ -137,7 +137,7 @@ class GroupStore(_Store):  # type: ignore[misc]
                 self._change({key: data}, {}, [])
 
     def get(self, key: str) -> bytes:
-        """A value, waited for. Raises RuntimeError."""
+        """Return a value, waited for. Raises RuntimeError."""
         return self._waited([key], None)[key]
 
     def add(self, key: str, amount: int) -> int:
@@ -155,7 +155,7 @@ class GroupStore(_Store):  # type: ignore[misc]
         self._waited(keys, timeout)
 
     def has_extended_api(self) -> bool:
-        """It has only the calls above."""
+        """Return False: the store has only the calls above."""
         return False
 
     def _waited(self, keys: Sequence[str], timeout: timedelta | None) -> dict[str, bytes]:
@@ -174,7 +174,7 @@ class GroupStore(_Store):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _as_runtime_error() -> Iterator[None]:
-    """What a backend's caller expects of a store that fails."""
+    """Yield what a backend's caller expects of a store that fails."""
     try:
         yield
     except (BusError, TimeoutError) as error:

@@ -67,7 +67,7 @@ class Version:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[FlatWeights]:
-        """The copy, which does not change inside. Raises WeightsError if a later version has its memory."""
+        """Yield the copy, which does not change inside. Raises WeightsError if a later version has its memory."""
         with self._lock:
             if self._is_taken:
                 raise WeightsError(f"v{self.published.policy_version} is no longer in memory")
@@ -163,7 +163,7 @@ class RoundsThread:
             self._round(version.published, tensors, asks)
 
     def _gather(self) -> tuple[Version, list[Ask]] | None:
-        """The newest version and the requests for it, of the next round; None once this is closed."""
+        """Return the newest version and the requests for it, of the next round; None once this is closed."""
         began = (
             asked_at
         ) = -ASKS_AGAIN_S  # the first request of this round, and the last look with one
@@ -283,7 +283,7 @@ class RoundsThread:
             )
 
     def _send(self, tensors: FlatWeights, workers: list[str], name: str, names: set[str]) -> int:
-        """The bytes sent. Raises WeightsError."""
+        """Return the bytes sent. Raises WeightsError."""
         if self._formed is None:
             store = GroupStore(partial(self._rendezvous.change, name), join_deadline())
             member = Member(name, 0, len(workers) + 1)
@@ -297,7 +297,7 @@ class RoundsThread:
 
 
 def refer_to(newest: Published) -> TransferReply:
-    """The answer to a request for another version."""
+    """Return the answer to a request for another version."""
     return TransferReply(
         accepted=False,
         policy_version=newest.policy_version,

@@ -86,7 +86,7 @@ class AppScene(DeskScene):
 
     @abstractmethod
     def contents(self) -> Mapping[str, Callable[[str], Widget]]:
-        """What each kind of page shows of its subject."""
+        """Return what each kind of page shows of its subject."""
 
     @abstractmethod
     def way(self, page: Page) -> Way:
@@ -94,14 +94,14 @@ class AppScene(DeskScene):
 
     @abstractmethod
     def move(self, app: App) -> Action | None:
-        """The oracle's next action; None where the goal holds."""
+        """Return the oracle's next action; None where the goal holds."""
 
     def menus(self) -> Mapping[str, Sequence[Entry]]:
-        """The menu bar of the first page: titles and their entries."""
+        """Return the menu bar of the first page: titles and their entries."""
         return {}
 
     def questions(self) -> Mapping[str, Question]:
-        """What is asked before it is done."""
+        """Return what is asked before it is done."""
         return {}
 
     # --- the screen -----------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class AppScene(DeskScene):
         return main if side is None else row(side, main, gap=0, align="fill", grow=[main])
 
     def side(self) -> Widget | None:
-        """A side bar, if there is one."""
+        """Return a side bar, if there is one."""
         return None
 
     def heading(self) -> str:
@@ -181,7 +181,7 @@ class AppScene(DeskScene):
     # --- parts of pages -----------------------------------------------------------------------------
 
     def link(self, name: str, label: str, page: Page, *, note: str = "", icon: str = "") -> ListRow:
-        """A row that opens a page."""
+        """Return a row that opens a page."""
         return ListRow(name, label, partial(self.go, page), note=note, icon=icon)
 
     # --- judge and oracle -----------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class AppScene(DeskScene):
         return action
 
     def to(self, app: App, page: Page) -> Action | None:
-        """The next action towards a page; None where it is shown and nothing is above it."""
+        """Return the next action towards a page; None where it is shown and nothing is above it."""
         if self.page == page:
             return None
         chain = [page]
@@ -212,11 +212,11 @@ class AppScene(DeskScene):
         return self.choose(app, way.menu, way.press) if way.menu else reach(app, way.press)
 
     def choose(self, app: App, menu: str, entry: str) -> Action:
-        """The next action towards an entry of the menu bar."""
+        """Return the next action towards an entry of the menu bar."""
         return reach(app, entry if app.ui.opened == f"menu.{menu}" else f"menu.{menu}")
 
     def confirm(self, app: App, key: str, press: str) -> Action:
-        """The next action towards Yes to the question that the widget `press` asks."""
+        """Return the next action towards Yes to the question that the widget `press` asks."""
         return reach(app, "ask.yes" if self.asking == key else press)
 
 

@@ -108,7 +108,7 @@ class MailScene(AppScene):
         )
 
     def some(self, folder: str) -> int:
-        """The number of a mail in that folder."""
+        """Return the number of a mail in that folder."""
         return self.rng.choice([at for at, each in enumerate(self.mails) if each.folder == folder])
 
     def mail_of(self, page: Page) -> Mail:
@@ -309,7 +309,7 @@ class MailScene(AppScene):
                 return Way(self.first, "new")
 
     def write(self, app: App, wanted: Mapping[str, str]) -> Action | None:
-        """The next action on the page that writes a mail."""
+        """Return the next action on the page that writes a mail."""
         for label, text in wanted.items():
             action = None if self.draft[label] == text else fill(app, label, text)
             if action is not None:

@@ -68,7 +68,7 @@ class ShopScene(AppScene):
         }
 
     def some_product(self) -> str:
-        """A product that is neither in the cart nor on the wish list."""
+        """Return a product that is neither in the cart nor on the wish list."""
         return self.rng.choice(
             [
                 each

@@ -41,18 +41,18 @@ class DeskScene(Scene):
 
     @abstractmethod
     def body(self) -> Widget:
-        """What the window shows."""
+        """Return what the window shows."""
 
     def above(self) -> list[Layer]:
         """Dialogs and menus that are open."""
         return []
 
     def on_close(self) -> EventHandler | None:
-        """What the window's close button does; None where it has none."""
+        """Return what the window's close button does; None where it has none."""
         return None
 
     def layers(self) -> list[Layer]:
-        """The window and what is above it."""
+        """Return the window and what is above it."""
         return [Layer(self._window(), self.window), *self.above()]
 
     def _window(self) -> Window:
@@ -103,7 +103,7 @@ def reach(app: App, name: str, *, double: bool = False) -> Action:
 
 
 def fill(app: App, name: str, want: str) -> Action | None:
-    """The next action towards the text `want` in a field; None where it stands there."""
+    """Return the next action towards the text `want` in a field; None where it stands there."""
     field = app.find(name)
     if isinstance(field, TextField) and field.value == want:
         return None
@@ -116,7 +116,7 @@ def fill(app: App, name: str, want: str) -> Action | None:
 
 
 def choose(app: App, name: str, want: str) -> Action | None:
-    """The next action towards the choice `want` of a drop-down; None where it is chosen."""
+    """Return the next action towards the choice `want` of a drop-down; None where it is chosen."""
     combo = app.find(name)
     if isinstance(combo, Combo) and combo.value == want:
         return None
@@ -124,7 +124,7 @@ def choose(app: App, name: str, want: str) -> Action | None:
 
 
 def slide(app: App, name: str, want: int) -> Action | None:
-    """The click that moves a slider to `want`; None where it is there."""
+    """Return the click that moves a slider to `want`; None where it is there."""
     slider = app.find(name)
     if isinstance(slider, Slider) and slider.value == want:
         return None
@@ -141,7 +141,7 @@ def finish(app: App) -> Action:
 
 
 def _view_of(app: App, widget: Widget) -> ScrollView | None:
-    """The scrolling view that `widget` is in."""
+    """Return the scrolling view that `widget` is in."""
     for layer in reversed(app.layers):
         for candidate in layer.root.walk():
             if isinstance(candidate, ScrollView) and widget in candidate.child.walk():

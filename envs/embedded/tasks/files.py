@@ -28,7 +28,7 @@ Path = tuple[str, ...]
 
 
 def folder_at(tree: Tree, path: Path) -> Tree:
-    """The folder at `path`. Raises KeyError if there is none."""
+    """Return the folder at `path`. Raises KeyError if there is none."""
     for name in path:
         below = tree[name]
         if below is None:
@@ -38,7 +38,7 @@ def folder_at(tree: Tree, path: Path) -> Tree:
 
 
 def differences(tree: Tree, goal: Tree, where: str = "") -> list[str]:
-    """What would have to change for `tree` to be `goal`, in words."""
+    """Return what would have to change for `tree` to be `goal`, in words."""
     found = []
     for name in sorted({*tree, *goal}):
         path = f"{where}/{name}"
@@ -86,11 +86,11 @@ class FilesScene(DeskScene):
         return folder_at(self.tree, self.path)
 
     def some_folder(self) -> str:
-        """A folder of the top level."""
+        """Return a folder of the top level."""
         return self.rng.choice([name for name, below in self.tree.items() if below is not None])
 
     def some_file(self, path: Path) -> str:
-        """A file in the folder at `path`."""
+        """Return a file in the folder at `path`."""
         folder = folder_at(self.tree, path)
         return self.rng.choice([name for name, below in folder.items() if below is None])
 
@@ -260,7 +260,7 @@ class FilesScene(DeskScene):
     # --- the oracle's moves -----------------------------------------------------------------
 
     def go(self, app: App, path: Path) -> Action | None:
-        """The next action towards the folder at `path`; None where it is shown."""
+        """Return the next action towards the folder at `path`; None where it is shown."""
         if self.path == path:
             return None
         if self.path == path[: len(self.path)]:
@@ -268,14 +268,14 @@ class FilesScene(DeskScene):
         return reach(app, "up")
 
     def take(self, app: App, path: Path, name: str) -> Action | None:
-        """The next action towards having `name` selected; None where it is."""
+        """Return the next action towards having `name` selected; None where it is."""
         away = self.go(app, path)
         if away is not None:
             return away
         return None if self.selected == name else reach(app, f"entry.{name}")
 
     def enter_name(self, app: App, name: str) -> Action:
-        """The next action in a dialog that asks for a name."""
+        """Return the next action in a dialog that asks for a name."""
         return fill(app, "name", name) or reach(app, "ask.ok")
 
 

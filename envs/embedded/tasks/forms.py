@@ -41,7 +41,7 @@ class DeskFormScene(ControlScene):
         return sentence([*(phrase(s, v) for s, v in wanted), f"press {self.button}"])
 
     def footer(self) -> list[Widget]:
-        """The buttons at the bottom."""
+        """Return the buttons at the bottom."""
         return [Button("submit", self.button, self.submit, primary=True)]
 
     def submit(self) -> None:

@@ -88,7 +88,7 @@ class MiniScene(Scene):
 
     @abstractmethod
     def content(self) -> Placed:
-        """What the window shows."""
+        """Return what the window shows."""
 
     @abstractmethod
     def route(self, app: App) -> str:
@@ -99,7 +99,7 @@ class MiniScene(Scene):
         """Go to a random state that clicks could have led to."""
 
     def overlay(self) -> Layer | None:
-        """What is open above the window, below the dialogs."""
+        """Return what is open above the window, below the dialogs."""
         return None
 
     @property
@@ -171,13 +171,13 @@ class MiniScene(Scene):
         return [(c, cell.centred(width, height)) for c, cell in zip(colours, cells, strict=True)]
 
     def others(self, fewest: int, most: int) -> list[str]:
-        """Some colours that are not the target."""
+        """Return some colours that are not the target."""
         return self.rng.sample(self.palette[1:], self.rng.randint(fewest, most))
 
     def control(
         self, name: str, icon: str, on_press: EventHandler, *, enabled: bool = True
     ) -> IconButton:
-        """A neutral icon button on the window."""
+        """Return a neutral icon button on the window."""
         return IconButton(name, icon, on_press, enabled=enabled)
 
     def _random_window(self) -> Rect:
@@ -263,14 +263,14 @@ class MiniScene(Scene):
 
 
 def top_of(box: Rect, height: int) -> tuple[Rect, Rect]:
-    """A strip of that height at the top of `box`, and the rest."""
+    """Return a strip of that height at the top of `box`, and the rest."""
     return Rect(box.x0, box.y0, box.x1, box.y0 + height), Rect(
         box.x0, box.y0 + height, box.x1, box.y1
     )
 
 
 def bottom_of(box: Rect, height: int) -> tuple[Rect, Rect]:
-    """A strip of that height at the bottom of `box`, and the rest."""
+    """Return a strip of that height at the bottom of `box`, and the rest."""
     return Rect(box.x0, box.y1 - height, box.x1, box.y1), Rect(
         box.x0, box.y0, box.x1, box.y1 - height
     )

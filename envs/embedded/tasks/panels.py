@@ -46,11 +46,11 @@ class ControlScene(DeskScene):
         self.instruction = self.describe([(spec, self.goal[spec.label]) for spec in wanted])
 
     def layout(self) -> dict[str, list[Spec]]:
-        """The controls by page."""
+        """Return the controls by page."""
         raise NotImplementedError
 
     def first_value(self, spec: Spec) -> Value:
-        """What a control holds at first."""
+        """Return what a control holds at first."""
         return random_value(spec, self.rng)
 
     def pick(self, specs: list[Spec]) -> list[Spec]:
@@ -66,7 +66,7 @@ class ControlScene(DeskScene):
         self.values[label] = value
 
     def lines(self, page: str) -> list[Widget]:
-        """The controls of one page."""
+        """Return the controls of one page."""
         return [
             build(spec, self.values[spec.label], partial(self.put, spec.label))
             for spec in self.pages[page]
@@ -79,15 +79,15 @@ class ControlScene(DeskScene):
         return compare(self.values, self.goal)
 
     def page_of(self, label: str) -> str:
-        """The page that a control is on."""
+        """Return the page that a control is on."""
         return next(page for page, specs in self.pages.items() if self.specs[label] in specs)
 
     def go(self, app: App, page: str) -> Action:
-        """The oracle's next action towards another page."""
+        """Return the oracle's next action towards another page."""
         raise NotImplementedError
 
     def next_change(self, app: App) -> Action | None:
-        """The oracle's next action towards the goal values; None where all hold."""
+        """Return the oracle's next action towards the goal values; None where all hold."""
         wrong = [label for label, want in self.goal.items() if self.values[label] != want]
         if not wrong:
             return None

@@ -74,7 +74,7 @@ class SettingsScene(ControlScene):
         return compare(self.applied, self.goal)
 
     def found(self) -> list[Spec]:
-        """What the page shows: its own controls, or those that match the search."""
+        """Return what the page shows: its own controls, or those that match the search."""
         if not self.query:
             return self.pages[self.page]
         return [s for s in self.specs.values() if self.query.lower() in s.label.lower()]

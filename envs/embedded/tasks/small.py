@@ -227,7 +227,7 @@ class CalculatorScene(DeskScene):
 
 
 def compute(text: str) -> str:
-    """The value of "12+3", "12-3", "12*3" or "12/3" (whole); the text itself if it is no sum."""
+    """Return the value of "12+3", "12-3", "12*3" or "12/3" (whole); the text itself if it is no sum."""
     for sign in "+-*/":
         left, found, right = text.partition(sign)
         if found and left.isdigit() and right.isdigit():

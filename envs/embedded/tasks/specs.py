@@ -47,7 +47,7 @@ def random_value(spec: Spec, rng: Random) -> Value:
 
 
 def other_value(spec: Spec, value: Value, rng: Random) -> Value:
-    """A value that is not the present one."""
+    """Return a value that is not the present one."""
     if spec.kind == "stepper":
         assert isinstance(value, int)
         near = [v for v in range(value - 3, value + 4) if spec.low <= v <= spec.high and v != value]
@@ -59,7 +59,7 @@ def other_value(spec: Spec, value: Value, rng: Random) -> Value:
 
 
 def phrase(spec: Spec, want: Value) -> str:
-    """What to do, in words."""
+    """Return what to do, in words."""
     label = spec.label
     match spec.kind:
         case "check":
@@ -75,7 +75,7 @@ def phrase(spec: Spec, want: Value) -> str:
 
 
 def build(spec: Spec, value: Value, on_change: Callable[[Value], None]) -> Widget:
-    """The control with its label, as one line of a panel."""
+    """Return the control with its label, as one line of a panel."""
     line = _line(spec, value, on_change)
     for widget in line.walk():
         if widget.name == spec.label:
@@ -118,7 +118,7 @@ def _line(spec: Spec, value: Value, on_change: Callable[[Value], None]) -> Widge
 
 
 def fix(app: App, spec: Spec, value: Value, want: Value) -> Action | None:
-    """The oracle's next action on the control; None where it holds `want`."""
+    """Return the oracle's next action on the control; None where it holds `want`."""
     if value == want:
         return None
     name = spec.label

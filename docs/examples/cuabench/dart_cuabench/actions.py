@@ -37,7 +37,7 @@ DONE: Payload = {"type": "DoneAction"}
 
 
 def payloads_of(action: Action, size: tuple[int, int]) -> list[Payload]:
-    """The worker's actions that perform `action` on a screen of `size`; none if it has none."""
+    """Return the worker's actions that perform `action` on a screen of `size`; none if it has none."""
     match within(action, size):
         case Click(x=x, y=y, button=button, modifiers=()):
             return [{"type": _CLICKS[button], "x": x, "y": y}]

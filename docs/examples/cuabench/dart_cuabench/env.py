@@ -52,7 +52,7 @@ class CuabenchEnv:
         access: Access,
         limits: Limits,
     ) -> None:
-        """Takes no worker before the first reset."""
+        """Take no worker before the first reset."""
         self._tasks = tasks
         self._servers = servers
         self._access = access
@@ -99,7 +99,7 @@ class CuabenchEnv:
         return screen, reward or 0.0, over, False, {}
 
     def evaluate(self) -> Verdict:
-        """The worker's reward; asking for it ends the episode."""
+        """Return the worker's reward; asking for it ends the episode."""
         if self._verdict is None:
             if self._env_id is None:
                 return Verdict("invalid", "no episode is being played, or its worker broke")
@@ -114,7 +114,7 @@ class CuabenchEnv:
         self._leave()
 
     def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer to /reset; waits for one that is down or full. Raises EnvError."""
+        """Return the worker's answer to /reset; waits for one that is down or full. Raises EnvError."""
         retry = Retry(self._limits.connect_s)
         while True:
             try:
@@ -133,7 +133,7 @@ class CuabenchEnv:
                 raise EnvError(f"{last}, {waited}; start the worker, or correct env.options.url")
 
     def _seconds_of(self, action: Action) -> float:
-        """The longest time of an action at its worker."""
+        """Return the longest time of an action at its worker."""
         if isinstance(action, Done | Fail | Answer):
             return self._limits.evaluate_s
         return self._limits.step_s + (action.seconds if isinstance(action, Wait) else 0.0)
@@ -197,7 +197,7 @@ def _verdict_of(reward: float) -> Verdict:
 
 
 def _cure(error: RefusedError) -> str:
-    """What to do about an answer that has a known cause."""
+    """Return what to do about an answer that has a known cause."""
     if error.status == 404 and "not found" in error.detail.lower():
         return "; the worker restarted, or another client reset it: each slot needs a worker of its own"
     if error.status == 403 or "access denied" in error.detail.lower():

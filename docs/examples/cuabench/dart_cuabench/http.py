@@ -38,7 +38,7 @@ class JsonClient:
     """One connection. Not thread-safe."""
 
     def __init__(self, address: Address, access: Access, *, what: str, reply_mb: float) -> None:
-        """`what` is how errors call the server, `reply_mb` the most of one answer."""
+        """Keep how errors call the server (`what`) and the most megabytes of one answer (`reply_mb`)."""
         self.address = address
         self._access = access
         self._what = what
@@ -49,7 +49,7 @@ class JsonClient:
     def call(
         self, method: str, route: str, body: Mapping[str, Any] | None = None, *, deadline_s: float
     ) -> dict[str, Any]:
-        """The JSON object that the server answers with. Raises EnvError."""
+        """Return the JSON object that the server answers with. Raises EnvError."""
         where = self._where(route)
         until = time.monotonic() + deadline_s
         sent = None if body is None else json.dumps(body).encode()
@@ -106,7 +106,7 @@ class JsonClient:
         return response.status, b"".join(blocks)
 
     def _connected(self, route: str, until: float) -> http.client.HTTPConnection:
-        """The connection, made anew where the server may have closed it: a request is sent once."""
+        """Return the connection, made anew where the server may have closed it: a request is sent once."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             idle = time.monotonic() - self._used

@@ -49,7 +49,7 @@ class CuabenchSuite:
         evaluate_s: Seconds = 120.0,
         reply_mb: Megabytes = 64.0,
     ) -> CuabenchEnv:
-        """An environment that takes a worker of its own at its first reset.
+        """Return an environment that takes a worker of its own at its first reset.
 
         `url` is a worker's address or a list of them: each slot needs one. `token_env` names the environment
         variable with a bearer token, `ca_file` the certificates of a private authority. `connect_s` is how

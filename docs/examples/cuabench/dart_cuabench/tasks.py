@@ -58,7 +58,7 @@ class _File(BaseModel):
 
 
 def read_tasks(path: Path, suite: str) -> dict[str, tuple[Task, WorkerTask]]:
-    """The tasks of a file by id. Raises TaskError that names the place."""
+    """Return the tasks of a file by id. Raises TaskError that names the place."""
     file = read_toml(path, _File)
     found: dict[str, tuple[Task, WorkerTask]] = {}
     for number, entry in enumerate(file.tasks):

@@ -25,7 +25,7 @@ class ExclusiveWorkers:
         self._lock = threading.Lock()
 
     def take(self) -> Address:
-        """A server that no other slot on this machine uses. Raises EnvError where there is none."""
+        """Return a server that no other slot on this machine uses. Raises EnvError where there is none."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for address in self._shared.in_order():
             file = (self._folder / f"{content_hash(address.http.encode())}.lock").open("a")
