@@ -155,7 +155,7 @@ class Ranks:
             self.output.feed_data(chunk)
 
     async def _all(self) -> int:
-        """Return the others end by themselves when one is gone (docs/box.md), or are killed."""
+        """Return an exit code once all ranks have ended: the others end by themselves when one is gone (docs/box.md), or are killed."""
         waits = {asyncio.create_task(rank.wait()): rank for rank in self._ranks}
         pending = set(waits)
         while pending:

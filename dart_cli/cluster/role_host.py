@@ -181,7 +181,7 @@ class RoleHost:
         return self._folder / "run"
 
     def _environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """Return the child's: none of Ray's settings, its thread limits or its debugger."""
+        """Return the child's environment, without Ray's settings, thread limits and debugger."""
         assert self._setup is not None
         ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):

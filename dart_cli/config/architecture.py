@@ -197,7 +197,7 @@ class Shape:
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """Return that of a config.json of one of MODEL_TYPES. Raises ModelError where its sizes are none, or do not fit."""
+    """Return the shape in a config.json of one of MODEL_TYPES. Raises ModelError for sizes that are missing or do not fit."""
     kind, text, vision = config["model_type"], text_sizes(config), vision_sizes(config)
     newer = kind == "qwen3_vl"
     width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]

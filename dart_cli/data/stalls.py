@@ -327,7 +327,7 @@ def _invalid(seen: Snapshot) -> Iterator[StallView]:
 
 
 def _blind(seen: Snapshot) -> Iterator[StallView]:
-    """Yield the pictures make no difference to what the model says."""
+    """Yield a stall if pictures make no difference to what the model says."""
     if seen.metrics.get("sees") == 0:
         yield StallView(
             kind="sight",

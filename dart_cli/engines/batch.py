@@ -116,7 +116,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
-        """Return passes over the prompts of `jobs`, which draw a token for each under `version`.
+        """Compute the prompts of `jobs` and draw a token for each under `version`.
 
         The rows of the batch are not touched.
         """

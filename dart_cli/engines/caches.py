@@ -71,7 +71,7 @@ class KVShape(NamedTuple):
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> KVShape:
-        """Return that of `model`."""
+        """Return what `model` keeps of one token."""
         text: Any = model.config.get_text_config(decoder=True)
         queries = int(text.num_attention_heads)
         heads = int(getattr(text, "num_key_value_heads", None) or queries)

@@ -106,7 +106,7 @@ class Judge:
             self._is_read = True
 
     def evidence(self, instruction: str, first: bytes) -> Evidence:
-        """Return a new episode's, to be filled."""
+        """Return the evidence of a new episode, to be filled."""
         return Evidence(instruction, first, self.config.images)
 
     async def __aenter__(self) -> Self:

@@ -104,7 +104,7 @@ class Previous:
 
 
 def previous_of(policy: PolicyConfig) -> Previous | None:
-    """Return that of a configuration; None where its template does not show it."""
+    """Return how a configuration tells the steps before; None where its template does not show them."""
     if PREVIOUS not in policy.template:
         return None
     family = FAMILIES.get(policy.family)

@@ -175,7 +175,7 @@ def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:
 
 
 def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens:
-    """Return the trainer's forward pass over a batch. Raises as `train.batch.check` does."""
+    """Return the trainer's forward pass over a batch. Raises as `check` does (packs/share.py)."""
     check(batch, model.policy)
     [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
     return rescore_part(model, part)

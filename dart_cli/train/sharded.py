@@ -77,7 +77,7 @@ class ShardingPlan:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, compute: torch.dtype, offload: str) -> ShardingPlan:
-        """Return that of this process."""
+        """Return the plan of this process."""
         device = torch.device(mesh.device_type)
         if accelerator.is_gpu(device):
             device = torch.device(device.type, accelerator.current_device_index())

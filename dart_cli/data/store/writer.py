@@ -282,7 +282,7 @@ class Store(Reader, Transactions):
         return self.join_pool(row)
 
     def join_pool(self, row: PoolRow) -> bool:
-        """Return a success whose steps are filed joins the pool; False if it is in it already.
+        """Add a success whose steps are filed to the pool; return False if it is there already.
 
         Its screenshots stay until it is evicted.
         """

@@ -319,7 +319,7 @@ class RankWatch:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Yield an error inside that is another rank's end is raised as RankError, with the reason.
+        """Raise an error inside the block as RankError, with the reason, if it comes from another rank's end.
 
         Others pass, and end this rank alone: the next to see that writes it to the board.
         """
