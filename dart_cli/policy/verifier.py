@@ -51,7 +51,7 @@ class VerifierSpec(BaseModel):
 
     @classmethod
     def of(cls, folder: Path) -> VerifierSpec:
-        """Return what the verifier in a model folder is shown. Raises ModelError for a folder that is no verifier's."""
+        """Return how the verifier in a model folder is asked. Raises ModelError for a folder of no verifier."""
         path = folder / VERIFIER
         try:
             return cls.model_validate_json(path.read_bytes())
