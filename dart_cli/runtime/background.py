@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
+from dart_cli.runtime.role import stop_signals
 from dart_cli.runtime.waits import OpenWaits, in_one
 
 _T = TypeVar("_T")
@@ -93,7 +94,6 @@ async def unless_stopped(stop: asyncio.Event, waiting: Coroutine[Any, Any, _T]) 
 # --- a verb that a signal stops ------------------------------------------------------------
 
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S = 15.0
 """Seconds after a signal within which environments and engines are closed."""
 
@@ -146,11 +146,11 @@ class _Stopping:
 
     @contextlib.contextmanager
     def _signals_taken(self) -> Iterator[None]:
-        """Handle the signals while the block runs; one that this process ignores (nohup) stays ignored."""
+        """Handle the signals of `stop_signals` while the block runs."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in STOPPING}
-            before = {n: each for n, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+            handlers = {number: signal.getsignal(number) for number in stop_signals()}
+            before = {n: each for n, each in handlers.items() if each is not None}
         for number in before:
             signal.signal(number, self._on_signal)
         try:

@@ -163,9 +163,6 @@ def in_one(lines: list[str]) -> str:
 
 # --- silence -----------------------------------------------------------------------------
 
-
-log = logging.getLogger(__name__)
-
 LISTEN_S = 1.0
 """Longest wait for one message, of which silence is the sum."""
 WARN_AGAIN_S = 600.0
