@@ -282,13 +282,17 @@ class Ledger:
             attempt.renewed_at += seconds
 
     def take_back_expired(self) -> int:
-        """Drop every lease without a sign of life for LEASE_S; how many there were."""
+        """Drop every lease without a sign of life for LEASE_S, and return how many there were."""
         limit = self._monotonic() - LEASE_S
         return self._take_back(lambda attempt: attempt.renewed_at < limit, "lease_expired")
 
-    def take_back_from(self, worker: str) -> int:
-        """Drop the leases of a worker that is gone; how many there were."""
-        return self._take_back(lambda attempt: attempt.worker == worker, "worker_lost")
+    def take_back_from(self, worker: str, *, has_ended: bool = False) -> int:
+        """Drop the leases of a worker that is gone, and return how many there were.
+
+        One that `has_ended` by its own word is no reason for a warning.
+        """
+        level = logging.INFO if has_ended else logging.WARNING
+        return self._take_back(lambda attempt: attempt.worker == worker, "worker_lost", level)
 
     # --- training -----------------------------------------------------------------------
 
@@ -444,13 +448,15 @@ class Ledger:
             return Ack(note="handed in before")
         return Ack(accepted=False, note=f"{name} was dropped: {row.reason}")
 
-    def _take_back(self, gone: Callable[[Attempt], bool], reason: str) -> int:
+    def _take_back(
+        self, gone: Callable[[Attempt], bool], reason: str, level: int = logging.WARNING
+    ) -> int:
         lost = [(group, attempt) for group, attempt in self.group_table.live() if gone(attempt)]
         for group, attempt in lost:
             self._drop_attempt(group, attempt, reason)
         if lost:
             names = ", ".join(f"{attempt.id} of {attempt.worker}" for _, attempt in lost)
-            log.warning("leases taken back (%s): %s", reason, names)
+            log.log(level, "leases taken back (%s): %s", reason, names)
         return len(lost)
 
     def _drop_attempt(self, group: Group, attempt: Attempt, reason: str) -> None:

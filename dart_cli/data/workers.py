@@ -75,11 +75,13 @@ class WorkerWatch:
     def check(self) -> bool:
         """Take back what silent processes held, and forget those that had announced their stop.
 
-        Returns whether a held request may be answered now.
+        Return True if a held request may be answered now.
         """
         is_changed = self._ledger.take_back_expired() > 0
         for gone in self.liveness.dead():
-            is_changed |= self._ledger.take_back_from(gone.worker) > 0
+            is_changed |= (
+                self._ledger.take_back_from(gone.worker, has_ended=gone.state == "stopping") > 0
+            )
             held_s = self._permits.free(gone.worker)
             if held_s is not None:
                 is_changed = True

@@ -383,7 +383,7 @@ def test_options_are_tried_where_environments_are_played(
     [
         ("return 30", ""),
         ("return 1 / 0", "longest_reset_s() failed: ZeroDivisionError"),
-        ("return 'long'", "longest_reset_s must return seconds, got str 'long'"),
+        ("return 'long'", "longest_reset_s must return seconds from 0 on, got str 'long'"),
     ],
 )
 def test_a_suite_that_cannot_say_what_it_gives_a_reset_is_refused_before_a_run(
