@@ -157,6 +157,6 @@ async def test_requests_keep_their_version_while_there_is_room_and_then_go_on_un
     await take(6)  # nothing is in use
     assert set(llm.held) == {6, 7}
     folder = next(iter(llm.held.values())).parent
-    assert {path.name for path in folder.iterdir()} == {"5", "6"}
+    assert {path.name for path in folder.iterdir()} == {"5", "6", "lock"}
     await engine.close()
     assert not folder.exists()
