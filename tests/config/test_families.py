@@ -70,6 +70,7 @@ def written(path: Path, text: str) -> Path:
         ("qwen2_5_vl", "ScaleCUA-7B", "scalecua"),
         ("qwen2_5_vl", "UI-TARS-1.5 Model", "ui-tars-1.5"),
         ("qwen2_vl", "UI-TARS-7B-DPO", "ui-tars"),
+        ("qwen2_vl", "UI-TARS-2B-SFT", "ui-tars"),
         ("opencua", "OpenCUA-Qwen2-7B", "opencua-qwen2"),
         ("opencua", "OpenCUA-32B", "opencua"),
         ("opencua", "EvoCUA-S1-72B", "evocua-s1"),
