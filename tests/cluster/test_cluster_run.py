@@ -102,9 +102,14 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
     assert updates_done(run_dir) < last
     with open_reader(run_dir) as reader:
         finished.update(reader)
-    workers = [found for line in said if (found := re.search(r"(\S+) runs on .* node (\w+)", line))]
-    assert {found[1] for found in workers} == {"rollout-0", "env-0"}
-    runs.cluster.kill(workers[0][2])  # the node of one of them, at least
+
+    def workers() -> list[re.Match[str]]:
+        matches = (re.search(r"(\S+) runs on .* node (\w+)", line) for line in list(said))
+        return [match for match in matches if match is not None]
+
+    placed = {"rollout-0", "env-0"}
+    wait_until(lambda: {match[1] for match in workers()} == placed, "the lines of both workers")
+    runs.cluster.kill(workers()[0][2])  # the node of one of them, at least
     wait_until(
         lambda: any("; starting it again (1/3)" in line for line in said),
         "a process that starts again",
