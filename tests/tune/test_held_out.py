@@ -149,7 +149,8 @@ def test_a_training_that_was_stopped_measures_the_same_rows_and_the_first_model_
 def test_a_rate_that_teaches_nothing_is_told_at_the_end(
     tune: Tune, keys: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = tune(keys | {"tune.lr": 1e-7, "tune.epochs": 1.0})
+    # Four epochs: the first and the last quarter are each one epoch, of the same rows, so chance moves no loss by 5%.
+    result = tune(keys | {"tune.lr": 1e-7})
     assert not result.outcome.learned
     out = " ".join(capsys.readouterr().out.split())
     assert "NOTHING WAS LEARNED" in out
