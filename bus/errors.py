@@ -134,7 +134,7 @@ class NoOracleError(EnvError):
 
 
 class ActionError(DartError):
-    """A model's text is not an action of the codec's grammar; an ordinary step outcome."""
+    """A model's text is not an action of the action parser's grammar; an ordinary step outcome."""
 
 
 class EngineError(DartError):

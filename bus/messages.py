@@ -4,7 +4,7 @@ Those of weight sets are in weights.py, those between the ranks of one trainer i
 tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order, `[L]` tokens of a chain, `[S]` samples
 of a batch. Times are seconds; log-probabilities and entropies are in nats.
 A `bytes` field is a raw frame beside the msgpack header, never a part of it, and so are numbers that are
-`Packed` (packed.py, codec.py).
+`Packed` (packed.py, action_parser.py).
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest; `serve`, which plays what others send, stands in the place of env
@@ -292,7 +292,7 @@ class StepRecord(Request):
     sampled: SampledTokens
     worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
-    action: dict[str, Any] | None  # envs.actions.Action as a dict; None where malformed
+    action: dict[str, Any] | None  # envs.contract.actions.Action as a dict; None where malformed
     error: str  # why the text is no action; empty where it is one
     model_s: Seconds  # waited for the completion
     env_s: Seconds  # the environment's step

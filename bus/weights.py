@@ -28,7 +28,7 @@ class SyncRequest(Request):
     """rollout -> data: may I take newer weights? Held until a permit is free.
 
     At most weights.concurrent workers hold a permit. It is given back by SyncDone, by asking again,
-    by the worker's death, or after PERMIT_S of dart_cli/config/schema/served.py.
+    by the worker's death, or after PERMIT_S of dart_cli/config/schema/weights.py.
     """
 
     reply_type: ClassVar[type[Reply]] = SyncReply

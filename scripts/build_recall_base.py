@@ -32,16 +32,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from build_tiny_base import POINTING_HEADS, SPREAD, cover
 
 from bus.messages import Turn
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.forward import ModelInputs, encoder_outputs, image_features
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from envs.actions import Click
-from envs.embedded.env import EmbeddedEnv
-from envs.embedded.suites import RecallSuite
-from envs.embedded.tasks.mini import RecallScene
+from envs.contract.actions import Click
+from envs.suites.embedded.env import EmbeddedEnv
+from envs.suites.embedded.suites import RecallSuite
+from envs.suites.embedded.tasks.mini import RecallScene
 from scripts import tiny_model as tiny
 
 MOST_SCREENS = 7
@@ -76,7 +76,7 @@ class Shows:
     def __init__(self, policy: LoadedPolicy) -> None:
         self._policy = policy
         self._renderer = PromptRenderer(policy)
-        self._codec = make_codec("compact")
+        self._action_parser = make_action_parser("compact")
         self._coordinates = make_coordinate_map("thousandths", SIDE, SIDE)
         self._env: EmbeddedEnv = RecallSuite().make_env()
 

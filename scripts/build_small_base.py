@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bus.errors import UserError
 from dart_cli.policy.images import ImagePreparer
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from scripts import tiny_model as tiny
 from scripts.build_tiny_base import HELDOUT
 from scripts.small_base.drawn import drawn_scene

@@ -43,8 +43,8 @@ from dart_cli.policy.forward import (
     rope_positions,
 )
 from dart_cli.policy.images import ImagePreparer, PreparedImage
-from dart_cli.policy.model import LoadedPolicy, load_policy
-from envs.embedded.theme import COLOURS
+from dart_cli.policy.loader import LoadedPolicy, load_policy
+from envs.suites.embedded.theme import COLOURS
 from scripts import tiny_model as tiny
 from scripts.grounding_screens import INSTRUCTIONS, grounding_screen
 

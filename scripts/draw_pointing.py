@@ -24,13 +24,13 @@ from bus.errors import DartError, UserError
 from bus.messages import PointerMap
 from dart_cli.config.schema import Config
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.evaluation.filmstrip import heated
+from dart_cli.evaluation.filmstrip_png import heated
 from dart_cli.grounding.formats import grounding_config, opening_of
 from dart_cli.grounding.items import Item, Point, bounds_of
 from dart_cli.grounding.reader import read_set
 from dart_cli.grounding.scorers import PointerScorer
-from dart_cli.player.model import loaded_model
-from envs.screenshots import as_seen
+from dart_cli.player.chosen_model import loaded_model
+from envs.contract.screenshots import as_seen
 
 WIDTH, GAP, CAPTION = 420, 16, 64  # pixels
 MEANT, CLICKED = "#1a7f37", "#ff1493"
@@ -44,13 +44,15 @@ def main() -> int:
     parser.add_argument("model", help="a folder with a pointer head")
     parser.add_argument("set", type=Path, help="a grounding set")
     parser.add_argument("--items", default="0,1,2", help="their places in the set, from 0")
-    parser.add_argument("--codec", default="", help="as of dart eval grounding")
+    parser.add_argument("--action-parser", default="", help="as of dart eval grounding")
     parser.add_argument("--out", type=Path, required=True, help="a PNG file")
     options = parser.parse_args()
     try:
         items = _chosen(read_set(options.set, "").items, options.items)
         pointing = ["policy.pointing=pointer"]
-        config, answers = grounding_config(options.model, options.codec, pointing, refusals=False)
+        config, answers = grounding_config(
+            options.model, options.action_parser, pointing, refusals=False
+        )
         asked = asyncio.run(_asked(config, opening_of(answers), items))
         _sheet([_drawn(item, *found) for item, found in zip(items, asked, strict=True)]).save(
             options.out, optimize=True

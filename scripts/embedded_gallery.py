@@ -15,9 +15,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envs.actions import Done
-from envs.embedded.env import EmbeddedEnv
-from envs.embedded.suites import AppsSuite, DeskSuite, MiniSuite
+from envs.contract.actions import Done
+from envs.suites.embedded.env import EmbeddedEnv
+from envs.suites.embedded.suites import AppsSuite, DeskSuite, MiniSuite
 
 EmbeddedSuite = MiniSuite | DeskSuite | AppsSuite
 SUITES: tuple[EmbeddedSuite, ...] = (MiniSuite(), DeskSuite(), AppsSuite())

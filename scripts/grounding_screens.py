@@ -12,15 +12,15 @@ from random import Random
 
 from PIL import Image
 
-from envs.base import Observation
-from envs.embedded.app import App
-from envs.embedded.draw import Canvas, Rect, encode, to_image
-from envs.embedded.scene import COLOUR_PHRASES, ICON_PHRASES, TAB_PHRASE, phrases
-from envs.embedded.suites import MiniSuite
-from envs.embedded.tasks import mini, mini_scenes
-from envs.embedded.theme import COLOURS, THEMES
-from envs.embedded.widgets import Ui
-from envs.screenshots import MEDIA_TYPES
+from envs.contract.base import Observation
+from envs.contract.screenshots import MEDIA_TYPES
+from envs.suites.embedded.app import App
+from envs.suites.embedded.draw import Canvas, Rect, encode, to_image
+from envs.suites.embedded.scene import COLOUR_PHRASES, ICON_PHRASES, TAB_PHRASE, phrases
+from envs.suites.embedded.suites import MiniSuite
+from envs.suites.embedded.tasks import mini, mini_scenes
+from envs.suites.embedded.theme import COLOURS, THEMES
+from envs.suites.embedded.widgets import Ui
 
 INSTRUCTIONS: tuple[str, ...] = (
     *(p.format(colour) for forms in COLOUR_PHRASES.values() for p in forms for colour in COLOURS),

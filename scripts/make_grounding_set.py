@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bus.errors import DartError, EnvError, UserError
 from dart_cli.explore.rows import Target, clear, row_of
 from dart_cli.runtime.tables import progress
-from envs.base import GuiEnv, Observation, Solvable, Task, content_hash, image_suffix
-from envs.embedded.scene import phrases
-from envs.registry import load_suite, make_env
+from envs.contract.base import GuiEnv, Observation, Solvable, Task, content_hash, image_suffix
+from envs.contract.registry import load_suite, make_env
+from envs.suites.embedded.scene import phrases
 
 Split = Literal["train", "test", "test_application", "test_layout"]
 
@@ -144,7 +144,7 @@ def _desktop_targets(env: Any) -> list[Target]:
 
     They do not report whether a button shows a text: one that is hardly wider than high is an icon.
     """
-    from envs.desktop.accessibility import read_widgets
+    from envs.suites.desktop.accessibility import read_widgets
 
     found = []
     for each in read_widgets(env.desktop):

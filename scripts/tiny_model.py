@@ -28,7 +28,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from dart_cli.policy.vocabulary import END
+from dart_cli.language.vocabulary import END
 from dart_cli.rehearsal.stand_in import CHAT_MESSAGE
 
 SCREEN = 168

@@ -2,7 +2,7 @@
 
     KIND     what torch calls it
     Apart    a tensor on it
-    pretend  let it stand for the GPU of dart_cli/policy/accelerator.py
+    pretend  let it stand for the GPU of dart_cli/hardware/accelerator.py
 
 What runs on it computes the CPU's numbers with the CPU's kernels, under a GPU's rules: an operation
 on tensors of two devices raises, as does `numpy()`, and an index or a number of no dimension may come from
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import PreTrainedModel
 
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 
 KIND = "apart"
 _ATEN = torch.ops.aten

@@ -73,5 +73,5 @@ def late_engine(config: Config) -> Model:
 
 
 def _engine(config: Config, times: Times) -> Model:
-    engine = TimedEngine(random_replies(config.policy.codec, times), times)
+    engine = TimedEngine(random_replies(config.policy.action_parser, times), times)
     return Model(engine, ScriptedResponder(engine))

@@ -51,9 +51,9 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.writer import Store
-from envs.actions import Action, Click
-from envs.base import Task, content_hash
-from envs.registry import make_env
+from envs.contract.actions import Action, Click
+from envs.contract.base import Task, content_hash
+from envs.contract.registry import make_env
 
 TOGETHER = 16
 """Messages to a transaction: about what `dart data` gets in the 5 ms that one stays open."""

@@ -36,8 +36,8 @@ from benchmarks.learning.study import call, dart, overrides  # noqa: E402 - afte
 from dart_cli.config.schema import Config  # noqa: E402
 from dart_cli.train import learner as module  # noqa: E402
 from dart_cli.train.base import Update  # noqa: E402
-from dart_cli.train.model import TrainModel  # noqa: E402
-from dart_cli.train.sight import EVERY  # noqa: E402
+from dart_cli.train.blindness import EVERY  # noqa: E402
+from dart_cli.train.trained_policy import TrainModel  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
 LOG = ROOT / "runs" / "bench-guards.log"
@@ -45,7 +45,7 @@ TIMES = "guards.json"
 """In the run's directory: seconds by guard, and of all updates."""
 FAULTS = {
     "tests/train/test_guards.py": "test_the_gate_finds",
-    "tests/train/test_sight.py": "test_pixels_that_are_scaled_away_are_found",
+    "tests/train/test_blindness.py": "test_pixels_that_are_scaled_away_are_found",
     "tests/inspection/test_stats.py": "test_what_a_run_lost_without_a_reason_is_told",
 }
 """File -> its test, each case of which injects a fault."""

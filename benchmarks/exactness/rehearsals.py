@@ -49,7 +49,7 @@ def guests(name: str) -> Iterator[list[str]]:
     if name != "osworld":
         yield []
         return
-    from tests.envs.osworld.conftest import XGuest  # which needs the packages of the tests
+    from tests.envs.suites.osworld.conftest import XGuest  # which needs the packages of the tests
 
     with tempfile.TemporaryDirectory() as folder:
         running: list[XGuest] = []

@@ -146,7 +146,7 @@ def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 def is_message(frames: list[bytes]) -> bool:
-    """Whether the codec accepts them."""
+    """Whether the action parser accepts them."""
     try:
         decode(frames)
     except ProtocolError:

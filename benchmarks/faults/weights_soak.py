@@ -56,12 +56,12 @@ from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.env.router import RolloutRouter
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.runtime.background import background
 from dart_cli.train.publishing import make_channel
 from dart_cli.weights.broadcast.channel import BroadcastChannel
 from dart_cli.weights.manifest import KnownVersion, versions
-from envs.registry import load_suite, make_env
+from envs.contract.registry import load_suite, make_env
 from scripts import tiny_model as tiny
 from tests.engines.exact import Weights, replayed_logprobs
 

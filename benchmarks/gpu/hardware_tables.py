@@ -38,11 +38,11 @@ from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, VllmConfig
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.plan import Plan, make_plan
-from dart_cli.doctor.planned import planned
+from dart_cli.doctor.plan_findings import planned
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 from dart_cli.engines.vllm.room import divide
 from dart_cli.rehearsal.report import MACHINE_ONLY
-from envs.osworld.provider import boots_at_once
+from envs.suites.osworld.provider import boots_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "hardware.md"

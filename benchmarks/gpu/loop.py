@@ -2,7 +2,7 @@
 
 loop    a whole 7B with adapters: it plays, is updated, published and served again
 
-The 7B's weights are drawn, and write clicks (dart_cli/rehearsal/writing.py). As in a rehearsal, an episode's
+The 7B's weights are drawn, and write clicks (dart_cli/rehearsal/scripted_weights.py). As in a rehearsal, an episode's
 verdict is a coin's. Everything else is the run that a person starts with `dart up`.
 """
 
@@ -43,7 +43,7 @@ def _written(settings: Settings, updates: int) -> Path:
     """Return the configuration, its model folder and its suite."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
-    from dart_cli.rehearsal.coin import suite_file
+    from dart_cli.rehearsal.coin_suite import suite_file
     from dart_cli.rehearsal.miniature import write_acting, write_miniature
     from dart_cli.rehearsal.stand_in import write_stand_in
 
@@ -62,7 +62,7 @@ dtype = "{"float32" if settings.tiny else "bfloat16"}"
 freeze_vision = true
 lora = {{ rank = {4 if settings.tiny else 32} }}
 [policy]
-codec = "uitars"
+action_parser = "uitars"
 coordinates = "resized"
 history_images = 3
 history_turns = 35

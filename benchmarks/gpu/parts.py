@@ -27,10 +27,10 @@ from bus.packed import float64s, int32s
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.parity import draw
-from dart_cli.policy.history import History
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.language.history import History
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer
-from envs.base import content_hash
+from envs.contract.base import content_hash
 from scripts.small_models import build
 
 KIND = "qwen2_5_vl"

@@ -60,7 +60,7 @@ def two_gpus(settings: Settings) -> Found:
     if settings.device.startswith("cuda") and torch.cuda.device_count() < 2:
         raise MissedError(f"two GPUs are needed, torch sees {torch.cuda.device_count()}")
     from dart_cli.train.learner import PolicyLearner
-    from dart_cli.train.model import TrainModel
+    from dart_cli.train.trained_policy import TrainModel
 
     config = _config(settings)
     config.run.dir.mkdir(mode=0o700)

@@ -82,9 +82,9 @@ def vllm(settings: Settings) -> Found:
 def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
     from dart_cli.doctor.parity import judge, parted
-    from dart_cli.policy.model import weight_tensors
-    from dart_cli.train.model import TrainModel
+    from dart_cli.policy.loader import weight_tensors
     from dart_cli.train.parity import ComparedTokens, alarm_of, all_of, limit_of, rescore
+    from dart_cli.train.trained_policy import TrainModel
     from dart_cli.weights.file import FileChannel
 
     config = _of_vllm(settings, lora)
@@ -159,9 +159,9 @@ def _of_vllm(settings: Settings, lora: Any) -> Config:
 async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Found]:
     """Play before, beside and after the engine takes `weights` as version 0; (the three, what was measured)."""
     from dart_cli.doctor.parity import MOST_TOKENS, RunPrompts, Trial, play_trial
-    from dart_cli.doctor.play import LOAD_S
+    from dart_cli.doctor.trial_episode import LOAD_S
     from dart_cli.engines.responder import PolicyResponder
-    from dart_cli.player.model import loaded_model
+    from dart_cli.player.chosen_model import loaded_model
 
     began = time.monotonic()
     async with loaded_model(config, None, -1, load_s=LOAD_S) as model:

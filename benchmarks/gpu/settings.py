@@ -130,7 +130,7 @@ def written_layers(settings: Settings) -> int:
 def tokens_alone(settings: Settings) -> Any:
     """Return the tokenizer and the preparer of the drawn model, without weights."""
     from benchmarks.gpu.parts import folder_of
-    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.loader import load_policy
 
     folder = folder_of(settings.shards, settings.scratch / "layers-1", 1)
     return load_policy(folder, "bfloat16", weights=False)

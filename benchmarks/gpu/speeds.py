@@ -19,8 +19,8 @@ from dart_cli.config.schema import Config
 from dart_cli.config.screens import UNEVEN, screens_in_play
 from dart_cli.doctor.plan import EpisodeTokens, Plan
 from dart_cli.doctor.trainer_memory import trained_parameters
-from envs.osworld.container import Machine
-from envs.osworld.provider import boots_at_once
+from envs.suites.osworld.container import Machine
+from envs.suites.osworld.provider import boots_at_once
 
 STEP_S = 1.0
 """Seconds of an action and its screenshot, beside `env.options.pause_s`: an assumption."""

@@ -40,7 +40,7 @@ from benchmarks.gpu.settings import (
 )
 from bus.messages import Batch
 from dart_cli.config.schema import Config
-from dart_cli.policy.accelerator import use_any_length
+from dart_cli.hardware.accelerator import use_any_length
 
 PLAIN = 6
 """Of so many samples the plain loop trains on one."""
@@ -221,7 +221,7 @@ def _updated(settings: Settings, layers: int, batch: Batch, **sections: Any) -> 
 def _learner(config: Config) -> Iterator[Any]:
     """Yield the trainer of one process."""
     from dart_cli.train.learner import PolicyLearner
-    from dart_cli.train.model import TrainModel
+    from dart_cli.train.trained_policy import TrainModel
 
     yield PolicyLearner(TrainModel.load(config), config.train)
 
@@ -278,9 +278,9 @@ class _Sums:
 def one_by_one(settings: Settings) -> Found:
     """Gradients of the same samples in packs and one at a time, and the seconds of both."""
     from benchmarks.speed.packing import alone, packed
-    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.loader import load_policy
     from dart_cli.policy.packed import use_recompute
-    from dart_cli.train.model import TrainModel
+    from dart_cli.train.trained_policy import TrainModel
 
     layers = compared_layers(settings)
     folder = folder_of(settings.shards, settings.scratch / f"layers-{layers}", layers)

@@ -4,7 +4,7 @@
         [--out benchmarks/results/interop.json]
 
 An arm is one adapter. Both sides play the same episodes (task, seed, actions; some reach the goal, some do
-not), in turn: our adapter through the contract of envs/base.py, and the environment's own client or its
+not), in turn: our adapter through the contract of envs/contract/base.py, and the environment's own client or its
 own `step`. `false_pass` and `false_fail` count the episodes where our verdict is not the environment's
 own. The limit is the environment's own step, `own_steps_per_second`; steps include the screenshot as the
 policy gets it.

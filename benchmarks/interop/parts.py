@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bus.errors import EnvError
-from envs.actions import Action
-from envs.base import GuiEnv
+from envs.contract.actions import Action
+from envs.contract.base import GuiEnv
 
 Result = dict[str, Any]
 

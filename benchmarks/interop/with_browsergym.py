@@ -20,12 +20,12 @@ from PIL import Image
 
 from benchmarks.interop.parts import Adapter, Asked, Played, Result, compared
 from bus.errors import EnvError
-from envs.actions import Action, Click, Type
-from envs.browsergym.tasks import benchmark_of, need_interpreter
-from envs.child_program import ChildProgram
-from envs.miniwob.env import find_pages
-from envs.miniwob.process import find_chromium
-from envs.registry import check_parts, load_suite, make_env
+from envs.contract.actions import Action, Click, Type
+from envs.contract.registry import check_parts, load_suite, make_env
+from envs.suites.browsergym.tasks import benchmark_of, need_interpreter
+from envs.suites.miniwob.env import find_pages
+from envs.suites.miniwob.process import find_chromium
+from envs.tools.child_program import ChildProgram
 
 PAGES = (
     "click-test", "click-test-2", "click-button", "click-link", "click-dialog", "click-dialog-2",

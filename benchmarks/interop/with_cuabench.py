@@ -20,8 +20,8 @@ from urllib.request import Request, urlopen
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.interop.parts import Adapter, Asked, Played, Result, compared
-from envs.actions import Action, Click, Done
-from envs.registry import make_env
+from envs.contract.actions import Action, Click, Done
+from envs.contract.registry import make_env
 from tests.examples.cuabench.worker_process import EXAMPLE, own_suite, worker
 
 WIDTH, HEIGHT = 1280, 720

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.interop.parts import Adapter, Asked, Played, Result, compared
-from envs.actions import Action, Click
-from envs.registry import check_parts, load_suite, make_env
+from envs.contract.actions import Action, Click
+from envs.contract.registry import check_parts, load_suite, make_env
 
 HOOKS = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'tiles_gym.py'}:TilesHooks"
 SUITE = f"gym:{HOOKS}"

@@ -20,10 +20,10 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.interop.parts import Adapter, Asked, NotInstalledError, Played, Result, compared
-from envs.actions import Action, Click
-from envs.registry import make_env
-from tests.envs.openenv.servers import PYTHON, real_server
-from tests.envs.openenv.square_screen import square_of
+from envs.contract.actions import Action, Click
+from envs.contract.registry import make_env
+from tests.envs.suites.openenv.servers import PYTHON, real_server
+from tests.envs.suites.openenv.square_screen import square_of
 
 SIZE = (1280, 720)
 CLIENT = Path(__file__).with_name("openenv_client.py")

@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks.interop.parts import Asked, NotInstalledError, Played, Result, compared
 from bus.errors import EnvError
-from envs.actions import Action, Click, Done, Fail, KeyPress
-from envs.base import GuiEnv
-from envs.child_program import ChildProgram
-from envs.osworld.guest import Guest, read_address
-from envs.osworld.suite import OsworldSuite
+from envs.contract.actions import Action, Click, Done, Fail, KeyPress
+from envs.contract.base import GuiEnv
+from envs.suites.osworld.guest import Guest, read_address
+from envs.suites.osworld.suite import OsworldSuite
+from envs.tools.child_program import ChildProgram
 
 PAUSE_S = 0.2
 DEADLINE_S = 300.0

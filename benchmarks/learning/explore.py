@@ -34,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bus.errors import DartError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.explore.choosing import deny_list
+from dart_cli.explore.exploration import with_tree
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint
-from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import open_graph
-from dart_cli.explore.run import with_tree
+from dart_cli.explore.graph_statistics import curve, summary
 from dart_cli.player.episodes import in_slots
-from envs.registry import check_parts, select_tasks
+from envs.contract.registry import check_parts, select_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = ("q", "random", "count", "recency")

@@ -29,8 +29,8 @@ from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import read_graph
 from dart_cli.explore.rows import make_rows
 from dart_cli.policy.pointer.folder import add_pointer
-from envs.base import Task
-from envs.registry import select_tasks
+from envs.contract.base import Task
+from envs.contract.registry import select_tasks
 
 Row = dict[str, Any]
 

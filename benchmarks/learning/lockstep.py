@@ -21,7 +21,7 @@ from statistics import mean
 
 from benchmarks.speed.playing import GroupMember, Played, Player, step_of
 from bus.messages import Batch, StepValue
-from dart_cli.algo.schedule import MovingAverage, deviation_weights
+from dart_cli.algo.task_sampling import MovingAverage, deviation_weights
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.baselines import Baselines
@@ -31,11 +31,11 @@ from dart_cli.data.loading import chained
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy, pick_device
+from dart_cli.policy.loader import load_policy, pick_device
 from dart_cli.train.critic import key_of
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
-from envs.base import Task
+from dart_cli.train.trained_policy import TrainModel
+from envs.contract.base import Task
 
 
 @dataclass(frozen=True)

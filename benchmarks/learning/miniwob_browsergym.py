@@ -23,13 +23,13 @@ from benchmarks.learning.study import Cell
 from bus.errors import EnvError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
+from dart_cli.player.chosen_model import chosen_weights, loaded_model
 from dart_cli.player.episodes import PlannedEpisode, PlayedEpisode, answered_by, each_of, play
-from dart_cli.player.model import chosen_weights, loaded_model
 from dart_cli.runtime.role import limit_threads
-from envs.actions import Action, action_from_dict
-from envs.base import GuiEnv, Task
-from envs.browsergym.tasks import benchmark_of
-from envs.registry import check_parts, find_task, make_env
+from envs.contract.actions import Action, action_from_dict
+from envs.contract.base import GuiEnv, Task
+from envs.contract.registry import check_parts, find_task, make_env
+from envs.suites.browsergym.tasks import benchmark_of
 
 PAGES = (
     "click-test-2", "click-button", "click-link", "click-dialog-2", "click-color", "click-widget",

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.learning.study import Result
 from dart_cli.algo.statistics import wilson
-from envs.miniwob.tasks import TASKS
+from envs.suites.miniwob.tasks import TASKS
 
 SUITE = "miniwob"
 PUBLISHED = Path(__file__).parents[1] / "suites" / "miniwob_published.toml"

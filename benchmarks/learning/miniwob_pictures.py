@@ -23,7 +23,7 @@ from benchmarks.learning.miniwob_pages import (
     task_of,
 )
 from dart_cli.evaluation.films import Film, films_dir, read_films
-from dart_cli.evaluation.filmstrip import film_strip
+from dart_cli.evaluation.filmstrip_png import film_strip
 
 GREY, BLUE, GREEN = "#9ca3af", "#2563eb", "#059669"
 COLUMNS = 3

@@ -35,10 +35,10 @@ from dart_cli.config.load import load_config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.store.open import open_reader
 from dart_cli.evaluation.results import Evaluation, read_evaluation
-from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.role import PARENT_VARIABLE
 from dart_cli.runtime.supervisor import ChildError
+from dart_cli.runtime.work_folder import write_whole
 
 BEFORE, AFTER = "before", "after"
 FLAT_SHARE = 0.1

@@ -64,7 +64,7 @@ from dart_cli.algo.statistics import interval_of_mean  # noqa: E402
 from dart_cli.grounding.formats import grounding_config  # noqa: E402
 from dart_cli.grounding.reader import read_set  # noqa: E402
 from dart_cli.policy.forward import image_features, last_hidden  # noqa: E402
-from dart_cli.policy.model import load_policy  # noqa: E402
+from dart_cli.policy.loader import load_policy  # noqa: E402
 from dart_cli.tune.examples import Examples, PointerAnswers  # noqa: E402
 from dart_cli.tune.loss import LossSettings, collate_batch  # noqa: E402
 
@@ -418,7 +418,11 @@ def parity(plan: Plan, cell: Cell) -> float:
     from dart_cli.weights.file import FileChannel
 
     model = train(plan, Cell("pointer", cell.seed))
-    sets = [*settings("transformers", 4), 'policy.pointing="pointer"', 'policy.codec="compact"']
+    sets = [
+        *settings("transformers", 4),
+        'policy.pointing="pointer"',
+        'policy.action_parser="compact"',
+    ]
     config = config_of_model(model, [*sets, 'policy.coordinates="thousandths"'])
     with tempfile.TemporaryDirectory(prefix="dart-pointer-") as scratch:
         compared = asyncio.run(compare(config, 4, FileChannel(Path(scratch))))

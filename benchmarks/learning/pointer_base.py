@@ -23,7 +23,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dart_cli.policy.forward import encoder_outputs, image_features
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from scripts import tiny_model as tiny
 from scripts.build_tiny_base import (
     HELDOUT,

@@ -18,13 +18,13 @@ from pydantic import Field
 
 from benchmarks.learning.wiki_pages import INSTRUCTION, fetched, instance
 from bus.errors import EnvError
-from envs.actions import Action, Answer, Done, Fail
-from envs.base import Observation, Task, Verdict, task_of
-from envs.elements import Element, ScreenState, elements_of, state_of
-from envs.miniwob.browser import SETTLE_MS, BrowserHost, TaskPage
-from envs.miniwob.oracle import read_page
-from envs.miniwob.process import find_chromium
-from envs.options import checked
+from envs.contract.actions import Action, Answer, Done, Fail
+from envs.contract.base import Observation, Task, Verdict, task_of
+from envs.contract.elements import Element, ScreenState, elements_of, state_of
+from envs.contract.options import checked
+from envs.suites.miniwob.browser import SETTLE_MS, BrowserHost, TaskPage
+from envs.suites.miniwob.oracle import read_page
+from envs.suites.miniwob.process import find_chromium
 
 SIZE = (448, 336)
 """CSS pixels, which are those of the screenshot: as suite `apps`."""
@@ -39,7 +39,7 @@ TASKS: Mapping[str, Task] = {
 
 
 class WikiEnv:
-    """See envs.base.GuiEnv and envs.elements.Explorable."""
+    """See envs.contract.base.GuiEnv and envs.contract.elements.Explorable."""
 
     def __init__(self, host: BrowserHost, cache: Path) -> None:
         self._host = host

@@ -48,7 +48,7 @@ addEventListener("click", (event) => {
 Element.prototype.requestFullscreen = () => Promise.resolve();
 window.print = () => {};
 </script>"""
-"""What envs/miniwob/page.js asks a page for."""
+"""What envs/suites/miniwob/page.js asks a page for."""
 
 _SETTINGS: Mapping[str, str] = {
     "$:/themes/tiddlywiki/vanilla/metrics/fontsize": "12px",

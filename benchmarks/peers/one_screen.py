@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, ClassVar
 
-from envs.base import Task
+from envs.contract.base import Task
 
 _guests: Any = import_module("docs.examples.guests_env")  # an example for users has no types
 

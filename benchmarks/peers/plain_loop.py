@@ -29,11 +29,11 @@ from dart_cli.config.schema import Config  # noqa: E402 - likewise
 from dart_cli.config.task_split import trained_tasks  # noqa: E402 - likewise
 from dart_cli.data.scheduler import task_seed  # noqa: E402 - likewise
 from dart_cli.env.episode import action_spec_of  # noqa: E402 - likewise
-from dart_cli.policy.model import load_policy  # noqa: E402 - likewise
+from dart_cli.policy.loader import load_policy  # noqa: E402 - likewise
 from dart_cli.policy.prompt import RenderedPrompt, make_renderer  # noqa: E402 - likewise
-from envs.actions import Answer, Done, Fail  # noqa: E402 - likewise
-from envs.base import GuiEnv, Observation, Task  # noqa: E402 - likewise
-from envs.registry import make_env  # noqa: E402 - likewise
+from envs.contract.actions import Answer, Done, Fail  # noqa: E402 - likewise
+from envs.contract.base import GuiEnv, Observation, Task  # noqa: E402 - likewise
+from envs.contract.registry import make_env  # noqa: E402 - likewise
 
 ROWS = 64
 """Steps of one forward pass."""

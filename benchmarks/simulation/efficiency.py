@@ -43,7 +43,7 @@ from dart_cli.config.rules.check import check_config
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.tables import page_table
-from envs.registry import check_options
+from envs.contract.registry import check_options
 
 FAULT_RATE = 0.05
 """Share of episodes whose environment breaks or is slow, where faults are injected."""

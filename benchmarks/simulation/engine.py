@@ -34,11 +34,11 @@ from dart_cli.engines.base import (
 )
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
+from dart_cli.language.coordinates import THOUSAND, CoordinateMap
+from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.weight_set import WeightSet, directory_of
 from dart_cli.weights.manifest import check_announced, check_files
-from envs.actions import Click
+from envs.contract.actions import Click
 
 CLOSED = "the timed engine is closed; start another rollout worker"
 _FILLER = "I look at the screen and think about where to click next. "
@@ -70,18 +70,18 @@ CheckWeights = Callable[[Path, int], object]
 def timed_engine(config: Config) -> Model:
     """Return the engine of a configuration, with the times of its [env.options]; a token is a byte of UTF-8."""
     times = Times.of(config)
-    replies = random_replies(config.policy.codec, times)
+    replies = random_replies(config.policy.action_parser, times)
     engine = TimedEngine(replies, times, max_batch=config.rollout.max_batch)
     return Model(engine, ScriptedResponder(engine))
 
 
-def random_replies(codec: str, times: Times) -> TimedReplies:
-    """Clicks anywhere in the language `codec`; position and length are drawn from the request's seed.
+def random_replies(action_parser: str, times: Times) -> TimedReplies:
+    """Clicks anywhere in the language `action_parser`; position and length are drawn from the request's seed.
 
     The length is log-normal and capped by max_tokens; a thought fills the text up to it if the
     language has thoughts and the action is shorter.
     """
-    language = make_codec(codec)
+    language = make_action_parser(action_parser)
     coordinates = CoordinateMap(
         THOUSAND, THOUSAND, THOUSAND, THOUSAND
     )  # a screen as fine as the numbers

@@ -20,8 +20,8 @@ from random import Random
 
 from PIL import Image, ImageOps
 
-from envs.embedded.draw import END, chunk, head
-from envs.embedded.suites import DeskSuite
+from envs.suites.embedded.draw import END, chunk, head
+from envs.suites.embedded.suites import DeskSuite
 
 SCENES = 16
 """Desktops drawn for each size."""

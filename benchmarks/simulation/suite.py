@@ -17,10 +17,10 @@ from benchmarks.simulation.profiles import PROFILES, Profile, profile_named
 from benchmarks.simulation.screens import screenshot
 from benchmarks.simulation.times import read_times
 from bus.errors import EnvError, TaskError
-from envs.actions import Action, Answer, Done, Fail
-from envs.base import Observation, Task, Verdict, task_of
-from envs.options import read_size
-from envs.screenshots import MEDIA_TYPES
+from envs.contract.actions import Action, Answer, Done, Fail
+from envs.contract.base import Observation, Task, Verdict, task_of
+from envs.contract.options import read_size
+from envs.contract.screenshots import MEDIA_TYPES
 
 TASKS = 32
 LEAST_PASS, MOST_PASS = 0.2, 0.8
@@ -45,7 +45,7 @@ class _EpisodePlan:
 
 
 class TimedEnv:
-    """Plays suite `timed`. See envs.base.GuiEnv for the contract.
+    """Plays suite `timed`. See envs.contract.base.GuiEnv for the contract.
 
     Sleeps in the calling thread. Durations follow from `stream` and the number of the episode, not
     from the task's seed alone: the members of a group differ.

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import EnvError
-from envs.miniwob.cdp import Call, Chromium, PageSession
-from envs.miniwob.process import find_chromium
+from envs.suites.miniwob.cdp import Call, Chromium, PageSession
+from envs.suites.miniwob.process import find_chromium
 
 WIDTH, HEIGHT = 1280, 900
 DEADLINE_S = 30.0

@@ -30,13 +30,13 @@ from PIL import Image, ImageDraw
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from envs.actions import Done
-from envs.embedded.app import App
-from envs.embedded.draw import Canvas, Rect, encode, font
-from envs.embedded.suites import DeskSuite, MiniSuite
-from envs.embedded.theme import DESK_THEMES, Colour, blend
-from envs.embedded.widgets import Ui
-from envs.registry import make_env
+from envs.contract.actions import Done
+from envs.contract.registry import make_env
+from envs.suites.embedded.app import App
+from envs.suites.embedded.draw import Canvas, Rect, encode, font
+from envs.suites.embedded.suites import DeskSuite, MiniSuite
+from envs.suites.embedded.theme import DESK_THEMES, Colour, blend
+from envs.suites.embedded.widgets import Ui
 
 SIZES = ("168x168", "336x252", "448x336", "896x672", "1280x720")
 T = TypeVar("T")

@@ -52,7 +52,7 @@ from bus.messages import Sampling
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 
 CONCURRENT = (1, 8, 32)
@@ -137,7 +137,7 @@ Asks = list[list[Ask]]
 
 def tiny(_scratch: Path) -> tuple[Path, Screens]:
     """Return the shipped model and the tasks it was trained for."""
-    from envs.registry import load_suite, make_env
+    from envs.contract.registry import load_suite, make_env
 
     tasks, env = list(load_suite("mini").tasks.values()), make_env("mini")
 

@@ -38,13 +38,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.errors import EnvError
-from envs.actions import Click
-from envs.base import GuiEnv, Observation
-from envs.miniwob.browser import BrowserHost
-from envs.miniwob.env import find_pages
-from envs.miniwob.process import find_chromium
-from envs.process_tree import descendants
-from envs.registry import load_suite, make_env
+from envs.contract.actions import Click
+from envs.contract.base import GuiEnv, Observation
+from envs.contract.registry import load_suite, make_env
+from envs.suites.miniwob.browser import BrowserHost
+from envs.suites.miniwob.env import find_pages
+from envs.suites.miniwob.process import find_chromium
+from envs.tools.process_tree import descendants
 
 MIX = {
     "miniwob": ["click-test-2", "click-color", "enter-text", "use-slider", "login-user"],

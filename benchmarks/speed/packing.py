@@ -68,10 +68,10 @@ from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.base import Engine
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
-from dart_cli.policy.model import load_policy
-from dart_cli.train.model import TrainModel
+from dart_cli.policy.loader import load_policy
 from dart_cli.train.packs.pack import PackFeed, PackMaker
 from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.trained_policy import TrainModel
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = replace(
@@ -129,7 +129,7 @@ def config_of(folder: Path, history: str, *, slots: int, freeze: bool, completio
             **HISTORIES[history],
             history_turns=35,
             part_order="instruction_first",
-            codec=f"{ROOT / 'benchmarks/speed/packing_parts.py'}:AnyClick",
+            action_parser=f"{ROOT / 'benchmarks/speed/packing_parts.py'}:AnyClick",
         ),
         env=EnvConfig(suite="desk", options={"size": SCREEN}),
         rollout=RolloutConfig(max_tokens=completion, max_batch=slots),

@@ -1,6 +1,6 @@
 """Parts of benchmarks/speed/packing.py: episodes as long as asked for, whatever a random model writes.
 
-AnyClick   a codec in which every text is an action
+AnyClick   an action parser in which every text is an action
 LongDesk   suite `desk` with its oracle at the mouse, one task after another
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.policy.coordinates import CoordinateMap
-from envs.actions import Action, ActionError, Click
-from envs.base import Observation, Verdict
-from envs.registry import make_env
+from dart_cli.language.coordinates import CoordinateMap
+from envs.contract.actions import Action, ActionError, Click
+from envs.contract.base import Observation, Verdict
+from envs.contract.registry import make_env
 
 
 class AnyClick:
@@ -24,16 +24,16 @@ class AnyClick:
     limits: Mapping[str, str] = {}
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """See Codec."""
+        """See Action parser."""
         rng = Random(text)
         return Click(x=rng.randrange(coordinates.width), y=rng.randrange(coordinates.height))
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
-        """See Codec."""
+        """See Action parser."""
         raise ActionError("no text is known to mean this")
 
     def as_history(self, text: str) -> str:
-        """See Codec."""
+        """See Action parser."""
         return text
 
 

@@ -31,11 +31,11 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import action_spec_of, play_episode
 from dart_cli.player.episodes import MemorySink
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
-from envs.actions import Action
-from envs.base import GuiEnv, Observation, Task, Verdict
-from envs.registry import make_env
+from envs.contract.actions import Action
+from envs.contract.base import GuiEnv, Observation, Task, Verdict
+from envs.contract.registry import make_env
 
 
 @dataclass(frozen=True)

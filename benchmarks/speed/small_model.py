@@ -63,11 +63,11 @@ from dart_cli.engines import caches as engine_caches
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import image_features, last_hidden
 from dart_cli.policy.images import ImagePreparer
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
-from envs.base import content_hash
+from dart_cli.train.trained_policy import TrainModel
+from envs.contract.base import content_hash
 
 BATCHES = (1, 8, 16)
 TOKENS = {"click": 6, "type": 20}

@@ -33,11 +33,11 @@ from bus.messages import Sampling
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation, UpdateTiming
 from dart_cli.engines.vllm.engine import VllmEngine
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.weights.file import FileChannel, load
-from envs.process_tree import descendants
-from envs.registry import load_suite, make_env
+from envs.contract.registry import load_suite, make_env
+from envs.tools.process_tree import descendants
 from scripts import tiny_model as tiny
 from tests.engines.exact import Weights, largest_error
 

@@ -33,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.errors import EnvError
 from bus.messages import Outcome
-from envs.base import Verdict
-from envs.desktop.env import DesktopEnv
-from envs.desktop.keeper import descendants
-from envs.desktop.screen import children
-from envs.desktop.suite import DesktopSuite
-from envs.registry import load_suite
+from envs.contract.base import Verdict
+from envs.contract.registry import load_suite
+from envs.suites.desktop.env import DesktopEnv
+from envs.suites.desktop.keeper import descendants
+from envs.suites.desktop.screen import children
+from envs.suites.desktop.suite import DesktopSuite
 
 PROGRESS_S = 60.0
 SPARED = ("openbox", "dbus-daemon", "at-spi")  # by --kill-every: how their names begin

@@ -30,11 +30,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.errors import EnvError, NoOracleError
-from envs.base import GuiEnv, Solvable
-from envs.miniwob.process import PROFILE_PREFIX
-from envs.miniwob.tasks import TASKS
-from envs.process_tree import descendants
-from envs.registry import make_env
+from envs.contract.base import GuiEnv, Solvable
+from envs.contract.registry import make_env
+from envs.suites.miniwob.process import PROFILE_PREFIX
+from envs.suites.miniwob.tasks import TASKS
+from envs.tools.process_tree import descendants
 
 UNSURE = (
     "drag-items-grid",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bus.messages import Outcome
-from envs.base import reward_of
+from envs.contract.base import reward_of
 
 RewardKind = Literal["outcome", "value"]
 """Values of data.reward."""

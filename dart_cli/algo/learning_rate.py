@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Settings of [train] by their names; dart_cli/config/schema/learned.py has their ranges."""
+    """Settings of [train] by their names; dart_cli/config/schema/train.py has their ranges."""
 
     lr: float
     lr_end: float = 1.0

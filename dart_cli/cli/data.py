@@ -358,7 +358,7 @@ def collect(config_path: ConfigPath, options: CollectOptions) -> None:
     config = load_checked(
         config_path, options.overrides, "env" if options.player == "oracle" else "eval"
     )
-    from dart_cli.collect.run import run_collect
+    from dart_cli.collect.collector import run_collect
 
     run_collect(config, options)
 

@@ -42,7 +42,7 @@ def _eval() -> None:
 
     Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
 
-    Example: dart eval grounding sets/ScreenSpot-Pro --model models/UI-TARS-1.5-7B --codec uitars
+    Example: dart eval grounding sets/ScreenSpot-Pro --model models/UI-TARS-1.5-7B --action-parser uitars
     """
 
 
@@ -71,7 +71,7 @@ def run_(config_path: ConfigPath, options: EvalOptions) -> None:
     if options.attempts is not None:
         changes.append(f"eval.attempts={options.attempts}")
     config = load_checked(config_path, changes, "env" if options.mode == "random" else "eval")
-    from dart_cli.evaluation.run import plan_eval, run_eval
+    from dart_cli.evaluation.evaluate import plan_eval, run_eval
 
     if options.dry_run:
         print_dry_run(config, "eval", plan_eval(config, options))
@@ -86,7 +86,7 @@ def _of_protocol(name: str, config_path: Path, given: list[str] | None) -> list[
     from bus.errors import ConfigError
     from dart_cli.config.load import load_config
     from dart_cli.evaluation.protocols import overrides, protocols
-    from envs.own_code import did_you_mean
+    from envs.contract.own_code import did_you_mean
 
     if name not in protocols():
         raise ConfigError(
@@ -182,10 +182,10 @@ def grounding(options: GroundingOptions) -> None:
     local folders; nothing is fetched. Answers are kept as they come: a second start goes on.
     Prompt, max_pixels and coordinates are told with every figure. Misses are pictures on a page.
 
-    Example: dart eval grounding sets/ScreenSpot-Pro --model models/UI-TARS-1.5-7B --codec uitars
+    Example: dart eval grounding sets/ScreenSpot-Pro --model models/UI-TARS-1.5-7B --action-parser uitars
 
     Example: dart eval grounding sets/made/test --model builtin:tiny --candidates 3 --json
     """
-    from dart_cli.grounding.run import run_grounding
+    from dart_cli.grounding.benchmark import run_grounding
 
     run_grounding(options)

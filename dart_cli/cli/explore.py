@@ -59,7 +59,7 @@ def run_(options: ExploreOptions) -> None:
     from dart_cli.config.rules.machine import refuse_no_folder
 
     refuse_no_folder(options.out)
-    from dart_cli.explore.run import run_explore
+    from dart_cli.explore.exploration import run_explore
 
     raise typer.Exit(run_explore(options))
 

@@ -38,7 +38,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Go on with a run that was started with another suite, model, codec or coordinates.",
+        help="Go on with a run that was started with another suite, model, action parser or coordinates.",
     ),
 ]
 Rehearse = Annotated[
@@ -104,7 +104,7 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
     source = Source(path, tuple(overrides or ()))
     check_config(config, source, role)
     if role in (None, "rollout", "eval"):
-        from dart_cli.policy.shortest_click import refuse_cut_off
+        from dart_cli.language.shortest_click import refuse_cut_off
 
         refuse_cut_off(config, source)
     return config
@@ -140,7 +140,7 @@ def print_dry_run(
     from dart_cli.config.devices import gpus_of
     from dart_cli.config.dry_run import describe
     from dart_cli.doctor.machine import refuse_slots
-    from dart_cli.doctor.planned import refuse_misfit
+    from dart_cli.doctor.plan_findings import refuse_misfit
     from dart_cli.runtime.run_dir import refuse_another_run
 
     if role in (None, "data", "train") and not fresh:

@@ -2,7 +2,7 @@
 
 cli_reference  every verb with its arguments and options, as Markdown
 write_pages    writes it, the reference of every key (config/template.py), the words of other tools
-               (config/unknown_keys.py), and the table of actions in docs/environments/index.md (envs/actions.py)
+               (config/unknown_keys.py), and the table of actions in docs/environments/index.md (envs/contract/actions.py)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 from dart_cli.cli.main import app
 from dart_cli.config.template import config_reference
 from dart_cli.config.unknown_keys import words_page
-from envs.actions import with_table
+from envs.contract.actions import with_table
 
 
 def cli_reference() -> str:

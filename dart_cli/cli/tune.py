@@ -89,6 +89,6 @@ def tune(
 
     limit_threads(config.train.threads)
     end_with_parent()
-    from dart_cli.tune.run import run_tune
+    from dart_cli.tune.tuning import run_tune
 
     run_tune(config, fresh=fresh, as_json=as_json, dry_run=dry_run)

@@ -34,7 +34,7 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks
 from dart_cli.data.run_end import learned
 from dart_cli.data.store.open import DATABASE, open_reader
-from dart_cli.doctor.planned import refuse_full
+from dart_cli.doctor.plan_findings import refuse_full
 from dart_cli.evaluation.results import Evaluation, read_evaluation
 from dart_cli.inspection.report import AFTER, BEFORE, write_report
 from dart_cli.runtime.commands import commands_of
@@ -205,7 +205,7 @@ async def _whereabouts(
         arguments = [str(path), *(part for each in overrides for part in ("--set", each))]
         yield _Whereabouts(config, arguments, start_here, lambda: None)
         return
-    from dart_cli.cluster.run import placed
+    from dart_cli.cluster.cluster_run import placed
 
     async with placed(cluster, config, path, overrides, notice=notice, stop=stop) as run:
         yield _Whereabouts(run.config, run.arguments, run.start, run.kill)

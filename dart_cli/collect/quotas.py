@@ -14,7 +14,7 @@ from hashlib import blake2b
 from bus.messages import TrajectoryEnd
 from dart_cli.collect import CollectOptions
 from dart_cli.config.schema import TRAIN_SEEDS
-from envs.base import Task
+from envs.contract.base import Task
 
 TRIES = {"oracle": 2, "policy": 16}
 """Episodes played for each success wanted, at most."""

@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 
 from bus.errors import ConfigError, TaskError
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from envs.own_code import load_own
+from envs.contract.own_code import load_own
 
 if TYPE_CHECKING:
     from bus.messages import Role  # a type alone: the messages take as long as all of this

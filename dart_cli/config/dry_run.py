@@ -15,8 +15,8 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.config.devices import gpus_of
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.families import FAMILIES, origins, told
+from dart_cli.config.learning_rate import rate_origin
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
-from dart_cli.config.rate import rate_origin
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
 from dart_cli.config.schema import Config, inner_section, section_types

@@ -1,6 +1,6 @@
 """Families of models: what each is asked, what it writes, and how a model folder shows which it is.
 
-    Family         one family: codec, coordinates, history, prompt, and the marks of its folders
+    Family         one family: action parser, coordinates, history, prompt, and the marks of its folders
     FAMILIES       all of them, by `policy.family`
     VALUES         the keys of [policy] that a family sets
     values_of      their values for a family, with what each follows from
@@ -8,7 +8,7 @@
     origins        each of these keys: its value, and where it comes from; told, as one line
     recognise      the family of a model folder, and why
 
-Prompts stand verbatim in dart_cli/policy/prompts, as the models were trained on them: NAME.system.txt,
+Prompts stand verbatim in dart_cli/language/prompts, as the models were trained on them: NAME.system.txt,
 NAME.template.txt; all else is in families.toml. docs/families.md has the table with what was checked.
 """
 
@@ -25,13 +25,13 @@ from bus.errors import ConfigError, ModelError
 from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.model_folder import Screens, folder_of, read_json, screens
 from dart_cli.config.schema import Config
-from envs.own_code import did_you_mean
+from envs.contract.own_code import did_you_mean
 
 FAMILY_KEY = "policy.family"
 """What names the family."""
 AUTO, NONE = "auto", "none"
 
-PROMPTS = Path(__file__).parents[1] / "policy" / "prompts"
+PROMPTS = Path(__file__).parents[1] / "language" / "prompts"
 
 _OWN_TYPES = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
 """Model types that are one family's: a plain Qwen2-VL, for example, is of none."""
@@ -48,7 +48,7 @@ class Family:
     title: str  # the checkpoints
     model_types: tuple[str, ...]
     named: str  # a pattern of the names of its checkpoints; "" for those that no folder shows
-    codec: str
+    action_parser: str
     coordinates: str
     history_images: int
     history_turns: int
@@ -65,7 +65,7 @@ class Family:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether engine and trainer load its class; else it has a codec and a prompt alone."""
+        """Whether engine and trainer load its class; else it has an action parser and a prompt alone."""
         return any(each in MODEL_TYPES for each in self.model_types)
 
 
@@ -82,7 +82,7 @@ FAMILIES: Mapping[str, Family] = _families()
 """As families.toml has them."""
 
 VALUES = (
-    *("codec", "coordinates", "history_images", "history_turns"),
+    *("action_parser", "coordinates", "history_images", "history_turns"),
     *("system_prompt", "template", "part_order"),
 )
 
@@ -98,7 +98,7 @@ def values_of(name: str) -> dict[str, tuple[Any, str]]:
     """Return the keys that a family of FAMILIES sets: value, and where it comes from."""
     family, origin = FAMILIES[name], f"family {name}"
     found: dict[str, tuple[Any, str]] = {}
-    for key in ("codec", "coordinates", "history_images", "history_turns", "part_order"):
+    for key in ("action_parser", "coordinates", "history_images", "history_turns", "part_order"):
         found[key] = getattr(family, key), origin
     for key, file in (
         ("system_prompt", f"{family.system or family.prompt or name}.system.txt"),
@@ -127,7 +127,7 @@ def recognise(folder: Path) -> Recognised:
     if not possible:
         raise ConfigError(
             f'= "auto": no family has model_type {kind[:40]!r} ({folder}/config.json); set "none" and '
-            "policy.codec, or name one"
+            "policy.action_parser, or name one"
         )
     told = {name: each for name, each in possible.items() if each.named}
     if len(told) == 1 and kind in _OWN_TYPES:

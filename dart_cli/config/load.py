@@ -24,11 +24,11 @@ from pydantic_core import ErrorDetails
 
 from bus.errors import ConfigError
 from dart_cli.config.families import FAMILY_KEY, with_family
-from dart_cli.config.rate import with_rate
+from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.schema import Config
 from dart_cli.config.unknown_keys import did_you_mean, unknown, where_is
 from dart_cli.config.values import read_value, shown
-from envs.textfiles import read_text
+from envs.contract.textfiles import read_text
 
 DEFAULTS = Path("defaults")
 """What a mistake cites in the place of a file where none was named."""

@@ -13,7 +13,7 @@ base_name        the name of the model that training began with
 read_json        one of its files
 
 This is what every verb asks before it starts anything. Whether the tensors are those of config.json, and the
-tokenizer that of the model, shows when it is loaded (dart_cli/policy/model.py).
+tokenizer that of the model, shows when it is loaded (dart_cli/policy/loader.py).
 """
 
 from __future__ import annotations

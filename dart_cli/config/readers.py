@@ -30,7 +30,7 @@ PROCESSES = ("data", "train", "rollout", "env", "serve")
 
 _PLAY = ("env", "serve")
 _HISTORY = (
-    *("family", "codec", "coordinates", "template"),
+    *("family", "action_parser", "coordinates", "template"),
     *("history_images", "history_images_most", "history_turns"),
 )
 """Keys of [policy] by which a process that plays chooses what a prompt shows, and reads what comes back."""
@@ -134,7 +134,14 @@ ROWS = (
 )
 
 PATHS = frozenset(
-    {"run.dir", "model.path", "model.adapters", "policy.codec", "policy.verifier", "env.suite"}
+    {
+        "run.dir",
+        "model.path",
+        "model.adapters",
+        "policy.action_parser",
+        "policy.verifier",
+        "env.suite",
+    }
     | {"rollout.engine", "train.learner", "weights.directory", "data.pool"}
 )
 """Keys that may name a file: another spelling of one path is the same value, and a path of another host is

@@ -16,7 +16,7 @@ import re
 
 from bus.errors import ConfigError, DartError
 from dart_cli.config.schema import Config
-from envs.registry import load_suite
+from envs.contract.registry import load_suite
 
 SCREEN = (1920, 1080)
 """Pixels, where neither the options nor the suite name a size."""

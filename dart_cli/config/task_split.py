@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dart_cli.config.schema import Config
-from envs.base import Task
-from envs.registry import select_tasks, tasks_of
+from envs.contract.base import Task
+from envs.contract.registry import select_tasks, tasks_of
 
 
 def heldout_tasks(config: Config) -> list[Task]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
-from dart_cli.algo.trackers import WHOLE_TASK, Tracker, expected_by_step
+from dart_cli.algo.success_trackers import WHOLE_TASK, Tracker, expected_by_step
 from dart_cli.config.schema import BY_TRACKER, DataConfig
 from dart_cli.data.curate import FinishedGroup, Tracking
 from dart_cli.data.store.rows import TrackerRow

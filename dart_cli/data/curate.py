@@ -32,9 +32,9 @@ from typing import Literal
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import Estimator, group_advantages, high_entropy_steps
-from dart_cli.algo.trackers import Advantage, Baseline, tracked_advantages
+from dart_cli.algo.success_trackers import Advantage, Baseline, tracked_advantages
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
-from envs.base import reward_of
+from envs.contract.base import reward_of
 
 Expected = Callable[[str, int], Sequence[float]]
 """A task's id, steps -> the reward that its trackers expect at each step [steps]."""

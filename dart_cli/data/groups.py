@@ -21,7 +21,7 @@ from dart_cli.algo.advantage import RewardKind, mean_entropy, training_reward
 from dart_cli.config.schema import DataConfig
 from dart_cli.data.store.rows import GroupRow, PoolRow, TrajectoryRow
 from dart_cli.data.store.writer import Store
-from envs.base import Task, reward_of
+from envs.contract.base import Task, reward_of
 
 AttemptState = Literal["leased", "playing", "finished", "dropped"]
 

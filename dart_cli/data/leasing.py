@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from bus.messages import Lease, LeaseRequest, Sampling
 from dart_cli.algo.advantage import RewardKind, training_reward
-from dart_cli.algo.schedule import group_size
+from dart_cli.algo.task_sampling import group_size
 from dart_cli.config.schema import Config, DataConfig
 from dart_cli.data.baselines import Baselines
 from dart_cli.data.curate import FinishedGroup, Member, drop_decisions, no_gradient
@@ -29,7 +29,7 @@ from dart_cli.data.progress import RunProgress
 from dart_cli.data.scheduler import NewGroup, sampling_seed
 from dart_cli.data.store.rows import Decision, GroupRow
 from dart_cli.data.store.writer import Store
-from envs.base import Task
+from envs.contract.base import Task
 
 LENGTH_SLACK = 2
 """Steps above the longest success: DART has none; a policy that gets a little lost still passes."""

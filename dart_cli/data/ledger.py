@@ -54,8 +54,8 @@ from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Lineage, Versions
-from dart_cli.policy.pointer.tokens import drawn
-from envs.base import Task
+from dart_cli.language.pointer_tokens import drawn
+from envs.contract.base import Task
 
 log = logging.getLogger(__name__)
 

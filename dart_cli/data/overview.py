@@ -32,7 +32,7 @@ from dart_cli.data.stalls import diagnose
 from dart_cli.data.store.writer import Store
 from dart_cli.data.workers import WORKING, WorkerWatch
 from dart_cli.runtime.liveness import error_of, process_liveness, workers_of
-from envs.base import Task
+from envs.contract.base import Task
 
 HEARD_AFTER_S = 5.0
 """Of this process's time, after which a role that was not heard has no process: heartbeats come each

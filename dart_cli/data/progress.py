@@ -16,8 +16,8 @@ from dataclasses import astuple, dataclass, field
 from bus.messages import Outcome
 from bus.snapshot import OwnView, Rates
 from dart_cli.algo.advantage import RewardKind, training_reward
-from dart_cli.algo.schedule import MovingAverage, TaskEstimate
 from dart_cli.algo.statistics import wilson
+from dart_cli.algo.task_sampling import MovingAverage, TaskEstimate
 from dart_cli.data.store.analytics import Analytics
 from dart_cli.data.store.writer import Store
 

@@ -23,7 +23,7 @@ from math import ceil, gcd
 
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
-from dart_cli.algo.schedule import (
+from dart_cli.algo.task_sampling import (
     UNKNOWN,
     TaskEstimate,
     deviation_weights,
@@ -32,8 +32,8 @@ from dart_cli.algo.schedule import (
 )
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.data.groups import Group, GroupTable
-from envs.base import Task
-from envs.own_code import did_you_mean
+from envs.contract.base import Task
+from envs.contract.own_code import did_you_mean
 
 _STRIDE = 387_420_489  # 3 ** 18: shares no factor with most ranges, so k * _STRIDE meets each once
 

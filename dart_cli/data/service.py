@@ -76,7 +76,7 @@ from dart_cli.data.workers import Usage, WorkerWatch
 from dart_cli.runtime.role import how_started
 from dart_cli.runtime.run_dir import leave_snapshot
 from dart_cli.runtime.waits import told_waits
-from envs.base import Task
+from envs.contract.base import Task
 
 log = logging.getLogger(__name__)
 

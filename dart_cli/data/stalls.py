@@ -23,7 +23,7 @@ from typing import Any
 
 from bus.messages import Waiting
 from bus.snapshot import OwnView, ProcessView, Snapshot, StallView
-from dart_cli.config.schema.served import PERMIT_S
+from dart_cli.config.schema.weights import PERMIT_S
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ def malformed_text(own: OwnView) -> str:
     enough = own.completions >= _MALFORMED_WINDOWS * own.window
     if enough and now >= max(MOSTLY_MALFORMED, _CLEARLY_FELL * then):
         return (
-            f"{shares}: policy.codec is another language than the model's, rollout.max_tokens cuts "
+            f"{shares}: policy.action_parser is another language than the model's, rollout.max_tokens cuts "
             f"actions off, or it was never trained on them. `dart data show` of one trajectory shows "
             f"the texts; what helps: {SUCCESSES_FIRST}"
         )

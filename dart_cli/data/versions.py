@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from bus.messages import Heartbeat
 from bus.weights import SyncDone
-from dart_cli.config.schema.served import PERMIT_S
+from dart_cli.config.schema.weights import PERMIT_S
 from dart_cli.data.store.rows import VersionRow
 
 IsAhead = Callable[[int, int], bool]

@@ -21,9 +21,10 @@ from dart_cli.config.model_folder import is_model_folder
 from dart_cli.config.rules import Finding, value_of
 from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
-from dart_cli.doctor import guests, machine, run
+from dart_cli.doctor import guests, machine
+from dart_cli.doctor import run_checks as run
 from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
-from dart_cli.doctor.planned import plan
+from dart_cli.doctor.plan_findings import plan
 from dart_cli.doctor.vllm_parts import vllm_parts
 from dart_cli.runtime.run_dir import read_run
 
@@ -172,7 +173,7 @@ def _asking_gpus(config: Config) -> str:
 
 
 def _play(config: Config) -> Iterator[Finding]:
-    from dart_cli.doctor.play import play  # late: loads the engine's parts
+    from dart_cli.doctor.trial_episode import play  # late: loads the engine's parts
 
     yield from play(config)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bus.errors import EnvError, MissingPartError
 from dart_cli.config.rules import Finding
 from dart_cli.doctor.findings import warning
-from envs.osworld.container import find_engine, left_behind
+from envs.suites.osworld.container import find_engine, left_behind
 
 ENGINE_S = 5.0
 """Longest time of a request to the container engine; there are two."""

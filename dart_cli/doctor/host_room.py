@@ -27,7 +27,7 @@ from typing import Literal
 
 from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config
-from dart_cli.config.schema.served import WHOLE_EVERY
+from dart_cli.config.schema.weights import WHOLE_EVERY
 from dart_cli.config.screens import image_cache_bytes, vllm_image_cache_gb
 from dart_cli.doctor.trainer_memory import (
     GRADIENT,

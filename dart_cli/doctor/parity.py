@@ -38,10 +38,9 @@ from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.policy.history import History, history_of
-from dart_cli.policy.model import LoadedPolicy, fits
+from dart_cli.language.history import History, history_of
+from dart_cli.policy.loader import LoadedPolicy, fits
 from dart_cli.runtime.role import limit_threads
-from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import (
     LEAST_TOKENS,
     ComparedTokens,
@@ -49,7 +48,8 @@ from dart_cli.train.parity import (
     limit_of,
     rescore,
 )
-from envs.base import content_hash
+from dart_cli.train.trained_policy import TrainModel
+from envs.contract.base import content_hash
 
 MOST_TOKENS = 64
 """A completion's bound, if rollout.max_tokens is larger: enough to compare."""
@@ -104,8 +104,8 @@ def parity(config: Config) -> Iterator[Finding]:
 async def sample(config: Config) -> Batch:
     """Return what the configured engine samples in a trial."""
     # Here, since scripts/gpu-check draws screens where no bus is installed.
-    from dart_cli.doctor.play import LOAD_S
-    from dart_cli.player.model import loaded_model
+    from dart_cli.doctor.trial_episode import LOAD_S
+    from dart_cli.player.chosen_model import loaded_model
 
     async with loaded_model(config, None, -1, load_s=LOAD_S) as model:
         assert isinstance(model.responder, PolicyResponder)

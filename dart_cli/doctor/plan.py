@@ -19,7 +19,7 @@ from bus.errors import ActionError, ConfigError
 from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.config.schema.served import KV_CACHE_MB, PREFIX_CACHE_MB
+from dart_cli.config.schema.rollout import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of, screens_in_play
 from dart_cli.doctor.host_room import EpisodeForm, HostPlan, host_plan
 from dart_cli.doctor.trainer_memory import (
@@ -29,7 +29,7 @@ from dart_cli.doctor.trainer_memory import (
     trainer_memory,
 )
 from dart_cli.engines.vllm.room import divide, divide_on_cpu
-from dart_cli.policy.coordinates import screen_tokens
+from dart_cli.language.coordinates import screen_tokens
 
 MIB = 2**20
 

@@ -36,7 +36,7 @@ from dart_cli.engines.pointing import Pointing
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 
 SMALL_PREFILL = 256
 """Tokens of a row that a pass computes at hardly more cost than fewer."""

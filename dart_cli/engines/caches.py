@@ -46,7 +46,7 @@ from transformers.cache_utils import DynamicLayer
 
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, image_features
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet, directory_of
 
 SPARE_COLUMNS = 32

@@ -23,8 +23,8 @@ from dart_cli.engines.caches import FeatureCache
 from dart_cli.engines.completions import DrawnToken
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
-from dart_cli.policy.model import LoadedPolicy
-from dart_cli.policy.pointer.text import Cells
+from dart_cli.language.pointer_text import Cells
+from dart_cli.policy.loader import LoadedPolicy
 
 CANDIDATES = 3
 """Regions that a pointer's map has at most, as published (arXiv 2506.03143)."""

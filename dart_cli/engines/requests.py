@@ -23,7 +23,7 @@ from dart_cli.engines.caches import BlockKeys
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.sampling import uniform_numbers
 from dart_cli.policy.images import PreparedImage, with_hashes
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 
 PREFILL_ITERATIONS = 2
 """Cost of a prefill for the rows that it delays, beside the prompts' own work, in iterations."""

@@ -27,14 +27,14 @@ from bus.messages import (
 from dart_cli.algo.regions import ranked_places
 from dart_cli.engines.base import Engine, Generation
 from dart_cli.engines.completions import completion, generate_request, unsampled
-from dart_cli.policy.coordinates import (
+from dart_cli.language.coordinates import (
     CoordinateConvention,
     CoordinateMap,
     make_coordinate_map,
 )
+from dart_cli.language.pointer_text import Cells, Numbers, PointerText, jitter, split_text
 from dart_cli.policy.images import PreparedImage, with_hashes
-from dart_cli.policy.model import LoadedPolicy
-from dart_cli.policy.pointer.text import Cells, Numbers, PointerText, jitter, split_text
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
 from dart_cli.policy.verifier import Verifier, first_good, open_screenshot
 
@@ -255,7 +255,7 @@ class VerifiedResponder:
         """Return the completion with the places that the verifier takes."""
         points = self.prompt_encoder.points
         assert points is not None
-        texts, written = split_text(points.codec, completion.text)
+        texts, written = split_text(points.action_parser, completion.text)
         if len(written) != len(completion.pointed):  # no action: its points are none either
             return completion
         screenshot = open_screenshot(request.screenshot)
@@ -267,7 +267,7 @@ class VerifiedResponder:
                 each for each in pointed.candidates if (each.x, each.y) != (chosen.x, chosen.y)
             ]
             maps.append(pointed.model_copy(update={"candidates": [chosen, *others]}))
-            text += points.codec.write_point(*numbers) + following
+            text += points.action_parser.write_point(*numbers) + following
         return completion.model_copy(update={"text": text, "pointed": maps})
 
     def _choose(

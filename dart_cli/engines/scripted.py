@@ -33,10 +33,10 @@ from dart_cli.engines.completions import (
     generate_request,
     unsampled,
 )
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import THOUSAND, CoordinateMap
+from dart_cli.language.coordinates import THOUSAND, CoordinateMap
+from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.weight_set import WeightSet, directory_of
-from envs.actions import Click
+from envs.contract.actions import Click
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def say(text: str, logprob: float = 0.0, entropy: float = 0.0) -> Script:
     return Script(list(text.encode("utf-8")), logprob, entropy)
 
 
-def random_clicks(codec: str) -> ScriptSource:
-    """Clicks anywhere in the action language `codec`, drawn from the request's seed."""
-    language = make_codec(codec)
+def random_clicks(action_parser: str) -> ScriptSource:
+    """Clicks anywhere in the action language `action_parser`, drawn from the request's seed."""
+    language = make_action_parser(action_parser)
     coordinates = CoordinateMap(
         THOUSAND, THOUSAND, THOUSAND, THOUSAND
     )  # a screen as fine as the numbers

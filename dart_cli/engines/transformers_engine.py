@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 
 from bus.errors import DartError, EngineError
-from dart_cli.config.schema.served import KV_CACHE_MB, PREFIX_CACHE_MB
+from dart_cli.config.schema.rollout import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.engines.base import (
     CLOSED,
     UPDATE_DEADLINE_S,
@@ -52,8 +52,8 @@ from dart_cli.engines.batch import RunningBatch
 from dart_cli.engines.caches import NO_VISION, FeatureCache, vision_digest
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.requests import ActiveRequest, JoinPolicy, RequestValidator
-from dart_cli.policy import accelerator
-from dart_cli.policy.model import LoadedPolicy, fits, weight_tensors
+from dart_cli.hardware import accelerator
+from dart_cli.policy.loader import LoadedPolicy, fits, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]

@@ -27,10 +27,10 @@ from dart_cli.env.carriers import MOST_HUNG, IsolatedEnv, ThreadedEnv
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, Purpose, judge_of
 from dart_cli.runtime.waits import PhaseTimer
-from envs.actions import Action, Answer, Done, Fail, action_to_dict
-from envs.base import Observation, Task, Verdict
-from envs.queueing import OnQueue, SharedWait, ignore_queue
-from envs.registry import make_env
+from envs.contract.actions import Action, Answer, Done, Fail, action_to_dict
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.queueing import OnQueue, SharedWait, ignore_queue
+from envs.contract.registry import make_env
 
 logger = logging.getLogger(__name__)
 

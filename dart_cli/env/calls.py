@@ -19,11 +19,11 @@ from typing import Any, get_args
 
 from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
 from bus.messages import Outcome
-from envs.actions import Action
-from envs.base import GuiEnv, Observation, Solvable, Task, Verdict
-from envs.contract import call_method, describe, unpack, wrong_return
-from envs.elements import Element, Explorable, ScreenState
-from envs.screenshots import KINDS, MOST_CHARS, StoredEncoding, bounded, size_of, stored_as
+from envs.contract.actions import Action
+from envs.contract.base import GuiEnv, Observation, Solvable, Task, Verdict
+from envs.contract.elements import Element, Explorable, ScreenState
+from envs.contract.methods import call_method, describe, unpack, wrong_return
+from envs.contract.screenshots import KINDS, MOST_CHARS, StoredEncoding, bounded, size_of, stored_as
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def evaluate(env: GuiEnv) -> Verdict:
     """Judge the present state."""
     verdict = call_method(env, "evaluate")
     if not isinstance(verdict, Verdict):
-        raise wrong_return("evaluate", "a Verdict (envs.base)", verdict)
+        raise wrong_return("evaluate", "a Verdict (envs.contract.base)", verdict)
     if verdict.outcome not in get_args(Outcome):
         raise wrong_return("evaluate", "a Verdict of pass, fail or invalid", verdict.outcome)
     _check_types("evaluate", verdict, {"reason": str})
@@ -150,10 +150,10 @@ def solve(env: GuiEnv) -> tuple[Action, str]:
     Raises NoOracleError.
     """
     if not isinstance(env, Solvable):
-        raise NoOracleError("this environment has no oracle_action (envs.base.Solvable)")
+        raise NoOracleError("this environment has no oracle_action (envs.contract.base.Solvable)")
     action = call_method(env, "oracle_action")
     if not isinstance(action, _ACTIONS):
-        raise wrong_return("oracle_action", "an action of envs.actions", action)
+        raise wrong_return("oracle_action", "an action of envs.contract.actions", action)
     hint = call_method(env, "oracle_hint") if hasattr(env, "oracle_hint") else ""
     if not isinstance(hint, str):
         raise wrong_return("oracle_hint", "a text", hint)
@@ -166,9 +166,9 @@ def look(env: GuiEnv) -> Looked | None:
         return None
     state, elements = call_method(env, "state"), call_method(env, "elements")
     if not isinstance(state, ScreenState):
-        raise wrong_return("state", "a ScreenState (envs.elements)", state)
+        raise wrong_return("state", "a ScreenState (envs.contract.elements)", state)
     if not isinstance(elements, list) or not all(isinstance(each, Element) for each in elements):
-        raise wrong_return("elements", "a list of Element (envs.elements)", elements)
+        raise wrong_return("elements", "a list of Element (envs.contract.elements)", elements)
     state = ScreenState(state.id, sendable(state.route), sendable(state.reason))
     return state, [replace(each, name=sendable(each.name)) for each in elements]
 
@@ -189,7 +189,7 @@ def _flag(name: str, value: object) -> bool:
 
 def _checked_observation(what: str, observation: object) -> Observation:
     if not isinstance(observation, Observation):
-        wanted = "Observation(screenshot, media_type, width, height) of envs.base"
+        wanted = "Observation(screenshot, media_type, width, height) of envs.contract.base"
         raise wrong_return(what, f"an {wanted} first", observation)
     kinds = {"screenshot": bytes, "media_type": str, "width": int, "height": int, "screen_key": str}
     _check_types(what, observation, kinds)

@@ -4,7 +4,7 @@ ThreadedEnv   makes, uses and closes an environment in a thread, as GUI environm
               from the thread that made them
 IsolatedEnv   the same in a process, which is killed if it hangs or crashes; with all that it started
 
-A call's deadline stands still while its environment is in a queue (envs/queueing.py). A call that a slot no longer
+A call's deadline stands still while its environment is in a queue (envs/contract/queueing.py). A call that a slot no longer
 waits for leaves that queue at once: its thread is told, its process is killed.
 
 A thread that hangs cannot be ended, and a process that crashes takes all slots with it:
@@ -31,11 +31,11 @@ from typing import Any
 from bus.errors import EnvError, TaskError
 from dart_cli.env.calls import Failure, perform
 from dart_cli.env.child import LENGTHS, QUEUED, PipeMessage, decoded, lengths, pack, plain
-from envs.base import GuiEnv
-from envs.contract import call_method
-from envs.process_tree import kill_tree
-from envs.queueing import OnQueue, PendingCall, SharedWait, answering, ignore_queue
-from envs.screenshots import StoredEncoding
+from envs.contract.base import GuiEnv
+from envs.contract.methods import call_method
+from envs.contract.queueing import OnQueue, PendingCall, SharedWait, answering, ignore_queue
+from envs.contract.screenshots import StoredEncoding
+from envs.tools.process_tree import kill_tree
 
 logger = logging.getLogger(__name__)
 

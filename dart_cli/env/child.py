@@ -6,7 +6,7 @@
 
 A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a
 faulty process cannot make its slot allocate more. All output of the environment goes to stderr: stdout is
-the pipe. While a call is in a queue (envs/queueing.py), frames with QUEUED come before its answer. The
+the pipe. While a call is in a queue (envs/contract/queueing.py), frames with QUEUED come before its answer. The
 process and all processes that it started end with the slot's process, even if that is killed.
 """
 
@@ -30,13 +30,13 @@ from bus.messages import Judgement, Outcome
 from dart_cli.env.calls import ANSWERS, Began, Failure, StepResult, perform
 from dart_cli.runtime.liveness import when_orphaned
 from dart_cli.runtime.streams import keep_going, take_streams
-from envs.actions import action_from_dict, action_to_dict
-from envs.base import GuiEnv, Task
-from envs.contract import call_method
-from envs.process_tree import adopt_orphans, kill_below
-from envs.queueing import PendingCall, SharedWait, answering
-from envs.registry import find_task, make_env
-from envs.screenshots import StoredEncoding
+from envs.contract.actions import action_from_dict, action_to_dict
+from envs.contract.base import GuiEnv, Task
+from envs.contract.methods import call_method
+from envs.contract.queueing import PendingCall, SharedWait, answering
+from envs.contract.registry import find_task, make_env
+from envs.contract.screenshots import StoredEncoding
+from envs.tools.process_tree import adopt_orphans, kill_below
 
 LENGTHS = struct.Struct(">II")
 MOST_HEADER = 2**24  # bytes
@@ -143,7 +143,7 @@ def decoded(call: str, message: PipeMessage) -> Any:
 @cache
 def _adapter(call: str) -> TypeAdapter[Any]:
     adapter: TypeAdapter[Any] = TypeAdapter(ANSWERS.get(call, None))
-    # envs.base names these as types alone: what only checks a configuration loads no messages.
+    # envs.contract.base names these as types alone: what only checks a configuration loads no messages.
     adapter.rebuild(_types_namespace={"Judgement": Judgement, "Outcome": Outcome})
     return adapter
 

@@ -43,20 +43,20 @@ from bus.messages import (
 from dart_cli.config.schema import Config
 from dart_cli.env.async_env import QUEUEING, AsyncEnv
 from dart_cli.env.calls import StepResult, sendable
-from dart_cli.policy.codec import Codec, PointCodec, summary_of
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import (
+from dart_cli.language.coordinates import (
     CoordinateMap,
     make_coordinate_map,
     pointer_after,
     resize_of,
 )
-from dart_cli.policy.history import History, Previous, history_of, previous_of
-from dart_cli.policy.pointer.text import split_text
+from dart_cli.language.history import History, Previous, history_of, previous_of
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.language.parsers.base import ActionParser, PointParser, summary_of
+from dart_cli.language.pointer_text import split_text
 from dart_cli.runtime.waits import PhaseTimer
-from envs.actions import Action, Answer, Done, Fail, action_to_dict
-from envs.base import Observation, Task, Verdict, content_hash
-from envs.screenshots import prompt_text
+from envs.contract.actions import Action, Answer, Done, Fail, action_to_dict
+from envs.contract.base import Observation, Task, Verdict, content_hash
+from envs.contract.screenshots import prompt_text
 
 Phase = Literal["reset", "model", "env", "hand_in", "over"]
 _COUNTS_AS: dict[Phase, str] = {
@@ -99,7 +99,7 @@ class TrajectorySink(Protocol):
 class ActionSpec:
     """How observations become prompts and texts become actions, the same for all episodes of a run."""
 
-    codec: Codec
+    action_parser: ActionParser
     history: History
     coordinate_map_of: Callable[
         [int, int], CoordinateMap
@@ -112,16 +112,16 @@ class ActionSpec:
         """Return what a text means on a screen whose pointer is there; None, and why it is no action."""
         try:
             coordinates = self.coordinate_map_of(screen.width, screen.height)
-            return self.codec.parse(text, replace(coordinates, pointer=pointer)), ""
+            return self.action_parser.parse(text, replace(coordinates, pointer=pointer)), ""
         except ActionError as error:
             return None, str(error) or "no action"
 
 
 def action_spec_of(config: Config) -> ActionSpec:
-    """Return the codec, coordinates, history and rule for malformed texts of a configuration."""
+    """Return the action parser, coordinates, history and rule for malformed texts of a configuration."""
     policy, resize = config.policy, resize_of(config)
     return ActionSpec(
-        codec=make_codec(policy.codec),
+        action_parser=make_action_parser(policy.action_parser),
         history=history_of(policy),
         coordinate_map_of=lambda width, height: make_coordinate_map(
             policy.coordinates, width, height, resize
@@ -367,13 +367,13 @@ class Episode:
     def _remember(self, completion: Completion, screen: Observation) -> None:
         history = self._action_spec.history
         if self._action_spec.previous is not None:
-            self._actions.append(summary_of(self._action_spec.codec, completion.text))
-        text = self._action_spec.codec.as_history(completion.text)
+            self._actions.append(summary_of(self._action_spec.action_parser, completion.text))
+        text = self._action_spec.action_parser.as_history(completion.text)
         token_ids = completion.sampled.token_ids
         if history.evicts and token_ids:
             text = completion.text  # only the tokens themselves extend the prompt that drew them
         elif text != completion.text and not self._pointed_alone(text, completion):
-            token_ids = []  # the codec shows another text
+            token_ids = []  # the action parser shows another text
         turn = Turn(
             text=text,
             screenshot=screen.screenshot,
@@ -388,10 +388,10 @@ class Episode:
 
     def _pointed_alone(self, text: str, completion: Completion) -> bool:
         """Whether `text` differs in how points are written alone, and the policy wrote none but pointed."""
-        codec = self._action_spec.codec
-        if not completion.sampled.patches or not isinstance(codec, PointCodec):
+        action_parser = self._action_spec.action_parser
+        if not completion.sampled.patches or not isinstance(action_parser, PointParser):
             return False
-        return split_text(codec, text)[0] == split_text(codec, completion.text)[0]
+        return split_text(action_parser, text)[0] == split_text(action_parser, completion.text)[0]
 
     async def _hand_in(self, record: StepRecord) -> None:
         """Send the step while the episode goes on; steps leave one at a time, in their order."""

@@ -31,7 +31,7 @@ from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slo
 from dart_cli.env.peers import connected
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.waits import as_gauges
-from envs.registry import find_task
+from envs.contract.registry import find_task
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from bus.errors import UserError
 from dart_cli.algo.statistics import DRAWS, LEAST_DRAWN, mcnemar, over_tasks, sign_flip
 from dart_cli.evaluation.results import Evaluation, Mode, differences
 from dart_cli.evaluation.scores import METHOD, SEED, Instance, by_instance
-from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.runtime.tables import page_table
+from dart_cli.runtime.work_folder import StoredModel
 
 Pairs = Mapping[Instance, tuple[Sequence[bool], Sequence[bool]]]
 """Instance -> whether the attempts of the first passed, and those of the second."""

@@ -36,8 +36,8 @@ from dart_cli.evaluation.results import (
 )
 from dart_cli.evaluation.scores import METHOD, mode_score
 from dart_cli.player.episodes import planned
-from dart_cli.runtime.kept_folder import KeptFolder, KeptLines, StoredModel, read_lines
-from envs.base import Task
+from dart_cli.runtime.work_folder import KeptFolder, KeptLines, StoredModel, read_lines
+from envs.contract.base import Task
 
 FILMS_PER_TASK = 3
 """Episodes of each task whose screenshots are kept: the first ones."""

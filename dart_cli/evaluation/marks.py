@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bus.errors import ActionError
 from bus.messages import PointerMap
 from dart_cli.algo.regions import THRESHOLD
-from envs.actions import (
+from envs.contract.actions import (
     Click,
     DoubleClick,
     Drag,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
 from dart_cli.evaluation.results import EpisodeRow, ProtocolCheck
-from dart_cli.runtime.kept_folder import StoredModel
+from dart_cli.runtime.work_folder import StoredModel
 
 
 class Protocol(StoredModel):

@@ -25,7 +25,7 @@ from bus.errors import RunDirectoryError, cure_of
 from bus.messages import Outcome, StopReason
 from dart_cli.algo.statistics import wilson
 from dart_cli.config.schema import Config
-from dart_cli.runtime.kept_folder import KeptSettings, StoredModel
+from dart_cli.runtime.work_folder import KeptSettings, StoredModel
 
 Mode = Literal["sampled", "greedy", "random"]
 """How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""

@@ -25,7 +25,7 @@ from dart_cli.evaluation.results import (
     PassAtK,
     TaskScore,
 )
-from envs.base import reward_of
+from envs.contract.base import reward_of
 
 SEED = 0
 """Of the bootstrap: the same episodes have the same intervals."""

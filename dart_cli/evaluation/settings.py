@@ -20,11 +20,11 @@ from dart_cli.config.model_folder import BUILTIN, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.evaluation.episodes import step_limit
 from dart_cli.evaluation.results import EvalSettings
-from dart_cli.policy.codecs import codec_identity
+from dart_cli.language.parsers import action_parser_identity
 from dart_cli.weights.folder import folder_digest
-from envs.base import Task
-from envs.own_code import code_digest
-from envs.registry import load_suite
+from envs.contract.base import Task
+from envs.contract.own_code import code_digest
+from envs.contract.registry import load_suite
 
 _INDIFFERENT = frozenset(
     {
@@ -62,7 +62,7 @@ def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> Ev
     dumped = config.model_dump(mode="json")
     keys = [f"{section}.{key}" for section in ("env", "policy") for key in dumped[section]]
     values = {key: _value(dumped, key) for key in (*keys, *_OTHERS) if key not in _INDIFFERENT}
-    values["policy.codec"] = codec_identity(config.policy.codec)
+    values["policy.action_parser"] = action_parser_identity(config.policy.action_parser)
     values["eval.max_steps"] = step_limit(config)
     if config.rollout.engine == "vllm":
         values |= {key: _value(dumped, key) for key in _OF_VLLM}

@@ -188,7 +188,7 @@ def row_of(
         "weights digest": settings.weights_digest,
         "policy version": evaluation.policy_version,
         "versions that answered": sorted({each for row in played for each in row.versions}),
-        "codec": values.get("policy.codec"),
+        "action_parser": values.get("policy.action_parser"),
         "coordinates": values.get("policy.coordinates"),
         "history": {
             key.removeprefix("policy."): value

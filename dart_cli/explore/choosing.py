@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from random import Random
 
 from bus.errors import UserError
-from dart_cli.algo.exploration import CANDIDATES, Move, shortlist
-from envs.elements import Element, Operation
-from envs.own_code import did_you_mean
+from dart_cli.algo.action_values import CANDIDATES, Move, shortlist
+from envs.contract.elements import Element, Operation
+from envs.contract.own_code import did_you_mean
 
 RECENT = 20
 """Newest steps of all slots that `recency` leaves out."""

@@ -22,13 +22,20 @@ from random import Random
 from typing import Literal
 
 from bus.errors import EnvError
-from dart_cli.algo.exploration import Memory, Move
+from dart_cli.algo.action_values import Memory, Move
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import StepResult
 from dart_cli.explore.choosing import RANKINGS, Candidate, DenyList, text_for
 from dart_cli.explore.graph import Edge, Graph, Screen, Sight, Start, screen_id
-from envs.base import Observation, Task, content_hash
-from envs.elements import Element, Operation, ScreenState, grid_elements, grid_state, performing
+from envs.contract.base import Observation, Task, content_hash
+from envs.contract.elements import (
+    Element,
+    Operation,
+    ScreenState,
+    grid_elements,
+    grid_state,
+    performing,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dart_cli.explore.graph import Edge, Screen
-from envs.elements import Element
+from envs.contract.elements import Element
 
 MOST_CHARS = 60
 """Longer names are paragraphs, not names."""

@@ -28,7 +28,7 @@ from dart_cli.config.rules.machine import refuse_filled
 from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import Edge, GraphReader, Screen
 from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
-from envs.elements import Element
+from envs.contract.elements import Element
 
 Kind = Literal["descriptive", "outcome"]
 KINDS: Mapping[Kind, str] = {

@@ -24,8 +24,8 @@ from typing import Any
 from bus.errors import UserError
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.explore import TaskOptions
-from dart_cli.explore.found import paths_from, steady
 from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
+from dart_cli.explore.graph_statistics import paths_from, steady
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
 from dart_cli.player.episodes import env_of_suite, in_slots
@@ -33,10 +33,17 @@ from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.tables import Advance, progress
 from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check.probes import Probe, play_probe
-from envs.base import Task
-from envs.elements import performing
-from envs.explored.tasks import FILE, ExploredFile, ExploredTask, LeftOut, PathStep, write_file
-from envs.registry import EXPLORED, load_suite
+from envs.contract.base import Task
+from envs.contract.elements import performing
+from envs.contract.registry import EXPLORED, load_suite
+from envs.suites.explored.tasks import (
+    FILE,
+    ExploredFile,
+    ExploredTask,
+    LeftOut,
+    PathStep,
+    write_file,
+)
 
 MOST_NAMES = 2
 """Names by which a goal tells a screen, at most."""

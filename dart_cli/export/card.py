@@ -71,7 +71,7 @@ def _front(config: Config, *, adapters: bool) -> str:
 def _said(config: Config) -> str:
     return (
         f"A GUI agent, trained by reinforcement learning from `{base_name(config.model.path)}` on suite "
-        f"`{config.env.suite}`, with the action language `{config.policy.codec}` and coordinates in "
+        f"`{config.env.suite}`, with the action language `{config.policy.action_parser}` and coordinates in "
         f"`{config.policy.coordinates}`. Tokenizer, chat template and image processor are those of "
         "that model."
     )

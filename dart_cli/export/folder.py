@@ -17,8 +17,8 @@ from dart_cli.config.rules.machine import refuse_out
 from dart_cli.config.schema import Config
 from dart_cli.export.card import model_card
 from dart_cli.export.sources import Trained, of_checkpoint, published_weights
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.policy.lora import merge_into
-from dart_cli.policy.model import load_policy, weight_tensors
 from dart_cli.policy.model_files import (
     SHARD,
     copy_rest,

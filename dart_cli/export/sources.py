@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from bus.errors import RunDirectoryError, UserError, WeightsError
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config, LoraConfig
-from dart_cli.player.model import newest_announced
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.player.chosen_model import newest_announced
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import newest_weights
 from dart_cli.weights import manifest
 from dart_cli.weights.file import load

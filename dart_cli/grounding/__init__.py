@@ -31,11 +31,11 @@ class GroundingOptions:
         Path, typer.Argument(metavar="SET_FOLDER", help="A grounding set as it is published.")
     ]
     model: Annotated[str, typer.Option(metavar="FOLDER", help="A model folder, or builtin:tiny.")]
-    codec: Annotated[
+    action_parser: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="How it is asked and answers: compact, uitars, toolcall, pyautogui, ... (docs/families.md), point, file.py:MyCodec; default "
+            help="How it is asked and answers: compact, uitars, toolcall, pyautogui, ... (docs/families.md), point, file.py:MyParser; default "
             "compact for models with its words.",
         ),
     ] = ""

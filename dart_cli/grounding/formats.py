@@ -1,7 +1,7 @@
 """How a text model is asked for a point, and how its text is read.
 
     AnswerFormat     prompt, reader and writer of one way of answering
-    format_of        the format of `--codec`: a language of the codecs, point, or a codec of your own
+    format_of        the format of `--action-parser`: a language of the action parsers, point, or an action parser of your own
     opening_of       what a model that points writes before its point
     grounding_config the configuration of the model and its prompts, checked; prompt_config, of a format
     Pointed          what a text says
@@ -29,13 +29,13 @@ from dart_cli.config.model_folder import BUILTIN, TOKENIZER, model_folder, model
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config
 from dart_cli.grounding.items import Point
-from dart_cli.policy.codec import Codec
-from dart_cli.policy.codecs import make_codec, point_codec
-from dart_cli.policy.codecs.tools import point_of
-from dart_cli.policy.coordinates import CoordinateMap
-from dart_cli.policy.thoughts import reply_of
-from envs.actions import Action, Click, Drag, Fail
-from envs.own_code import did_you_mean
+from dart_cli.language.coordinates import CoordinateMap
+from dart_cli.language.parsers import make_action_parser, point_parser
+from dart_cli.language.parsers.base import ActionParser
+from dart_cli.language.parsers.tools import point_of
+from dart_cli.language.thoughts import reply_of
+from envs.contract.actions import Action, Click, Drag, Fail
+from envs.contract.own_code import did_you_mean
 
 _RENAMED = {"qwen": "toolcall"}
 """Formats by the names that they had."""
@@ -44,7 +44,7 @@ GUI_ACTOR = "gui-actor"
 """The format of GUI-Actor's released models (arXiv 2506.03143), which write no numbers."""
 
 COORDINATES = {"qwen2_vl": "thousand", "qwen2_5_vl": "resized", "qwen3_vl": "thousand"}
-"""The numbers that the models of a class write, but for those with codec compact; see policy.coordinates."""
+"""The numbers that the models of a class write, but for those with action parser compact; see policy.coordinates."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class AnswerFormat:
     refusal: str = ""  # added to the template where a set has instructions that nothing answers
     system: str = ""
     part_order: str = "image_first"
-    codec: str = "uitars"  # `policy.codec`, which reads no text but in its own format
+    action_parser: str = (
+        "uitars"  # `policy.action_parser`, which reads no text but in its own format
+    )
     max_tokens: int = 32
     coordinates: str = ""  # of its family; "": those of the model's class
     opening: str = ""  # of a model that points: what it writes before; "": what `write` has there
@@ -81,10 +83,10 @@ class AnswerFormat:
 # --- readers ---------------------------------------------------------------------------------
 
 
-def read_action(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
+def read_action(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> Pointed:
     """Return the place that an action names, of a drag its beginning. `fail` refuses."""
     try:
-        action = codec.parse(text, replace(coordinates, assumes_places=False))
+        action = action_parser.parse(text, replace(coordinates, assumes_places=False))
     except ActionError as error:
         return Pointed(None, problem=str(error))
     if isinstance(action, Fail):
@@ -143,9 +145,9 @@ def _groups(text: str) -> list[list[float]]:
 _CALL = re.compile(r"\{.*\}", re.DOTALL)
 
 
-def read_call(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
+def read_call(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> Pointed:
     """Return the place of a tool call; also of one whose tags or name are missing, or that has no known action."""
-    read = read_action(codec, text, coordinates)
+    read = read_action(action_parser, text, coordinates)
     if read.point or read.refused:
         return read
     try:
@@ -162,9 +164,11 @@ def read_call(codec: Codec, text: str, coordinates: CoordinateMap) -> Pointed:
         return Pointed(None, problem=told)
 
 
-def write_click(codec: Codec, point: tuple[int, int], coordinates: CoordinateMap) -> str:
+def write_click(
+    action_parser: ActionParser, point: tuple[int, int], coordinates: CoordinateMap
+) -> str:
     """Return a click in an action language."""
-    return codec.format(Click(x=point[0], y=point[1]), coordinates)
+    return action_parser.format(Click(x=point[0], y=point[1]), coordinates)
 
 
 def write_point(point: tuple[int, int], coordinates: CoordinateMap) -> str:
@@ -213,32 +217,32 @@ _FAMILY_OF = {
 _REFUSAL = "\nIf nothing on the screen is meant, terminate with failure."
 
 
-def _in_language(codec_name: str, **others: Any) -> AnswerFormat:
-    """Answers that are actions of a codec."""
-    codec = make_codec(codec_name)
+def _in_language(parser_name: str, **others: Any) -> AnswerFormat:
+    """Answers that are actions of an action parser."""
+    action_parser = make_action_parser(parser_name)
     return AnswerFormat(
-        codec_name,
-        partial(read_action, codec),
-        partial(write_click, codec),
-        codec=codec_name,
+        parser_name,
+        partial(read_action, action_parser),
+        partial(write_click, action_parser),
+        action_parser=parser_name,
         **others,
     )
 
 
-def _of_family(codec_name: str) -> AnswerFormat:
+def _of_family(parser_name: str) -> AnswerFormat:
     """Answers in the language of a family, asked with its prompt."""
-    codec, name = make_codec(codec_name), _FAMILY_OF[codec_name]
+    action_parser, name = make_action_parser(parser_name), _FAMILY_OF[parser_name]
     values = {key: value for key, (value, _) in values_of(name).items()}
     asked = values["template"] if not values["system_prompt"] else "{instruction}"
-    reads_loosely = codec_name.startswith("toolcall") and codec_name != "toolcall-xml"
+    reads_loosely = parser_name.startswith("toolcall") and parser_name != "toolcall-xml"
     return AnswerFormat(
-        codec_name,
-        partial(read_call if reads_loosely else read_action, codec),
-        partial(write_click, codec),
+        parser_name,
+        partial(read_call if reads_loosely else read_action, action_parser),
+        partial(write_click, action_parser),
         template=asked.replace("{previous}", "").replace("{instruction}", "{instruction}{refusal}"),
         refusal=_REFUSAL,
         system=values["system_prompt"],
-        codec=codec_name,
+        action_parser=parser_name,
         coordinates="" if values["coordinates"] == "resized" else values["coordinates"],
         max_tokens=256,
     )
@@ -285,8 +289,8 @@ def format_of(name: str, model: str) -> AnswerFormat:
             name = "compact"
         else:
             raise ConfigError(
-                f"--codec is needed: how {model} answers cannot be seen in its folder; there are "
-                f"{', '.join(_FORMATS)}, and your own as file.py:MyCodec"
+                f"--action-parser is needed: how {model} answers cannot be seen in its folder; there are "
+                f"{', '.join(_FORMATS)}, and your own as file.py:MyParser"
             )
     name = _RENAMED.get(name, name)
     if name in _FORMATS:
@@ -294,8 +298,8 @@ def format_of(name: str, model: str) -> AnswerFormat:
     if ":" in name:
         return _in_language(name, part_order="auto", max_tokens=256)
     raise ConfigError(
-        f"--codec {name}: no such format{did_you_mean(name, _FORMATS)}; there are "
-        f"{', '.join(_FORMATS)}, and your own as file.py:MyCodec"
+        f"--action-parser {name}: no such format{did_you_mean(name, _FORMATS)}; there are "
+        f"{', '.join(_FORMATS)}, and your own as file.py:MyParser"
     )
 
 
@@ -303,19 +307,19 @@ def opening_of(answers: AnswerFormat) -> str:
     """Return what a model that points writes before its point. Raises ConfigError for a format with no place for one."""
     if answers.opening:
         return answers.opening
-    codec = answers.codec if answers.name == answers.codec else ""
+    action_parser = answers.action_parser if answers.name == answers.action_parser else ""
     text = answers.write((500, 500), CoordinateMap(1000, 1000, 1000, 1000))
-    points = point_codec(codec).find_points(text) if codec else []
+    points = point_parser(action_parser).find_points(text) if action_parser else []
     if len(points) != 1:
         raise ConfigError(
-            f"--codec {answers.name} has no place for a pointer; use compact, uitars, toolcall, {GUI_ACTOR}, or your "
-            "own as file.py:MyCodec, or leave out --set policy.pointing=pointer"
+            f"--action-parser {answers.name} has no place for a pointer; use compact, uitars, toolcall, {GUI_ACTOR}, or your "
+            "own as file.py:MyParser, or leave out --set policy.pointing=pointer"
         )
     return text[: points[0].start]
 
 
 def _writes_compact(model: str) -> bool:
-    """Whether the words of codec compact are tokens of the model: it was made for them."""
+    """Whether the words of action parser compact are tokens of the model: it was made for them."""
     held = read_json(folder_of(model), TOKENIZER).get("model", {}).get("vocab", {})
     # A list of [word, score] pairs, or a mapping from words; checked by model_problem.
     return "click(" in (held if isinstance(held, dict) else {word for word, _ in held})
@@ -327,7 +331,7 @@ def folder_of(model: str) -> Path:
 
 
 def grounding_config(
-    model: str, codec: str, overrides: list[str], *, refusals: bool
+    model: str, action_parser: str, overrides: list[str], *, refusals: bool
 ) -> tuple[Config, AnswerFormat]:
     """Return the configuration of a model folder for grounding, with `overrides`, and its answer format.
 
@@ -335,10 +339,10 @@ def grounding_config(
     """
     if problem := model_problem(model):
         raise ConfigError(f"--model {problem}")
-    answers = format_of(codec, model)
+    answers = format_of(action_parser, model)
     if model in BUILTIN and answers.name != "compact":
         raise ConfigError(
-            f"--codec must be compact, the only language of {model}, got {answers.name}"
+            f"--action-parser must be compact, the only language of {model}, got {answers.name}"
         )
     return prompt_config(model, answers, overrides, refusals=refusals), answers
 
@@ -357,12 +361,12 @@ def prompt_config(
     kind = str(read_json(folder, "config.json").get("model_type"))
     template = answers.template.replace("{refusal}", answers.refusal if refusals else "")
     own = {
-        "policy.codec": answers.codec,
+        "policy.action_parser": answers.action_parser,
         "policy.template": template,
         "policy.system_prompt": answers.system,
         "policy.part_order": answers.part_order,
         "policy.coordinates": "thousandths"
-        if answers.codec == "compact"
+        if answers.action_parser == "compact"
         else _coordinates_of(answers, kind),
         "rollout.max_tokens": answers.max_tokens,
     }
@@ -373,6 +377,8 @@ def prompt_config(
     ):
         return prompt_config(model, answers, overrides)  # one that points refuses nothing
     if config.policy.pointing == "text" and answers.name == GUI_ACTOR:
-        raise ConfigError(f"--codec {GUI_ACTOR} has no numbers; add --set policy.pointing=pointer")
+        raise ConfigError(
+            f"--action-parser {GUI_ACTOR} has no numbers; add --set policy.pointing=pointer"
+        )
     check_config(config, Source(folder, tuple(changes)), "rollout")
     return config

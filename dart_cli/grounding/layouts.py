@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from bus.errors import UserError
 from dart_cli.grounding.items import Box, Point, Polygon, Region, parquet_rows
-from envs.own_code import did_you_mean
-from envs.textfiles import read_text, why
+from envs.contract.own_code import did_you_mean
+from envs.contract.textfiles import read_text, why
 
 Form = Literal["xywh", "xyxy", "corners", "shares", "shares_or_pixels", "polygon", "nothing"]
 

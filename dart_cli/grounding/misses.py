@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from dart_cli.grounding.items import Answer, Box, Item, Point, bounds_of
 from dart_cli.grounding.scores import Report, Score
 from dart_cli.runtime.tables import fraction
-from envs.screenshots import as_seen
+from envs.contract.screenshots import as_seen
 
 WIDTH = 440
 """Pixels of a picture, at most."""

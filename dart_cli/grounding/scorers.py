@@ -31,9 +31,9 @@ from dart_cli.grounding.formats import (
     prompt_config,
 )
 from dart_cli.grounding.items import Answer, Item, Point
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.runtime.waits import OpenWaits
-from envs.base import content_hash
+from envs.contract.base import content_hash
 
 if TYPE_CHECKING:
     from dart_cli.engines.base import Model, Responder
@@ -237,11 +237,11 @@ def verifier_config(
 ) -> tuple[Config, AnswerFormat]:
     """Return the configuration of a verifier's prompts: the picture, then the question. Raises ConfigError."""
     try:
-        codec = format_of("", model).codec
+        action_parser = format_of("", model).action_parser
     except UserError:  # not the tiny model's words; which language it acts in is not asked
-        codec = "uitars"
+        action_parser = "uitars"
     answers = AnswerFormat(
-        "verifier", _never_read, _never_written, template=spec.prompt, codec=codec
+        "verifier", _never_read, _never_written, template=spec.prompt, action_parser=action_parser
     )
     return prompt_config(model, answers, overrides), answers
 

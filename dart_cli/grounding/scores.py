@@ -20,8 +20,8 @@ from rich.table import Table
 
 from dart_cli.algo.statistics import wilson
 from dart_cli.grounding.items import Answer, Box, Item, share_of
-from dart_cli.runtime.kept_folder import StoredModel
 from dart_cli.runtime.tables import fraction, page_table
+from dart_cli.runtime.work_folder import StoredModel
 
 REACH = 14.0
 """Pixels of the screenshot from the point to each side of the square that overlap@1 goes by."""

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from pydantic_core import to_jsonable_python
 
 from bus.messages import Outcome
-from dart_cli.algo.trackers import Tracker
+from dart_cli.algo.success_trackers import Tracker
 from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, Remainder, ReplayCounts

@@ -27,7 +27,7 @@ from dart_cli.data.store.rows import DROP_REASONS, ProcessRow
 from dart_cli.inspection.trajectories import Subject
 from dart_cli.runtime.liveness import end_of, workers_of
 from dart_cli.runtime.run_dir import refuse_missing
-from envs.own_code import did_you_mean
+from envs.contract.own_code import did_you_mean
 
 RUNS = Path("runs")
 """Where a run is looked for when none was named."""

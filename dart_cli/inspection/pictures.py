@@ -21,7 +21,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from bus.errors import UserError
-from dart_cli.algo.schedule import MovingAverage
+from dart_cli.algo.task_sampling import MovingAverage
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, SampleRow, TrajectoryRow
 from dart_cli.evaluation.results import Evaluation

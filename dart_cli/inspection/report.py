@@ -31,7 +31,7 @@ from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir, read_films
-from dart_cli.evaluation.filmstrip import film_strip, save_animation
+from dart_cli.evaluation.filmstrip_png import film_strip, save_animation
 from dart_cli.evaluation.results import Evaluation, Mode, ModeScore, TaskScore, read_evaluation
 from dart_cli.inspection import curves
 from dart_cli.inspection.counts import RunCounts, count, unaccounted

@@ -30,7 +30,7 @@ from dart_cli.data.store.rows import (
     TrajectoryState,
 )
 from dart_cli.data.store.steps import StepRow
-from dart_cli.policy.pointer.tokens import DrawnPatch, drawn, drawn_patches
+from dart_cli.language.pointer_tokens import DrawnPatch, drawn, drawn_patches
 from dart_cli.runtime.tables import or_dash
 
 Json = dict[str, Any]

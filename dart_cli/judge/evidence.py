@@ -18,8 +18,8 @@ from PIL import Image
 
 from bus.errors import ActionError, EngineError, EnvError
 from dart_cli.judge.chat import without_fence
-from dart_cli.policy.thoughts import reply_of, reply_starts
-from envs.screenshots import as_seen
+from dart_cli.language.thoughts import reply_of, reply_starts
+from envs.contract.screenshots import as_seen
 
 Part = str | bytes
 """Of a message: a text, or an encoded image."""

@@ -38,7 +38,7 @@ from dart_cli.judge.evidence import (
 )
 from dart_cli.runtime.background import in_daemon_thread
 from dart_cli.weights.folder import folder_digest
-from envs.queueing import OnQueue, SharedWait, ignore_queue
+from envs.contract.queueing import OnQueue, SharedWait, ignore_queue
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ def _backend(config: JudgeConfig, limits: JudgeLimits) -> JudgeBackend:
             names=SettingNames("env.judge.url", "env.judge.model", "env.judge.key_env"),
         )
         return ChatBackend(server, limits.attempts)
-    from dart_cli.judge.model import ModelBackend  # late: torch
+    from dart_cli.judge.folder_judge import ModelBackend  # late: torch
 
     return ModelBackend(config.model, limits.concurrent)
 

@@ -1,4 +1,4 @@
-"""One episode whose player acts without a policy: no prompt, codec or lease. Probes, persons and random clicks.
+"""One episode whose player acts without a policy: no prompt, action parser or lease. Probes, persons and random clicks.
 
 Player         the next action on a screen; None ends the episode
 play_actions   plays one; each call is timed by itself
@@ -18,9 +18,9 @@ from bus.errors import ActionCausedError, EnvError, NoOracleError
 from bus.messages import Outcome, StopReason
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import admitted, already_true, stop_reason_after
-from envs.actions import Action, Wait
-from envs.base import Observation, Task, Verdict
-from envs.screenshots import pixels_of
+from envs.contract.actions import Action, Wait
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.screenshots import pixels_of
 
 Player = Callable[[Observation], Awaitable[Action | None]]
 """Raises NoOracleError, EnvError where a solution fails."""

@@ -38,10 +38,10 @@ from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.carriers import stuck
 from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
 from dart_cli.runtime.waits import OpenWaits
-from envs.actions import Click
-from envs.base import Task
-from envs.registry import longest_reset_s
-from envs.screenshots import size_of
+from envs.contract.actions import Click
+from envs.contract.base import Task
+from envs.contract.registry import longest_reset_s
+from envs.contract.screenshots import size_of
 
 if TYPE_CHECKING:
     from dart_cli.engines.base import Responder
@@ -130,7 +130,7 @@ class RandomPolicy:
             sampled=SampledTokens(
                 token_ids=[], behaviour_logprobs=[], entropies=[], version_spans=[]
             ),
-            text=self._action_spec.codec.format(
+            text=self._action_spec.action_parser.format(
                 random_click(width, height, self._rng), coordinates
             ),
             stop="end",

@@ -245,7 +245,7 @@ def use_batched_vision(model: PreTrainedModel) -> None:
 
     transformers splits the packed images and attends to them one after another (a 1280x720 screen has
     84 windows in 28 of Qwen2.5-VL's layers), and embeds patches through a Conv3d whose kernel is the whole
-    patch; both cost more than their arithmetic. The results are the same up to rounding (tests/policy/test_model.py).
+    patch; both cost more than their arithmetic. The results are the same up to rounding (tests/policy/test_loader.py).
     """
     inner: Any = model.model
     visual = inner.visual

@@ -29,8 +29,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from bus.errors import PromptError
 from dart_cli.config.model_folder import Screens
-from envs.base import content_hash
-from envs.screenshots import BROKEN, as_seen, seen_size
+from envs.contract.base import content_hash
+from envs.contract.screenshots import BROKEN, as_seen, seen_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 
 QUERY_BLOCK = 512  # queries; bounds the masks of the bucketed path
 BUCKET_COST = 4096  # query-key pairs whose arithmetic costs as much as one more call

@@ -33,7 +33,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bus.errors import ModelError
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
 from dart_cli.policy.pointer.head import head_of
 

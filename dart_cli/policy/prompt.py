@@ -24,13 +24,13 @@ from typing import Any, Literal
 from bus.errors import ModelError, PromptError
 from bus.messages import ChatMessage, ChatPart, Turn
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.policy.codecs import point_codec
-from dart_cli.policy.history import PREVIOUS
+from dart_cli.language.history import PREVIOUS
+from dart_cli.language.parsers import point_parser
+from dart_cli.language.pointer_text import PointerText
+from dart_cli.language.thoughts import closed_thought, closes_thought, opens_thought, unopened
+from dart_cli.language.vocabulary import CUT, SLOT
 from dart_cli.policy.images import with_hashes
-from dart_cli.policy.model import LoadedPolicy
-from dart_cli.policy.pointer.text import PointerText
-from dart_cli.policy.thoughts import closed_thought, closes_thought, opens_thought, unopened
-from dart_cli.policy.vocabulary import CUT, SLOT
+from dart_cli.policy.loader import LoadedPolicy
 
 PartOrder = Literal["separate", "instruction_first", "image_first"]
 
@@ -98,22 +98,24 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
     """`policy.part_order`, for `auto` as the family of the action language is prompted."""
     if policy.part_order != "auto":
         return policy.part_order
-    if policy.codec == "uitars":
+    if policy.action_parser == "uitars":
         return "separate"
     # Where turns outlive their screens, no image can stay before the instruction.
     keeps_images = policy.history_turns < policy.history_images
-    return "image_first" if policy.codec == "compact" and keeps_images else "instruction_first"
+    return (
+        "image_first" if policy.action_parser == "compact" and keeps_images else "instruction_first"
+    )
 
 
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """Return the renderer of a configuration's prompts.
 
-    Raises ConfigError where the policy points and its codec does not tell points, ModelError where the model's chat
+    Raises ConfigError where the policy points and its action parser does not tell points, ModelError where the model's chat
     template cannot show a past turn as it was sampled, or `policy.history_images_most` needs each prompt to extend the
     one before, and the template does not let it.
     """
     part_order = part_order_of(config)
-    points = pointer_text(policy, config.codec)
+    points = pointer_text(policy, config.action_parser)
     renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order, points)
     if config.history_turns and (problem := renderer.past_problem()):
         raise ModelError(
@@ -127,15 +129,15 @@ def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     return renderer
 
 
-def pointer_text(policy: LoadedPolicy, codec: str) -> PointerText | None:
-    """Return the texts of a policy that points, in the codec of that name; None for one that writes numbers."""
+def pointer_text(policy: LoadedPolicy, action_parser: str) -> PointerText | None:
+    """Return the texts of a policy that points, in the action parser of that name; None for one that writes numbers."""
     if policy.pointer is None or policy.pointing != "pointer":
         return None
 
     def encode(text: str) -> list[int]:
         return policy.encode(policy.literal.mark(text))
 
-    return PointerText(point_codec(codec), policy.pointer, encode, policy.decode)
+    return PointerText(point_parser(action_parser), policy.pointer, encode, policy.decode)
 
 
 class PromptRenderer:
@@ -189,7 +191,7 @@ class PromptRenderer:
     def closed_thought(self, thought: str = "") -> str:
         """Return what a learned reply begins with: the thought and its end, where prompts end within one.
 
-        Without such prompts it is empty, and the codec writes the thought.
+        Without such prompts it is empty, and the action parser writes the thought.
         """
         return closed_thought(thought, self._newest)
 

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bus.errors import EngineError, ModelError
 from dart_cli.config.model_folder import VERIFIER
 from dart_cli.policy.forward import logits
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from envs.screenshots import BROKEN, as_seen
+from envs.contract.screenshots import BROKEN, as_seen
 
 ANSWERS = ("True", "False")
 

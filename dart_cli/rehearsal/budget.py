@@ -23,7 +23,7 @@ from typing import Any
 from dart_cli.config.schema import Config
 from dart_cli.config.screens import screen_of
 from dart_cli.runtime.tables import minutes
-from envs.registry import load_suite
+from envs.contract.registry import load_suite
 
 MINUTES = 5.0
 """Minutes of a rehearsal where none are asked for."""

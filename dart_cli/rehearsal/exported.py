@@ -18,10 +18,10 @@ from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.data.loading import chained
 from dart_cli.data.store.open import open_reader
-from dart_cli.player.model import newest_announced
-from dart_cli.policy.model import weight_tensors
-from dart_cli.train.model import TrainModel
+from dart_cli.player.chosen_model import newest_announced
+from dart_cli.policy.loader import weight_tensors
 from dart_cli.train.parity import limit_of, rescore
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 
 MERGED = 0.01

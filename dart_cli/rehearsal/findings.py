@@ -16,11 +16,11 @@ from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
 from dart_cli.doctor.plan import HEADER, Plan
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import CoordinateMap
-from dart_cli.rehearsal.coin import judged
+from dart_cli.language.coordinates import CoordinateMap
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.rehearsal.coin_suite import judged
 from dart_cli.suite_check.probes import Probed
-from envs.actions import Click
+from envs.contract.actions import Click
 
 _WORD = re.compile(r"\b[a-z_]{4,}\b")
 
@@ -42,8 +42,8 @@ class Seen:
 
 def look(config: Config) -> Seen:
     """Read it from the run's database. Raises RunDirectoryError, StoreError."""
-    from dart_cli.player.model import newest_announced
-    from dart_cli.policy.model import load_policy
+    from dart_cli.player.chosen_model import newest_announced
+    from dart_cli.policy.loader import load_policy
 
     policy = load_policy(config.model.path, weights=False)
     outcomes = Counter[str]()
@@ -84,13 +84,13 @@ def language_unnamed(config: Config, prompt: str) -> str:
     """Return an action language whose words the prompt does not have; a model that ships was trained without them."""
     if config.model.path in BUILTIN:
         return ""
-    codec = make_codec(config.policy.codec)
-    text = codec.format(Click(x=1, y=1), CoordinateMap(1000, 1000, 1000, 1000))
+    action_parser = make_action_parser(config.policy.action_parser)
+    text = action_parser.format(Click(x=1, y=1), CoordinateMap(1000, 1000, 1000, 1000))
     missing = [word for word in dict.fromkeys(_WORD.findall(text)) if word not in prompt]
     if not missing:
         return ""
     return (
-        f'policy.codec = "{config.policy.codec}" reads {" ".join(text.split())!r}, and no prompt has '
+        f'policy.action_parser = "{config.policy.action_parser}" reads {" ".join(text.split())!r}, and no prompt has '
         f"{', '.join(missing)}: tell the actions in policy.template or policy.system_prompt, or set policy.family"
     )
 

@@ -27,13 +27,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from dart_cli.config.architecture import PREFIX, Shape, shape_of, text_sizes, vision_sizes
 from dart_cli.config.model_folder import SINGLE, read_json
 from dart_cli.config.schema import Config, ModelConfig
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map, resize_of
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.language.coordinates import make_coordinate_map, resize_of
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import copy_rest, write_model
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.rehearsal.writing import Writing, write_into, writing_of
+from dart_cli.rehearsal.scripted_weights import Writing, write_into, writing_of
 
 HEAD = 8
 """Numbers of a head, in the language model and in the vision tower: with fewer a rope has no three sections."""
@@ -169,8 +169,8 @@ def write_miniature(
     size_of = resize_of(config.model_copy(update={"model": ModelConfig(path=str(folder))}))
     width, height = (min(sides) for sides in zip(screen, CLICKED, strict=True))
     coordinates = make_coordinate_map(config.policy.coordinates, width, height, size_of)
-    codec = make_codec(config.policy.codec)
-    writing = writing_of(policy, codec, coordinates, _prompt_end(policy, config, screen))
+    action_parser = make_action_parser(config.policy.action_parser)
+    writing = writing_of(policy, action_parser, coordinates, _prompt_end(policy, config, screen))
     if writing is not None:
         write_into(policy.model, writing, generator)
         write_model(policy.model, folder, folder, "float32")

@@ -25,7 +25,7 @@ from dart_cli.config.rules import value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.screens import run_screen
 from dart_cli.config.values import to_toml
-from dart_cli.rehearsal.coin import suite_file
+from dart_cli.rehearsal.coin_suite import suite_file
 
 PROCESSES = 2
 """Most environment processes, rollout workers and trainer ranks; slots of an environment process, too."""
@@ -221,8 +221,8 @@ def _with_model(plan: Rehearsal) -> None:
     writing = write_miniature(source, made, config, plan.screen)
     if writing is None:
         raise ConfigError(
-            f'policy.codec = "{config.policy.codec}": the tokenizer in {source} cuts none of its actions into '
-            'tokens that are all different, which the miniature needs; rehearse with --set policy.codec="uitars"'
+            f'policy.action_parser = "{config.policy.action_parser}": the tokenizer in {source} cuts none of its actions into '
+            'tokens that are all different, which the miniature needs; rehearse with --set policy.action_parser="uitars"'
         )
     whole, small = (shape_of(read_json(each, "config.json")) for each in (source, made))
     plan.numbers = whole.parameters, small.parameters

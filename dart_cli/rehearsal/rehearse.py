@@ -17,7 +17,7 @@ import psutil
 from rich.console import Console
 
 from bus.errors import ConfigError, DartError, ModelError
-from dart_cli.doctor.planned import Planned, planned
+from dart_cli.doctor.plan_findings import Planned, planned
 from dart_cli.rehearsal.budget import MINUTES, Budget
 from dart_cli.rehearsal.findings import (
     language_unnamed,
@@ -26,8 +26,8 @@ from dart_cli.rehearsal.findings import (
     reward_constant,
 )
 from dart_cli.rehearsal.plan import make_plan
-from dart_cli.rehearsal.play import ALWAYS, EPISODE, OPTIONAL, Player
 from dart_cli.rehearsal.report import Report
+from dart_cli.rehearsal.stages import ALWAYS, EPISODE, OPTIONAL, Player
 from dart_cli.rehearsal.stopping import Stopped, stoppable
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.runtime.streams import keep_going, say_error

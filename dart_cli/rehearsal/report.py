@@ -16,7 +16,7 @@ from rich.table import Table
 from dart_cli.config.values import shown
 from dart_cli.rehearsal.findings import Seen
 from dart_cli.rehearsal.plan import Rehearsal
-from dart_cli.rehearsal.play import (
+from dart_cli.rehearsal.stages import (
     COMPARED,
     EPISODE,
     EVALUATION,
@@ -105,7 +105,7 @@ def _rehearsed(plan: Rehearsal) -> Iterator[Part]:
     )
     yield Part("verdicts", "stood_in", "the suite's are given and counted; a coin's are trained on")
     images = ("policy.history_images", "policy.history_images_most")
-    yield part("action language, prompts, history", *images, told=written.policy.codec)
+    yield part("action language, prompts, history", *images, told=written.policy.action_parser)
     yield part(
         "engine", "rollout.engine", "up.rollouts", "rollout.max_batch", told=written.rollout.engine
     )

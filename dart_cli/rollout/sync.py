@@ -34,7 +34,7 @@ from bus.messages import RunState
 from bus.requests import RequestClient
 from bus.weights import SyncDone, SyncReply, SyncRequest
 from dart_cli.config.schema import LoraConfig
-from dart_cli.config.schema.served import PERMIT_S
+from dart_cli.config.schema.weights import PERMIT_S
 from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.policy.weight_set import directory_of
 from dart_cli.runtime.background import background

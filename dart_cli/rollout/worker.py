@@ -46,7 +46,7 @@ from dart_cli.config import endpoints as limits
 from dart_cli.config.endpoints import own_address, run_curve, run_endpoints
 from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.config.schema.served import PERMIT_S
+from dart_cli.config.schema.weights import PERMIT_S
 from dart_cli.config.screens import (
     image_cache_bytes,
     run_screen,
@@ -68,7 +68,7 @@ from dart_cli.runtime.waits import PREFIX, data_awaited, receive_telemetry, told
 from dart_cli.weights.receiver import FileReceiver, Receiver
 
 if TYPE_CHECKING:
-    from dart_cli.policy.model import LoadedPolicy
+    from dart_cli.policy.loader import LoadedPolicy
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
         return BytePromptEncoder()
     from dart_cli.engines.responder import PolicyPromptEncoder
-    from dart_cli.policy.model import load_policy
+    from dart_cli.policy.loader import load_policy
     from dart_cli.policy.prompt import make_renderer
 
     policy = load_policy(config.model.path, weights=False, pointing=config.policy.pointing)
@@ -204,14 +204,14 @@ def load_model(config: Config) -> Model:
     if config.rollout.engine == "scripted":
         from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 
-        scripted = ScriptedEngine(random_clicks(config.policy.codec), policy_version=-1)
+        scripted = ScriptedEngine(random_clicks(config.policy.action_parser), policy_version=-1)
         return Model(scripted, ScriptedResponder(scripted))
 
     import torch
 
     from dart_cli.engines.responder import PolicyResponder, VerifiedResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
-    from dart_cli.policy.model import load_policy, pick_device
+    from dart_cli.policy.loader import load_policy, pick_device
     from dart_cli.policy.prompt import make_renderer
     from dart_cli.weights.file import load
 
@@ -247,7 +247,7 @@ def load_model(config: Config) -> Model:
 
 def _vllm_engine(config: Config, policy: LoadedPolicy) -> Engine:
     from dart_cli.engines.vllm.engine import VllmEngine
-    from dart_cli.policy.coordinates import screen_tokens
+    from dart_cli.language.coordinates import screen_tokens
     from dart_cli.weights.file import load
 
     sizes = {"mm_processor_cache_gb": vllm_image_cache_gb(config)}

@@ -39,8 +39,8 @@ from dart_cli.config.old_keys import without_old
 from dart_cli.config.readers import Settings, row_of, values
 from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
-from dart_cli.runtime.kept_folder import write_whole
 from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
+from dart_cli.runtime.work_folder import write_whole
 
 if TYPE_CHECKING:
     from bus.snapshot import Snapshot
@@ -51,7 +51,7 @@ MAX_WORKERS = 1024  # of one role on one host
 _SINGLE = frozenset({"data", "train", "up"})
 _WORKER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
-IDENTITY = ("env.suite", "model.path", "policy.codec", "policy.coordinates")
+IDENTITY = ("env.suite", "model.path", "policy.action_parser", "policy.coordinates")
 """Keys that say what the data of a run means: which tasks were played, which model sampled the tokens,
 what a text means as an action. Trajectories under two values do not belong in one ledger."""
 

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bus.messages import Outcome
-from envs.base import reward_of
+from envs.contract.base import reward_of
 
 _Row = TypeVar("_Row")
 

@@ -39,13 +39,13 @@ from bus.messages import (
 from dart_cli.env.calls import sendable
 from dart_cli.env.data_client import DataClient
 from dart_cli.env.episode import ActionSpec, Policy, record_of
-from dart_cli.policy.coordinates import pointer_after
+from dart_cli.language.coordinates import pointer_after
 from dart_cli.runtime.waits import PhaseTimer
 from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest
 from dart_cli.serve.sampling import settle
-from envs.base import Observation, Verdict, content_hash, image_type
-from envs.screenshots import StoredEncoding, pixels_of, stored_as
+from envs.contract.base import Observation, Verdict, content_hash, image_type
+from envs.contract.screenshots import StoredEncoding, pixels_of, stored_as
 
 logger = logging.getLogger(__name__)
 

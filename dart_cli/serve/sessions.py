@@ -33,8 +33,8 @@ from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest, Opening
 from dart_cli.serve.sampling import settle
 from dart_cli.serve.session import Session, SessionContext, Terms
-from envs.base import Verdict
-from envs.registry import find_task
+from envs.contract.base import Verdict
+from envs.contract.registry import find_task
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
 def action_language(config: Config) -> dict[str, str]:
-    """Return the codec and the coordinates in which the policy writes actions."""
-    return {"codec": config.policy.codec, "coordinates": config.policy.coordinates}
+    """Return the action parser and the coordinates in which the policy writes actions."""
+    return {"action_parser": config.policy.action_parser, "coordinates": config.policy.coordinates}
 
 
 @dataclass(frozen=True)

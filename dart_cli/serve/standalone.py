@@ -19,8 +19,8 @@ from dart_cli.config.load import Source, config_of_model
 from dart_cli.config.model_folder import BUILTIN, model_folder, model_problem
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.player.chosen_model import loaded_model
 from dart_cli.player.episodes import InProcessPolicy
-from dart_cli.player.model import loaded_model
 from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.http_server import address, listen, make_server
 from dart_cli.runtime.role import end_with_parent, limit_threads
@@ -44,13 +44,13 @@ def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[s
     config = config_of_model(model, changes)
     check_config(config, Source(model, tuple(changes)), "rollout")
     names = {override.partition("=")[0].strip() for override in overrides}
-    if config.model.path in BUILTIN or "policy.codec" in names or "policy.family" in names:
+    if config.model.path in BUILTIN or "policy.action_parser" in names or "policy.family" in names:
         return config, action_language(config)
     try:
         family = FAMILIES[recognise(model_folder(config.model.path)).name]
     except ConfigError:
         return config, {}
-    return config, {"codec": family.codec, "coordinates": family.coordinates}
+    return config, {"action_parser": family.action_parser, "coordinates": family.coordinates}
 
 
 def refuse_no_model(config: Config) -> None:

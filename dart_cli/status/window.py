@@ -20,7 +20,6 @@ from rich.segment import Segment
 from rich.text import Text
 
 from bus.snapshot import Snapshot
-from dart_cli.status.fitting import Lines, Section, fit, narrowed, whole
 from dart_cli.status.page import (
     TASK_COLUMNS,
     header,
@@ -31,6 +30,7 @@ from dart_cli.status.page import (
     throughput,
     training,
 )
+from dart_cli.status.page_layout import Lines, Section, fit, narrowed, whole
 from dart_cli.status.workers import SYNC_COLUMNS, processes, utilisation, weights_taken
 
 LOAD_WIDTH = 80

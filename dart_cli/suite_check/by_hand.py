@@ -3,7 +3,7 @@
     run_play       plays, prints the verdict, keeps the film; returns the exit code
     PlayedByHand   the episode: its screens, its film, who plays
 
-A person types the compact language (dart_cli/policy/codecs/compact.py) in pixels of the screenshot.
+A person types the compact language (dart_cli/language/parsers/compact.py) in pixels of the screenshot.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bus.errors import ActionError, EnvError, NoOracleError, UserError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.evaluation.films import Film, FilmFrame
-from dart_cli.evaluation.filmstrip import film_strip, save_animation
+from dart_cli.evaluation.filmstrip_png import film_strip, save_animation
+from dart_cli.language.coordinates import CoordinateMap
+from dart_cli.language.parsers import compact
 from dart_cli.player.actions import ActedEpisode, play_actions
 from dart_cli.player.episodes import env_of_suite, player_rng, random_click
-from dart_cli.policy.codecs import compact
-from dart_cli.policy.coordinates import CoordinateMap
 from dart_cli.runtime.background import in_daemon_thread, run_until_stopped
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import verdict_words
 from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import PlayOptions
-from envs.actions import Action, action_to_dict
-from envs.base import Observation, Task, Verdict
-from envs.registry import check_options, check_parts, find_task, load_suite
-from envs.screenshots import as_seen, pixels_of
+from envs.contract.actions import Action, action_to_dict
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.registry import check_options, check_parts, find_task, load_suite
+from envs.contract.screenshots import as_seen, pixels_of
 
 FILM_COLUMNS = 6
 FILM_WIDTH = 320  # pixels of a screen in a film
@@ -98,7 +98,7 @@ class PlayedByHand:
 
     def __init__(self, task: Task, options: PlayOptions, folder: Path, console: Console) -> None:
         self._task, self._options, self._folder, self._console = task, options, folder, console
-        self._codec = compact.CompactCodec()
+        self._action_parser = compact.CompactParser()
         self._rng = player_rng(task, options.seed)
         self._frames: list[FilmFrame] = []
         self._last = ""  # file of the newest screenshot
@@ -177,7 +177,7 @@ class PlayedByHand:
 
     def _spelt(self, action: Action, screen: Observation) -> str:
         try:
-            return self._codec.format(action, _pixels(screen))
+            return self._action_parser.format(action, _pixels(screen))
         except ActionError:  # another language's: a wheel by other notches
             return str(action_to_dict(action))
 
@@ -202,7 +202,7 @@ class PlayedByHand:
                     write(str(error), soft_wrap=True)
             elif line:
                 try:
-                    return self._codec.parse(line, _pixels(screen))
+                    return self._action_parser.parse(line, _pixels(screen))
                 except ActionError as error:
                     write(f"{error}; `help` lists the calls", soft_wrap=True)
 

@@ -22,8 +22,8 @@ from PIL import Image, ImageChops
 
 from dart_cli.algo.statistics import wilson
 from dart_cli.suite_check.probes import EXCUSES, Probed
-from envs.base import Task
-from envs.screenshots import as_seen
+from envs.contract.base import Task
+from envs.contract.screenshots import as_seen
 
 LEAST_GUESSES = 3
 """With fewer random episodes no task is called guessable."""

@@ -17,8 +17,8 @@ from bus.errors import UserError
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.player.actions import ActedEpisode, play_actions
 from dart_cli.player.episodes import player_rng, random_click
-from envs.actions import Action, Done, Fail, Wait
-from envs.base import Observation, Task
+from envs.contract.actions import Action, Done, Fail, Wait
+from envs.contract.base import Observation, Task
 
 Probe = Literal["nothing", "done", "fail", "random", "oracle"]
 

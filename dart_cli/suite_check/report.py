@@ -33,8 +33,8 @@ from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import CheckOptions
 from dart_cli.suite_check.findings import MISTAKES, Bounds, TaskReport, judge
 from dart_cli.suite_check.probes import Probed, play_task, probes_of
-from envs.base import Task
-from envs.registry import check_options, check_parts, load_suite, make_env, select_tasks
+from envs.contract.base import Task
+from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
 _SLOT = re.compile(r"^check/[0-9]+: ")
 """Which environment it was that raised."""

@@ -29,7 +29,7 @@ from bus.packed import float64s, int32s
 from bus.ranks import StepStates
 from dart_cli.algo.advantage import step_advantages
 from dart_cli.train.base import SavedState, Tensors, restore, state_of
-from dart_cli.train.ranks.group import RankGroup
+from dart_cli.train.rank_group import RankGroup
 
 UNITS, KEPT, PASSES, RATE = 64, 4096, 2, 1e-3
 """Of the head: its hidden units, the newest steps that it learns from, its passes over them after each batch, and

@@ -31,16 +31,16 @@ from dart_cli.algo.learning_rate import RunPoint, Schedule, learning_rate
 from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import TrainConfig
-from dart_cli.policy.model import weight_tensors
+from dart_cli.policy.loader import weight_tensors
 from dart_cli.train.base import BETAS, SavedState, Tensors, Update, restore, state_of
+from dart_cli.train.blindness import BLIND, EVERY, sight_of
 from dart_cli.train.critic import PREFIX, Critic, Judged, Steps, key_of
-from dart_cli.train.model import TokenScores, TrainModel
 from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.share import batch_shares, check, pad_of, shares_of
 from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare, step_mismatches
-from dart_cli.train.ranks.group import Found, RankGroup, SingleRank, gathered
+from dart_cli.train.rank_group import Found, RankGroup, SingleRank, gathered
 from dart_cli.train.sharded import Gradients, whole
-from dart_cli.train.sight import BLIND, EVERY, sight_of
+from dart_cli.train.trained_policy import TokenScores, TrainModel
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 

@@ -505,6 +505,6 @@ def make_learner(config: Config) -> Learner:
     if config.train.learner != "torch":
         return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
     from dart_cli.train.learner import PolicyLearner
-    from dart_cli.train.model import TrainModel
+    from dart_cli.train.trained_policy import TrainModel
 
     return PolicyLearner(TrainModel.load(config), config.train)

@@ -33,12 +33,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from bus.messages import Batch, Sample, StepMismatch
 from bus.ranks import PackedBatch
-from dart_cli.algo.mismatch import Mismatch, mismatch
+from dart_cli.algo.logprob_gap import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
-from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.share import check, packed_batches
 from dart_cli.train.sharded import local_shard
+from dart_cli.train.trained_policy import TrainModel
 
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Nats. Rounding alone makes a mean of about 1e-6 in float32 and of 0.01 to 0.03 in bfloat16, where

@@ -49,10 +49,10 @@ from transformers import PreTrainedModel
 
 from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.policy.forward import use_batched_vision
+from dart_cli.policy.loader import LoadedPolicy, fits, load_policy
 from dart_cli.policy.lora import first_adapters
-from dart_cli.policy.model import LoadedPolicy, fits, load_policy
 from dart_cli.policy.model_files import PolicyFiles, fill, fill_buffers
 from dart_cli.policy.packed import use_packed
 from dart_cli.weights.flat_weights import TensorStream, specs_of

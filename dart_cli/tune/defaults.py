@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dart_cli.config.rate import rate_for
+from dart_cli.config.learning_rate import rate_for
 from dart_cli.config.schema import TuneConfig
 
 LR = (1e-3, 5e-6)

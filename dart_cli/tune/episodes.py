@@ -1,4 +1,4 @@
-"""Episodes that others played, as prompts with their actions, in the words of `policy.codec`.
+"""Episodes that others played, as prompts with their actions, in the words of `policy.action_parser`.
 
 EPISODES         the file of a folder that has such rows
 read_episodes    its episodes; Demonstration one of them, DemonstratedStep a step
@@ -6,7 +6,7 @@ ActionExamples   each learned step: the prompt that a rollout would show there, 
 
 A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action": {"kind":
 "click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Pictures are named from FOLDER on, actions are those
-of envs/actions.py in pixels of their picture. A step with "learned": false was wrong: it is shown in the past of
+of envs/contract/actions.py in pixels of their picture. A step with "learned": false was wrong: it is shown in the past of
 later ones alone. scripts/foreign_rows writes such rows from those of other projects.
 
 The past is what a policy would have seen: thought and action of earlier steps in the same words, as many turns and
@@ -25,17 +25,17 @@ from pydantic import Field, ValidationError
 from bus.errors import ActionError, EngineError, ModelError, UserError
 from bus.messages import Turn
 from dart_cli.config.schema import Config
-from dart_cli.policy.codec import summary_of
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
-from dart_cli.policy.history import history_of, previous_of
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.language.coordinates import make_coordinate_map, pointer_after
+from dart_cli.language.history import history_of, previous_of
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.language.parsers.base import summary_of
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import RenderedPrompt, make_renderer
-from dart_cli.runtime.kept_folder import StoredModel
+from dart_cli.runtime.work_folder import StoredModel
 from dart_cli.tune.examples import Example
-from envs.actions import Action
-from envs.screenshots import BROKEN, seen_size
-from envs.textfiles import read_text, why
+from envs.contract.actions import Action
+from envs.contract.screenshots import BROKEN, seen_size
+from envs.contract.textfiles import read_text, why
 
 EPISODES = "episodes.jsonl"
 
@@ -135,7 +135,7 @@ class ActionExamples:
         """Raise UserError for a step that the model cannot be trained on."""
         self._policy = policy
         self._config = config.policy
-        self._codec = make_codec(config.policy.codec)
+        self._action_parser = make_action_parser(config.policy.action_parser)
         self._history = history_of(config.policy)
         self._renderer = make_renderer(policy, config.policy)
         self._places = [
@@ -178,14 +178,14 @@ class ActionExamples:
             text = self._text(place.demonstration.steps, place.step)
         except ActionError as error:
             raise UserError(
-                f"{_named(place)}: policy.codec = {self._config.codec} has no words for it: {error}"
+                f"{_named(place)}: policy.action_parser = {self._config.action_parser} has no words for it: {error}"
             ) from None
         answer = self._policy.encode_completion(text)
         if never := self._policy.absent_token_ids.intersection(answer):
             token = self._policy.tokenizer.convert_ids_to_tokens(min(never))
             raise UserError(
                 f"{_named(place)}: its action has the token {token!r}, which this model never samples; choose "
-                "another policy.codec"
+                "another policy.action_parser"
             )
         return answer
 
@@ -196,10 +196,12 @@ class ActionExamples:
         coordinates = make_coordinate_map(
             config.coordinates, *step.size, self._policy.images.screens
         )
-        # A prompt that ends within a thought leaves the codec no place for it.
+        # A prompt that ends within a thought leaves the action parser no place for it.
         thought = self._renderer.closed_thought(step.thought)
         at = replace(coordinates, pointer=pointer)
-        return thought + self._codec.format(step.action, at, "" if thought else step.thought)
+        return thought + self._action_parser.format(
+            step.action, at, "" if thought else step.thought
+        )
 
     def _prompt(self, place: _Place) -> RenderedPrompt:
         steps, config = place.demonstration.steps, self._config
@@ -216,7 +218,7 @@ class ActionExamples:
             ]
             seen = self._history.visible(
                 [
-                    turn.model_copy(update={"text": self._codec.as_history(turn.text)})
+                    turn.model_copy(update={"text": self._action_parser.as_history(turn.text)})
                     for turn in turns
                 ]
             )
@@ -226,7 +228,8 @@ class ActionExamples:
                 return self._renderer.render(place.demonstration.instruction, seen, screenshot)
             before = steps[: place.step - len(seen)]
             actions = [
-                summary_of(self._codec, self._text(steps, each)) for each in range(len(before))
+                summary_of(self._action_parser, self._text(steps, each))
+                for each in range(len(before))
             ]
             return self._renderer.render(
                 place.demonstration.instruction, seen, screenshot, previous=told.text(actions)

@@ -25,8 +25,8 @@ from dart_cli.config.values import to_toml
 from dart_cli.grounding.formats import AnswerFormat, grounding_config
 from dart_cli.grounding.items import Box, Item, bounds_of, pixel_in
 from dart_cli.grounding.scorers import verifier_config
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt, make_renderer
 from dart_cli.policy.verifier import ANSWERS, VerifierSpec, answer_tokens
 
@@ -91,7 +91,7 @@ class PointerAnswers:
         read = self._points.read(text)
         if len(read.points) != 1:
             raise ActionError(
-                f"its codec finds {len(read.points)} points in the answer {text[:60]!r} in place of one"
+                f"its action parser finds {len(read.points)} points in the answer {text[:60]!r} in place of one"
             )
         box, (wide, high) = visible_box(item), item.size
         shares = box.x0 / wide, box.y0 / high, box.x1 / wide, box.y1 / high
@@ -148,7 +148,7 @@ class Examples:
             token = self._policy.tokenizer.convert_ids_to_tokens(min(never))
             raise UserError(
                 f"{item.id}: its answer has the token {token!r}, which this model never samples; choose "
-                "another tune.codec"
+                "another tune.action_parser"
             )
         return answer, box
 
@@ -215,7 +215,7 @@ def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
     Raises ConfigError.
     """
     tune, policy = config.tune, config.policy
-    own = policy.model_fields_set - {"codec", "pointing"}
+    own = policy.model_fields_set - {"action_parser", "pointing"}
     changes = [f"policy.{name}={to_toml(getattr(policy, name))}" for name in sorted(own)]
     changes.append(f'rollout.device="{config.train.device}"')
     points = policy.pointing == "pointer"
@@ -228,13 +228,15 @@ def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
         asked, answers = verifier_config(config.model.path, verifier, changes)
         learned: Learned = "verifier"
     else:
-        sets_codec = "codec" in policy.model_fields_set or policy.family in FAMILIES
-        codec = tune.codec or (policy.codec if sets_codec else "")
+        sets_action_parser = "action_parser" in policy.model_fields_set or policy.family in FAMILIES
+        action_parser = tune.action_parser or (policy.action_parser if sets_action_parser else "")
         changes += ['policy.pointing="pointer"'] if points else []
         try:
-            asked, answers = grounding_config(config.model.path, codec, changes, refusals=False)
+            asked, answers = grounding_config(
+                config.model.path, action_parser, changes, refusals=False
+            )
         except UserError as error:
-            raise ConfigError(str(error).replace("--codec", "tune.codec")) from None
+            raise ConfigError(str(error).replace("--action-parser", "tune.action_parser")) from None
         learned = "pointer" if points else "text"
     return Asked(config.model_copy(update={"policy": asked.policy}), answers, learned)
 

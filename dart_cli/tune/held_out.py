@@ -27,9 +27,9 @@ from dart_cli.grounding.formats import AnswerFormat
 from dart_cli.grounding.items import Answer, Item
 from dart_cli.grounding.scorers import answer_all, make_scorer
 from dart_cli.grounding.scores import is_hit
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.runtime.kept_folder import StoredModel
+from dart_cli.runtime.work_folder import StoredModel
 from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.training_set import TrainingSet
 

@@ -31,7 +31,7 @@ from dart_cli.policy.forward import (
     masked_logprobs,
     vocabulary_logits,
 )
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.tune.examples import Example
 
 Target = Literal["box", "v2p"]

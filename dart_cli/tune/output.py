@@ -22,19 +22,19 @@ from transformers import PreTrainedModel
 
 from dart_cli.config.model_folder import TUNED, VERIFIER, base_name
 from dart_cli.config.schema import Config
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.lora import is_adapter, merge_into
-from dart_cli.policy.model import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import copy_rest, new_folder, write_adapters, write_model
 from dart_cli.policy.verifier import VerifierSpec
 from dart_cli.runtime.tables import page_table
 from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
 from dart_cli.tune.held_out import Measured, Outcome, Split, fallen
-from dart_cli.tune.kept import KeptTraining, Point
 from dart_cli.tune.pace import HeldOutWatch
 from dart_cli.tune.settings import TuneSettings, part_of
 from dart_cli.tune.stages import dtype_of
 from dart_cli.tune.trainer import put_in, tuned
+from dart_cli.tune.training_state import KeptTraining, Point
 
 
 @dataclass(frozen=True)

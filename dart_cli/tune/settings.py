@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from bus.errors import UserError
 from dart_cli.config.schema import Config
-from dart_cli.runtime.kept_folder import SETTINGS, KeptSettings, refuse_foreign, refuse_other
+from dart_cli.runtime.work_folder import SETTINGS, KeptSettings, refuse_foreign, refuse_other
 
 
 class TuneSettings(KeptSettings):
@@ -30,7 +30,7 @@ class TuneSettings(KeptSettings):
     examples: int
     held_out: tuple[int, ...]  # rows that are not learned
     model_digest: str
-    codec: str
+    action_parser: str
     prompt: str  # system prompt, template, order of the parts
     coordinates: str
     max_pixels: int

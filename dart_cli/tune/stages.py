@@ -23,16 +23,16 @@ import torch
 
 from bus.errors import UserError
 from dart_cli.config.schema import Config, TuneConfig
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.runtime.role import stop_signals
 from dart_cli.runtime.tables import progress
 from dart_cli.tune.defaults import Chosen
 from dart_cli.tune.examples import Learned
-from dart_cli.tune.kept import KeptTraining, Progress
 from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.pace import Budget, HeldOutWatch, Pace, seconds_left, tell_length
 from dart_cli.tune.trainer import StageName, Trainer, put_in, tuned
 from dart_cli.tune.training_set import Order, TrainingSet
+from dart_cli.tune.training_state import KeptTraining, Progress
 
 FEW_UPDATES = 20
 """A stage of fewer has hardly begun."""

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from dart_cli.config.architecture import PREFIX
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.lora import is_adapter
-from dart_cli.policy.model import LoadedPolicy
 from dart_cli.policy.packed import use_recompute
 from dart_cli.train.base import BETAS, Tensors, restore, state_of
 from dart_cli.tune.loss import Costs

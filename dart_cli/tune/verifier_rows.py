@@ -31,9 +31,9 @@ from dart_cli.config.rules.machine import refuse_filled
 from dart_cli.grounding.items import Box, Item, Picture, Point
 from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec, as_png, marked, open_screenshot
-from dart_cli.runtime.kept_folder import StoredModel
+from dart_cli.runtime.work_folder import StoredModel
 from dart_cli.tune.examples import visible_box
-from envs.base import content_hash
+from envs.contract.base import content_hash
 
 ROWS, IMAGES = "rows.json", "images"
 

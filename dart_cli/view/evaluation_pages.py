@@ -30,7 +30,7 @@ from dart_cli.view.charts import legend, line_chart
 from dart_cli.view.run_pages import evaluated_page
 from dart_cli.view.screens import action_marks, image_size, screenshot
 from dart_cli.view.site import Query, Site, Values
-from envs.own_code import did_you_mean
+from envs.contract.own_code import did_you_mean
 
 MOST_FILMS = 24
 MOST_INVALID = 100

@@ -19,15 +19,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from markupsafe import Markup
 
 from bus.errors import UserError
-from dart_cli.explore.found import paths_from, steady, tried
 from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Merge, Outcome, Screen
+from dart_cli.explore.graph_statistics import paths_from, steady, tried
 from dart_cli.explore.phrasing import labels_of, spoken
 from dart_cli.inspection.curves import Series
 from dart_cli.inspection.find import written_at
 from dart_cli.view.charts import TASK_COLOURS, legend, line_chart
 from dart_cli.view.screens import screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
-from envs.elements import Element
+from envs.contract.elements import Element
 
 OUTCOMES: tuple[Outcome, ...] = ("moved", "none", "error")
 WIDE, HIGH = 132, 100

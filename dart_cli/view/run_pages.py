@@ -55,7 +55,7 @@ from dart_cli.view.run_charts import (
 )
 from dart_cli.view.screens import action_marks, heat_marks, image_size, screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
-from envs.own_code import did_you_mean
+from envs.contract.own_code import did_you_mean
 
 NEWEST = 12
 LOOKED_AT = 500

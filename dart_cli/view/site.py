@@ -30,9 +30,9 @@ from PIL import Image
 from bus.errors import UserError
 from dart_cli.evaluation.marks import action_words
 from dart_cli.runtime.tables import minutes, moment, or_dash, verdict_words, versions
-from envs.base import image_type
-from envs.own_code import did_you_mean
-from envs.screenshots import seen_size
+from envs.contract.base import image_type
+from envs.contract.own_code import did_you_mean
+from envs.contract.screenshots import seen_size
 
 Values = dict[str, Any]
 _Word = TypeVar("_Word", bound=str)

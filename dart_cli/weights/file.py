@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 
 from bus.errors import WeightsError, cure_of
 from dart_cli.config.schema import LoraConfig
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.weights.flat_weights import (
     FlatWeights,
     TensorCopy,

@@ -22,7 +22,7 @@ import torch
 
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.weights.manifest import (
     WEIGHTS,
     Layout,

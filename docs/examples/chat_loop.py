@@ -15,8 +15,8 @@ import time
 import urllib.error
 import urllib.request
 
-from envs import actions as act
-from envs.registry import find_task, make_env
+from envs.contract import actions as act
+from envs.contract.registry import find_task, make_env
 
 BASE = "http://127.0.0.1:8480/v1/sessions"
 

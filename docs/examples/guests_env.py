@@ -9,8 +9,8 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.actions import Click
-from envs.base import Observation, Task, Verdict, task_of
+from envs.contract.actions import Click
+from envs.contract.base import Observation, Task, Verdict, task_of
 
 NAMES = "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Kira Lukas Maria Nils Olga Peter".split()
 ANSWERS = [("Yes", "No"), ("Remove", "Keep"), ("OK", "Cancel")]

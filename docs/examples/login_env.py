@@ -9,8 +9,8 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.actions import Click, Type
-from envs.base import Observation, Task, Verdict, task_of
+from envs.contract.actions import Click, Type
+from envs.contract.base import Observation, Task, Verdict, task_of
 
 WIDTH, HEIGHT = 126, 168  # pixels
 USERS = ("User", "Username", "User name", "Account")  # what the fields and buttons are called

@@ -6,9 +6,9 @@
 import gymnasium
 import numpy as np
 
-from envs.actions import Click
-from envs.base import Verdict
-from envs.gym.hooks import GymHooks
+from envs.contract.actions import Click
+from envs.contract.base import Verdict
+from envs.suites.gym.hooks import GymHooks
 
 COLOURS = {"red": (220, 40, 40), "green": (30, 160, 60), "blue": (40, 80, 220)}
 CELLS = 4  # a side

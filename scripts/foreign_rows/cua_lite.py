@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from bus.errors import ActionError, UserError, first_line
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
-from dart_cli.policy.codecs.pyautogui_calls import MOST_NOTCHES, MOST_WAIT_S
-from dart_cli.policy.codecs.reading import one_of_keys, read_keys
-from dart_cli.policy.coordinates import pointer_after
-from envs.actions import (
+from dart_cli.language.coordinates import pointer_after
+from dart_cli.language.parsers.pyautogui_calls import MOST_NOTCHES, MOST_WAIT_S
+from dart_cli.language.parsers.reading import one_of_keys, read_keys
+from envs.contract.actions import (
     Action,
     Answer,
     Click,

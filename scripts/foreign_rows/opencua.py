@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import ActionError
-from dart_cli.policy.codecs.pyautogui_calls import IGNORED, SIGNATURES, read_calls
-from dart_cli.policy.codecs.reading import calls_of
-from dart_cli.policy.coordinates import make_coordinate_map, pointer_after
-from envs.actions import Action, Click, DoubleClick, TripleClick
+from dart_cli.language.coordinates import make_coordinate_map, pointer_after
+from dart_cli.language.parsers.pyautogui_calls import IGNORED, SIGNATURES, read_calls
+from dart_cli.language.parsers.reading import calls_of
+from envs.contract.actions import Action, Click, DoubleClick, TripleClick
 from scripts.foreign_rows.parts import Found, picture_of, row_lines, step_of, words_of
 
 FILES = "agentnet*.jsonl"
@@ -89,7 +89,7 @@ def action_of(
 ) -> tuple[Action, tuple[int, int] | None]:
     """Return the action that a step's code is, and the pixel where the pointer is then.
 
-    The code is that of codec `pyautogui`, with places as shares of the sides. A call without a place is where the
+    The code is that of action parser `pyautogui`, with places as shares of the sides. A call without a place is where the
     pointer was. Raises ValueError for code that is several actions, or none of ours.
     """
     on = replace(make_coordinate_map("unit", *size), pointer=pointer)

@@ -19,9 +19,9 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from bus.errors import UserError
-from envs.actions import Action, action_to_dict
-from envs.screenshots import BROKEN, seen_size
-from envs.textfiles import lines_of, why
+from envs.contract.actions import Action, action_to_dict
+from envs.contract.screenshots import BROKEN, seen_size
+from envs.contract.textfiles import lines_of, why
 
 
 @dataclass

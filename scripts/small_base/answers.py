@@ -1,9 +1,9 @@
-"""Actions as answers: text of the compact codec with a box for each point.
+"""Actions as answers: text of the compact action parser with a box for each point.
 
 Answer      the text, `{}` for a point, and the boxes
 answer_of   that of an action on the page as it is now
 spoken      an action as earlier steps are told
-expressible an action as the codec can write it
+expressible an action as the action parser can write it
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dart_cli.policy.codecs.compact import NOTCHES, WAIT_S, CompactCodec
-from dart_cli.policy.coordinates import make_coordinate_map
-from envs.actions import Action, Click, Drag, Move, Scroll, Wait
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.parsers.compact import NOTCHES, WAIT_S, CompactParser
+from envs.contract.actions import Action, Click, Drag, Move, Scroll, Wait
 from scripts.small_base.scene import Box
 
 Ask = Callable[[str], Any]
@@ -30,7 +30,7 @@ SCROLLED = 12
 
 
 class Answer(NamedTuple):
-    """Text of the compact codec; each `{}` stands for a point in the next of `boxes`."""
+    """Text of the compact action parser; each `{}` stands for a point in the next of `boxes`."""
 
     text: str
     boxes: tuple[Box, ...]
@@ -43,7 +43,7 @@ def load_safe(ask: Ask) -> None:
 
 
 def expressible(action: Action) -> Action:
-    """Return the nearest action that the codec can write.
+    """Return the nearest action that the action parser can write.
 
     A scroll is of three notches, a drag with one stop on its way goes straight, a wait is of one second, and
     a shorter one is a move to the middle of the page, which takes a step's time as well.
@@ -92,13 +92,13 @@ def safe_box(
 
 
 def spoken(action: Action, width: int, height: int) -> str:
-    """Return the action as the codec writes it, numbers from 0 to 999."""
-    return _codec().format(action, make_coordinate_map("thousandths", width, height))
+    """Return the action as the action parser writes it, numbers from 0 to 999."""
+    return _action_parser().format(action, make_coordinate_map("thousandths", width, height))
 
 
 def _templated(action: Action, points: int) -> str:
-    """Return the codec's text with `{}` in place of each point."""
-    text = _codec().format(action, make_coordinate_map("thousandths", 1000, 1000))
+    """Return the action parser's text with `{}` in place of each point."""
+    text = _action_parser().format(action, make_coordinate_map("thousandths", 1000, 1000))
     if not points:
         return text
     name, _, rest = text.partition("(")
@@ -117,8 +117,8 @@ def _around(point: tuple[float, float], half: float, scale: float) -> Box:
 
 
 @lru_cache(maxsize=1)
-def _codec() -> CompactCodec:
-    return CompactCodec()  # its grammar takes 50 ms to read
+def _action_parser() -> CompactParser:
+    return CompactParser()  # its grammar takes 50 ms to read
 
 
 @lru_cache(maxsize=1)

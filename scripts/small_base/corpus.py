@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from envs.miniwob.env import MiniwobEnv
-from envs.miniwob.tasks import FIRST_TEST_SEED
-from envs.registry import make_env
+from envs.contract.registry import make_env
+from envs.suites.miniwob.env import MiniwobEnv
+from envs.suites.miniwob.tasks import FIRST_TEST_SEED
 from scripts.small_base.played import PAGES, SOLVED, demonstrations, page_scenes
 from scripts.small_base.rendered import Canvas, rendered_scenes
 from scripts.small_base.scene import Scene

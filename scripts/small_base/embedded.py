@@ -16,13 +16,13 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Literal
 
-from envs.actions import Done
-from envs.embedded.app import App
-from envs.embedded.draw import Canvas, Rect, encode, font, line_height
-from envs.embedded.scene import ICON_PHRASES
-from envs.embedded.suites import AppsSuite, DeskSuite
-from envs.embedded.theme import DESK_THEMES, Colour
-from envs.embedded.widgets import Ui, Widget
+from envs.contract.actions import Done
+from envs.suites.embedded.app import App
+from envs.suites.embedded.draw import Canvas, Rect, encode, font, line_height
+from envs.suites.embedded.scene import ICON_PHRASES
+from envs.suites.embedded.suites import AppsSuite, DeskSuite
+from envs.suites.embedded.theme import DESK_THEMES, Colour
+from envs.suites.embedded.widgets import Ui, Widget
 from scripts.grounding_screens import grounding_screen
 from scripts.small_base.scene import Asked, Box, Glyph, Scene, Thing
 

@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw
 
-from envs.embedded.draw import END, ICONS, chunk
+from envs.suites.embedded.draw import END, ICONS, chunk
 from scripts.small_base import words
 from scripts.small_base.faces import Face, Faces, draw_face
 from scripts.small_base.scene import Box, Glyph, Scene, Thing

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from envs.actions import Action, Click, Drag, KeyPress, Scroll, Type
-from envs.base import Observation
+from envs.contract.actions import Action, Click, Drag, KeyPress, Scroll, Type
+from envs.contract.base import Observation
 from scripts.small_base import words
 from scripts.small_base.answers import NOTCHES, Answer, Ask, load_safe, safe_box
 from scripts.small_base.looking import look

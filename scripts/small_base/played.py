@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from bus.errors import ActionError, EnvError
-from envs.actions import Action
-from envs.base import Observation
-from envs.miniwob.env import MiniwobEnv
-from envs.miniwob.tasks import NO_ORACLE, TASKS, THRESHOLDS
+from envs.contract.actions import Action
+from envs.contract.base import Observation
+from envs.suites.miniwob.env import MiniwobEnv
+from envs.suites.miniwob.tasks import NO_ORACLE, TASKS, THRESHOLDS
 from scripts.small_base.answers import answer_of, expressible, spoken
 from scripts.small_base.looking import Looked, is_drawn, look
 from scripts.small_base.plausible import plausible, wandered

@@ -18,10 +18,10 @@ from random import Random
 
 from PIL import Image
 
-from envs.actions import Click
-from envs.miniwob.browser import BrowserHost
-from envs.miniwob.env import find_pages
-from envs.miniwob.process import find_chromium
+from envs.contract.actions import Click
+from envs.suites.miniwob.browser import BrowserHost
+from envs.suites.miniwob.env import find_pages
+from envs.suites.miniwob.process import find_chromium
 from scripts.small_base import words
 from scripts.small_base.looking import look
 from scripts.small_base.parts import PARTS, Writer, dialog

@@ -49,7 +49,7 @@ class Thing:
 class Asked:
     """One instruction and its answer.
 
-    `answer` is text of the compact codec in which each `{}` stands for a point in the next of `boxes`:
+    `answer` is text of the compact action parser in which each `{}` stands for a point in the next of `boxes`:
     "click({})", "drag({},{})", "scroll({},down)", "type(abc)", "yes".
     """
 

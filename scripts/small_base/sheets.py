@@ -21,8 +21,8 @@ from random import Random
 import torch
 import torch.nn.functional as F
 
+from dart_cli.language.history import Previous
 from dart_cli.policy.forward import ImageFeatures
-from dart_cli.policy.history import Previous
 from dart_cli.policy.images import ImagePreparer
 from scripts.build_tiny_base import Question, Sheet, click_distribution
 from scripts.small_base.scene import Asked, Box, Scene, Thing

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from bus.errors import UserError
 from dart_cli.policy.forward import ImageFeatures, encoder_outputs, image_features
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from scripts import tiny_model as tiny
 from scripts.build_tiny_base import Packer
 from scripts.small_base.muon import Muon

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo import objective, trackers
+from dart_cli.algo import objective
+from dart_cli.algo import success_trackers as trackers
 from dart_cli.algo.loss import policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import BY_TRACKER, DataConfig, TrainConfig

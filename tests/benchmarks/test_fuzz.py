@@ -31,7 +31,7 @@ from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_store
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.train.checkpoints.identity import TrainerProgress
-from envs.registry import load_suite
+from envs.contract.registry import load_suite
 from tests.data.parts import MIXED, a_batch, next_batch, play_group, small_config, trained
 from tests.train.parts import save
 from tests.weights.sets import publish

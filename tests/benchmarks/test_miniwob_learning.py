@@ -22,7 +22,7 @@ from benchmarks.learning.miniwob_study import Study, curve_of, metered
 from benchmarks.learning.study import Cell, Result
 from dart_cli.config.load import load_config
 from dart_cli.runtime.supervisor import ChildError
-from envs.miniwob.tasks import TASKS
+from envs.suites.miniwob.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "miniwob.toml"

@@ -13,7 +13,7 @@ from benchmarks.speed import packing
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.model_folder import read_json
 from dart_cli.config.schema import Config
-from dart_cli.train.model import TrainModel
+from dart_cli.train.trained_policy import TrainModel
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from benchmarks.peers.one_screen import OneScreenSuite
 from benchmarks.peers.peers import NEWEST, Run, ratios
 from benchmarks.peers.plain_loop import PlainLoop
 from dart_cli.config.load import load_config
-from envs.actions import Click
+from envs.contract.actions import Click
 
 ROOT = Path(__file__).parents[2]
 

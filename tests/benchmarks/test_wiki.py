@@ -11,10 +11,10 @@ import pytest
 from benchmarks.learning import wiki_pages
 from benchmarks.learning.wiki_pages import PACKAGE, VERSION, instance, notes_of
 from bus.errors import DartError, UserError
-from envs.actions import Click
-from envs.elements import Explorable
-from envs.miniwob.process import find_chromium
-from envs.registry import make_env
+from envs.contract.actions import Click
+from envs.contract.elements import Explorable
+from envs.contract.registry import make_env
+from envs.suites.miniwob.process import find_chromium
 
 SUITE = "benchmarks.learning.wiki:WikiSuite"
 

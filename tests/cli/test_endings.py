@@ -21,7 +21,7 @@ from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
 from dart_cli.evaluation.results import read_evaluation
 from dart_cli.inspection.report import AFTER
-from dart_cli.player.model import newest_announced
+from dart_cli.player.chosen_model import newest_announced
 from dart_cli.runtime.liveness import workers_of
 from tests.cli.test_up import children, finish, start, until, updates_done, write_config
 from tests.simulated import HELD, HURRIED

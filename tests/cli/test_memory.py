@@ -16,8 +16,8 @@ from dart_cli.config.schema import Config
 from dart_cli.engines import batch
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy import model_files
-from dart_cli.policy.model import load_policy
-from dart_cli.train.model import TrainModel
+from dart_cli.policy.loader import load_policy
+from dart_cli.train.trained_policy import TrainModel
 from scripts.make_grounding_set import make_set
 
 TEXT = (
@@ -102,7 +102,7 @@ def test_doctor_names_a_comparison_that_does_not_fit(
 def test_what_a_model_computes_out_of_memory_ends_in_one_line_too(
     verb: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart_cli.tune.run.train_stages", refused)
+    monkeypatch.setattr("dart_cli.tune.tuning.train_stages", refused)
     code, _, told = verb("tune", "--data", "DATA", "--model", "builtin:tiny", "--out", "OUT")
     assert code == 1
     assert "error: out of memory: CUDA out of memory. Tried to allocate 130.00 MiB" in told
@@ -136,6 +136,6 @@ def test_memory_that_is_refused_is_not_taken_for_a_broken_file(
     def read(*_: Any, **__: Any) -> None:
         raise RuntimeError(text)
 
-    monkeypatch.setattr("dart_cli.policy.model.AutoModelForImageTextToText.from_pretrained", read)
+    monkeypatch.setattr("dart_cli.policy.loader.AutoModelForImageTextToText.from_pretrained", read)
     with pytest.raises(DartError, match="does not fit into the memory of cpu"):
         load_policy("builtin:tiny")

@@ -12,7 +12,7 @@ import pytest
 
 from bus.errors import MissingPartError
 from dart_cli.data.store.open import open_reader
-from envs.registry import check_parts
+from envs.contract.registry import check_parts
 from tests.waiting import PATIENCE_S
 
 CONFIG = Path(__file__).parents[2] / "configs" / "miniwob.toml"

@@ -117,13 +117,13 @@ def code_with_closed_streams(arguments: list[str]) -> int:
 FORKS = """
 import atexit, gc, json, os, sys
 import matplotlib.pyplot, PIL.Image, pyarrow.parquet, rich.table, transformers, uvicorn, zmq.asyncio
-import dart_cli.cli.up, dart_cli.doctor.examine, dart_cli.evaluation.run, dart_cli.export.folder
-import dart_cli.inspection.find, dart_cli.inspection.terminal, dart_cli.policy.model, dart_cli.status.watch
+import dart_cli.cli.up, dart_cli.doctor.examine, dart_cli.evaluation.evaluate, dart_cli.export.folder
+import dart_cli.inspection.find, dart_cli.inspection.terminal, dart_cli.policy.loader, dart_cli.status.watch
 from dart_cli.cli.main import _command, main
 from dart_cli.doctor.machine import ask_torch
-from dart_cli.policy.codecs import make_codec
+from dart_cli.language.parsers import make_action_parser
 
-for cached in (_command, ask_torch, lambda: make_codec("compact"), lambda: make_codec("uitars")):
+for cached in (_command, ask_torch, lambda: make_action_parser("compact"), lambda: make_action_parser("uitars")):
     cached()
 dart_cli.status.watch.ANSWER_S = 0.5  # for data, which no child has
 gc.freeze()  # a child does not visit what is loaded here

@@ -30,7 +30,7 @@ seed = 3
 [model]
 path = "builtin:tiny"
 [policy]
-codec = "compact"
+action_parser = "compact"
 coordinates = "thousandths"
 [env]
 suite = "composed"

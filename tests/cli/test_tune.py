@@ -9,7 +9,7 @@ import pytest
 
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
-from dart_cli.runtime.kept_folder import SETTINGS
+from dart_cli.runtime.work_folder import SETTINGS
 from dart_cli.tune.settings import TuneSettings, configured
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     def run_tune(config: Config, **_: Any) -> None:
         found.append(config)
 
-    monkeypatch.setattr("dart_cli.tune.run.run_tune", run_tune)
+    monkeypatch.setattr("dart_cli.tune.tuning.run_tune", run_tune)
     return found
 
 

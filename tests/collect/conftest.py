@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.config.schema import Config
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 
 KINDS = ["mini/popup", "mini/page", "mini/scroll"]
 

@@ -7,17 +7,17 @@ import torch
 
 from bus.messages import ActRequest, Completion, Sampling
 from dart_cli.collect import CollectOptions
+from dart_cli.collect.collector import HintedPolicy, collected_tasks, play_quotas
 from dart_cli.collect.quotas import Quota
-from dart_cli.collect.run import HintedPolicy, collected_tasks, play_quotas
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.episode import action_spec_of
 from dart_cli.policy.forward import image_features, logits, masked_logprobs
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.rollout.worker import load_model, load_prompt_encoder
-from envs.registry import make_env
+from envs.contract.registry import make_env
 
 
 def test_a_prompt_encoder_without_weights_writes_what_the_whole_policy_writes(

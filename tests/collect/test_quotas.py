@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bus.messages import TrajectoryEnd
 from dart_cli.collect import CollectOptions
 from dart_cli.collect.quotas import Quota, task_seed
-from envs.registry import find_task
+from envs.contract.registry import find_task
 
 
 @given(

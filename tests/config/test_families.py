@@ -23,8 +23,8 @@ from dart_cli.config.load import config_of_model, load_config
 from dart_cli.config.model_folder import screens_of
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.policy import POLICY
-from dart_cli.config.schema import CODECS, Config, PolicyConfig
-from dart_cli.doctor.run import family
+from dart_cli.config.schema import ACTION_PARSERS, Config, PolicyConfig
+from dart_cli.doctor.run_checks import family
 
 CLASSES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
@@ -132,7 +132,11 @@ def test_a_key_that_the_user_sets_wins_and_all_others_are_the_familys(tmp_path: 
     )
     config = load_config(path, ["policy.template=Do {instruction}"])
     policy = config.policy
-    assert (policy.family, policy.codec, policy.coordinates) == ("qwen3-vl", "toolcall", "thousand")
+    assert (policy.family, policy.action_parser, policy.coordinates) == (
+        "qwen3-vl",
+        "toolcall",
+        "thousand",
+    )
     assert (policy.history_images, policy.history_turns, policy.template) == (
         2,
         1,
@@ -144,10 +148,10 @@ def test_a_key_that_the_user_sets_wins_and_all_others_are_the_familys(tmp_path: 
     shown = {each.key: told(each) for each in origins(config)}
     assert list(shown) == list(VALUES)
     assert shown["history_images"] == "2 (set by you)"
-    assert shown["codec"] == "'toolcall' (family qwen3-vl)"
+    assert shown["action_parser"] == "'toolcall' (family qwen3-vl)"
     assert shown["system_prompt"].startswith("4051 characters, '# Tools You may")
     assert shown["system_prompt"].endswith("(family qwen3-vl: prompts/qwen3-vl.system.txt)")
-    assert dict(describe(config, "rollout"))["policy.codec"] == shown["codec"]
+    assert dict(describe(config, "rollout"))["policy.action_parser"] == shown["action_parser"]
     # What is saved with a run is whole: it needs neither the table nor the folder.
     saved = Config.model_validate_json(config.model_dump_json())
     assert saved.policy == policy
@@ -176,7 +180,7 @@ def test_auto_without_the_folder_asks_for_a_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json is missing.*name the family"):
         load_config(path)
     named = written(tmp_path / "b.toml", "[policy]\nfamily = 'mai-ui'\n[model]\npath = 'no/such'\n")
-    assert load_config(named).policy.codec == "toolcall-mai"
+    assert load_config(named).policy.action_parser == "toolcall-mai"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -184,7 +188,7 @@ def test_each_family_is_whole(name: str, tmp_path: Path) -> None:
     its = FAMILIES[name]
     values = {key: value for key, (value, _) in values_of(name).items()}
     assert set(values) == set(VALUES)
-    assert its.codec in CODECS
+    assert its.action_parser in ACTION_PARSERS
     assert values["template"].count("{instruction}") == 1
     assert ("{previous}" in values["template"]) == (its.history_turns < 1000)
     assert "{date}" not in values["template"] + values["system_prompt"]
@@ -222,4 +226,4 @@ def test_the_doctor_tells_the_family_of_a_folder_and_what_follows(tmp_path: Path
         "shows gui-owl-1.5" in each.text and each.level == "warning" for each in family(other)
     )
     glm = config_of_model(folder(tmp_path, "glm4v_moe", name="glm"), ["policy.family=auto"])
-    assert any("codec and prompt only" in each.text for each in family(glm))
+    assert any("action parser and prompt only" in each.text for each in family(glm))

@@ -19,7 +19,7 @@ from dart_cli.config.model_folder import (
     read_json,
     weight_files,
 )
-from dart_cli.policy.model import check_weights, load_policy
+from dart_cli.policy.loader import check_weights, load_policy
 from scripts.small_models import build
 from tests.config.model_parts import change_json, write_json, write_model, write_tensors, zeros
 

@@ -16,7 +16,7 @@ from dart_cli.config.rules.check import check_config, find_mistakes
 from dart_cli.config.rules.policy import MODEL
 from dart_cli.config.rules.tasks import unjudged_problem
 from dart_cli.config.schema import Config, JudgeConfig, PolicyConfig
-from envs.base import Task
+from envs.contract.base import Task
 from tests.config.mistakes import Case, assert_one_line, mistakes_anywhere, write
 
 ROOT = Path(__file__).parents[2]
@@ -84,9 +84,24 @@ CASES = [
         "policy.history_texts",
         "set policy.history_turns >= 2",
     ),
-    Case("misspelt codec", '[policy]\ncodec = "uitar"\n', "policy.codec", "did you mean 'uitars'?"),
-    Case("codec of no file", '[policy]\ncodec = "no.py:C"\n', "policy.codec", "no file no.py"),
-    Case("codec that is none", '[policy]\ncodec = "json:loads"\n', "policy.codec", "lacks limits"),
+    Case(
+        "misspelt action parser",
+        '[policy]\ncodec = "uitar"\n',
+        "policy.action_parser",
+        "did you mean 'uitars'?",
+    ),
+    Case(
+        "action parser of no file",
+        '[policy]\ncodec = "no.py:C"\n',
+        "policy.action_parser",
+        "no file no.py",
+    ),
+    Case(
+        "action parser that is none",
+        '[policy]\ncodec = "json:loads"\n',
+        "policy.action_parser",
+        "lacks limits",
+    ),
     Case("no screenshot", "[env]\nobserve = []\n", "env.observe", 'must have "screenshot"'),
     Case(
         "a screenshot twice",
@@ -107,7 +122,10 @@ CASES = [
         "needs {instruction}",
     ),
     Case(
-        "tiny speaks compact", '[policy]\ncodec = "uitars"\n', "policy.codec", 'must be "compact"'
+        "tiny speaks compact",
+        '[policy]\ncodec = "uitars"\n',
+        "policy.action_parser",
+        'must be "compact"',
     ),
     Case(
         "fewer open groups than a batch",
@@ -286,10 +304,10 @@ def test_a_mistake_is_one_line_with_file_key_and_cure(
     assert_one_line(case, write(case, tmp_path, places), capsys)
 
 
-def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_extend(
+def test_an_action_parser_that_changes_past_completions_is_refused_where_prompts_are_to_extend(
     tmp_path: Path,
 ) -> None:
-    codec = (
+    action_parser = (
         "class Own:\n"
         "    limits = {}\n"
         "    def parse(self, text, coordinates): ...\n"
@@ -297,10 +315,10 @@ def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_e
         "        return f'{thought} {action.kind}'\n"
         "    def as_history(self, text): return text.rsplit(' ')[-1]\n"
     )
-    (tmp_path / "own.py").write_text(codec)
-    policy = {"codec": f"{tmp_path}/own.py:Own", "history_images_most": 5}
+    (tmp_path / "own.py").write_text(action_parser)
+    policy = {"action_parser": f"{tmp_path}/own.py:Own", "history_images_most": 5}
     told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
-    assert told[0].subject == "policy.codec"
+    assert told[0].subject == "policy.action_parser"
     assert "its as_history turns 'Now this. click' into 'click'" in str(told[0])
     assert "set policy.history_images_most = 0, or let as_history return its text" in str(told[0])
     slide = policy | {"history_images_most": 0}
@@ -308,7 +326,7 @@ def test_a_codec_that_changes_past_completions_is_refused_where_prompts_are_to_e
     assert not [each for each in others if "as_history" in str(each)]
 
 
-def test_a_codec_that_does_not_tell_its_points_is_refused_where_the_model_points(
+def test_an_action_parser_that_does_not_tell_its_points_is_refused_where_the_model_points(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "own.py").write_text(
@@ -319,28 +337,30 @@ def test_a_codec_that_does_not_tell_its_points_is_refused_where_the_model_points
         "    def as_history(self, text): return text\n"
         "    def write_point(self, x, y): return f'{x} {y}'\n"
     )
-    policy = {"codec": f"{tmp_path}/own.py:Own", "pointing": "pointer"}
+    policy = {"action_parser": f"{tmp_path}/own.py:Own", "pointing": "pointer"}
     told = list(find_mistakes(Config.model_validate({"policy": policy}), "env"))
     [mine] = [each for each in told if "lacks find_points, which policy.pointing" in str(each)]
-    assert mine.subject == "policy.codec"
+    assert mine.subject == "policy.action_parser"
     assert 'or set policy.pointing = "text"' in str(mine)
     text = Config.model_validate({"policy": policy | {"pointing": "text"}})
     assert not [each for each in find_mistakes(text, "env") if "find_points" in str(each)]
 
 
-def test_a_codec_whose_parts_fail_is_told(tmp_path: Path) -> None:
-    codec = (
+def test_an_action_parser_whose_parts_fail_is_told(tmp_path: Path) -> None:
+    action_parser = (
         "class Own:\n    @property\n    def limits(self):\n        raise KeyError('no limits')\n"
     )
-    (tmp_path / "own.py").write_text(codec)
-    config = Config.model_validate({"policy": {"codec": f"{tmp_path}/own.py:Own"}})
-    first = next(each for each in find_mistakes(config, "env") if each.subject == "policy.codec")
+    (tmp_path / "own.py").write_text(action_parser)
+    config = Config.model_validate({"policy": {"action_parser": f"{tmp_path}/own.py:Own"}})
+    first = next(
+        each for each in find_mistakes(config, "env") if each.subject == "policy.action_parser"
+    )
     assert "cannot be used: KeyError: 'no limits'" in str(first)
 
 
 OWN_SUITE = """
 from pathlib import Path
-from envs.registry import load_suite
+from envs.contract.registry import load_suite
 
 class Own:
     name = "mini"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from dart_cli.collect import CollectOptions
+from dart_cli.collect.collector import collected_tasks
 from dart_cli.collect.quotas import Quota
-from dart_cli.collect.run import collected_tasks
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.data.scheduler import task_seed
-from envs.base import Task
-from envs.registry import find_task, tasks_of
+from envs.contract.base import Task
+from envs.contract.registry import find_task, tasks_of
 
 
 def config(**env: Any) -> Config:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.load import load_config
-from dart_cli.config.rate import with_rate
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.schema import Config, LoraConfig, inner_section, section_types
 from dart_cli.config.task_split import training_tasks

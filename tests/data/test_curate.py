@@ -22,7 +22,7 @@ from dart_cli.data.curate import (
     plan_samples,
     use_decisions,
 )
-from envs.base import reward_of
+from envs.contract.base import reward_of
 from tests.data.parts import finished_group
 
 ALL_OUTCOMES: list[Outcome] = ["pass", "fail", "invalid"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
-from dart_cli.algo.schedule import TaskEstimate
+from dart_cli.algo.task_sampling import TaskEstimate
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.batches import Replays
@@ -29,7 +29,7 @@ from dart_cli.data.scheduler import (
     sampling_seed,
     task_seed,
 )
-from envs.base import Task
+from envs.contract.base import Task
 
 TASKS = [Task(f"t/{name}", "t", "do it", 5) for name in ("easy", "half", "hard")]
 

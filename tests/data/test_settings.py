@@ -158,7 +158,7 @@ def test_a_file_that_was_edited_between_two_starts_is_as_a_set(run: Run) -> None
 
 
 UNEQUAL: list[tuple[Role, str, str]] = [
-    ("env", "policy.codec=uitars", "another prompt, or a text another action"),
+    ("env", "policy.action_parser=uitars", "another prompt, or a text another action"),
     ("rollout", "policy.system_prompt=hello", "another prompt, or a text another action"),
     ("rollout", "model.dtype=bfloat16", "the engine's log-probabilities"),
     ("train", "model.path=builtin:small", "the engine's log-probabilities"),
@@ -182,8 +182,8 @@ def test_a_key_that_must_be_equal_is_refused_with_the_reason(
 
 
 def test_several_differences_are_one_line(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"^policy\.codec .*\(1 more keys differ\)$"):
-        run.join("rollout", "policy.codec=uitars", "policy.system_prompt=a")
+    with pytest.raises(ConfigError, match=r"^policy\.action_parser .*\(1 more keys differ\)$"):
+        run.join("rollout", "policy.action_parser=uitars", "policy.system_prompt=a")
 
 
 def test_a_process_that_runs_already_is_warned_of_and_not_ended(run: Run) -> None:
@@ -196,11 +196,11 @@ def test_a_process_that_runs_already_is_warned_of_and_not_ended(run: Run) -> Non
 
 
 def test_force_goes_on_and_dart_up_restarts_after_an_edit(run: Run) -> None:
-    assert run.join("env", "policy.codec=uitars", is_forced=True)
+    assert run.join("env", "policy.action_parser=uitars", is_forced=True)
     assert run.settings.warnings(["env"]) == []
     assert run.join("rollout", "data.group_size=4", is_supervised=True)
-    with pytest.raises(ConfigError, match=r"^policy\.codec"):
-        run.join("rollout", "policy.codec=uitars", is_supervised=True)
+    with pytest.raises(ConfigError, match=r"^policy\.action_parser"):
+        run.join("rollout", "policy.action_parser=uitars", is_supervised=True)
 
 
 def test_a_process_that_starts_again_with_the_runs_own_settings_is_no_longer_kept(
@@ -246,13 +246,13 @@ def test_a_path_is_compared_by_where_it_leads_and_never_with_another_host() -> N
 def test_only_a_host_with_the_model_folder_knows_what_auto_means() -> None:
     without = Settings({"policy.family": "auto"}, "box", "/")
     resolved = Settings(
-        {"policy.family": "ui-tars", "policy.codec": "uitars", "policy.history_images": 5},
+        {"policy.family": "ui-tars", "policy.action_parser": "uitars", "policy.history_images": 5},
         "gpu",
         "/",
     )
-    for key in ("policy.family", "policy.codec", "policy.history_images"):
+    for key in ("policy.family", "policy.action_parser", "policy.history_images"):
         assert resolved.is_as(without, key)
-    assert not resolved.is_as(Settings({}, "box", "/"), "policy.codec")
+    assert not resolved.is_as(Settings({}, "box", "/"), "policy.action_parser")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from dart_cli.config.load import load_config
 from dart_cli.config.rules.check import check_config
-from envs.actions import Action, Click, Done, Type
-from envs.base import GuiEnv, Solvable, Task
-from envs.registry import load_suite, make_env
+from envs.contract.actions import Action, Click, Done, Type
+from envs.contract.base import GuiEnv, Solvable, Task
+from envs.contract.registry import load_suite, make_env
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 GUESTS = f"{EXAMPLES / 'guests_env.py'}:GuestsSuite"

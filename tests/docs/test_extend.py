@@ -1,4 +1,4 @@
-"""The guides to a codec and a model family of one's own: what they show runs."""
+"""The guides to an action parser and a model family of one's own: what they show runs."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def dart(command: str) -> int:
     return int(exit_.value.code or 0)
 
 
-def test_the_guide_to_a_codec_runs(
+def test_the_guide_to_an_action_parser_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    [shown] = blocks("Add a codec", "python")
+    [shown] = blocks("Add an action parser", "python")
     run_shown(shown, tmp_path)
     text = capsys.readouterr().out
     assert text.startswith('Now this.\n{"do": ')
-    [command] = blocks("Add a codec", "bash")
+    [command] = blocks("Add an action parser", "bash")
     assert dart(command) == 0
     told = capsys.readouterr()
     assert "episode" in told.out

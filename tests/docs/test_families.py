@@ -15,15 +15,15 @@ def table() -> str:
     text = (ROOT / "tests" / "policy" / "family_strings.toml").read_text(encoding="utf-8")
     strings = Counter(each["family"] for each in tomllib.loads(text)["string"])
     rows = [
-        "| family | checkpoints | `model_type` | codec | coordinates | history | thought in it | strings |",
+        "| family | checkpoints | `model_type` | action parser | coordinates | history | thought in it | strings |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, its in FAMILIES.items():
         kinds = ", ".join(f"`{kind}`" for kind in its.model_types)
-        loads = kinds if its.is_loaded else f"{kinds}: codec only"
+        loads = kinds if its.is_loaded else f"{kinds}: action parser only"
         turns = "all" if its.history_turns >= 1000 else its.history_turns
         rows.append(
-            f"| `{name}` | {its.title} | {loads} | `{its.codec}` | `{its.coordinates}` | "
+            f"| `{name}` | {its.title} | {loads} | `{its.action_parser}` | `{its.coordinates}` | "
             f"{its.history_images}, {turns} | {its.thought} | {strings[name]} |"
         )
     return "\n".join(rows) + "\n"

@@ -121,7 +121,7 @@ def test_an_environment_that_breaks_is_an_error_with_its_words(
     suite = tmp_path / "broken.py"
     suite.write_text(
         "from bus.errors import EnvError\n"
-        "from envs.base import Task\n"
+        "from envs.contract.base import Task\n"
         "class Env:\n"
         "    def reset(self, *, seed=None, options=None):\n"
         "        raise EnvError('the screen stays dark')\n"

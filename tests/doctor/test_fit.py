@@ -11,7 +11,7 @@ import pytest
 from dart_cli.config.rules import Finding
 from dart_cli.doctor.fit import Room
 from dart_cli.doctor.plan import H100, make_plan
-from dart_cli.doctor.planned import plan_lines
+from dart_cli.doctor.plan_findings import plan_lines
 from tests.doctor.parts import cautions, misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 

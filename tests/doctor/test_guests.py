@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("docker", reason="no docker: pip install -e '.[osworld]'")
 
 from dart_cli.doctor import guests
-from envs.osworld.container import LABEL, _here, _maker
+from envs.suites.osworld.container import LABEL, _here, _maker
 from tests.doctor.parts import doctor
-from tests.envs.osworld.engine import Engine
+from tests.envs.suites.osworld.engine import Engine
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor import machine, run
+from dart_cli.doctor import machine
+from dart_cli.doctor import run_checks as run
 from tests.doctor.parts import worst
 
 GIB = 2**30

@@ -16,7 +16,7 @@ from dart_cli.config.schema import VllmConfig
 from dart_cli.doctor.fit import Room
 from dart_cli.doctor.host_room import EpisodeForm
 from dart_cli.doctor.plan import H100, episode_tokens, make_plan
-from dart_cli.doctor.planned import plan_lines
+from dart_cli.doctor.plan_findings import plan_lines
 from dart_cli.engines.vllm.room import divide
 from tests.doctor.parts import misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of

@@ -13,7 +13,7 @@ from PIL import Image
 
 from bus.messages import Sampling, Turn
 from dart_cli.engines.base import GenerateRequest
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from scripts import tiny_model as tiny
 

@@ -18,7 +18,7 @@ from dart_cli.policy.forward import (
     masked_logprobs,
     vocabulary_logits,
 )
-from dart_cli.policy.model import LoadedPolicy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, weight_tensors
 
 Weights = dict[str, torch.Tensor]
 

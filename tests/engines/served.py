@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load
 from tests.engines.exact import Weights, largest_error, random_versions
 from tests.waiting import PATIENCE_S, until

@@ -19,7 +19,7 @@ from bus.errors import EngineError
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.caches import kv_bytes_per_token
 from dart_cli.engines.requests import JoinPolicy
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from scripts import tiny_model as tiny
 from tests.engines.conftest import screenshot

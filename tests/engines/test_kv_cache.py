@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from dart_cli.engines.caches import SPARE_COLUMNS, BatchKVCache, kv_bytes_per_token
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 
 HEADS, WIDTH, LAYERS = 2, 3, 2
 

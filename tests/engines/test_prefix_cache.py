@@ -27,7 +27,7 @@ from dart_cli.engines.caches import (
 )
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.images import PixelTable, PreparedImage
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from scripts.small_models import FAMILIES
 from tests.engines.conftest import Asker, screenshot

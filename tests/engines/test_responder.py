@@ -10,7 +10,7 @@ from PIL import Image
 from bus.messages import ActRequest, Sampling
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 
 
 def screen(width: int, height: int) -> ActRequest:

@@ -12,8 +12,8 @@ from bus.messages import Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.completions import version_spans
 from dart_cli.engines.scripted import ScriptedEngine, random_clicks, say
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.parsers import make_action_parser
 
 
 def ask(request_id: str = "t-1/0", *, seed: int = 0, max_tokens: int = 64) -> GenerateRequest:
@@ -42,16 +42,16 @@ async def test_a_script_longer_than_max_tokens_is_cut() -> None:
     assert (bytes(generation.sampled.token_ids), generation.stop) == (b"abc", "length")
 
 
-@pytest.mark.parametrize("codec", ["compact", "uitars"])
-async def test_random_clicks_are_actions_and_follow_the_seed(codec: str) -> None:
-    engine = ScriptedEngine(random_clicks(codec))
+@pytest.mark.parametrize("action_parser", ["compact", "uitars"])
+async def test_random_clicks_are_actions_and_follow_the_seed(action_parser: str) -> None:
+    engine = ScriptedEngine(random_clicks(action_parser))
     texts = [
         bytes((await engine.generate(ask(seed=seed, max_tokens=99))).sampled.token_ids).decode()
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
     coordinates = make_coordinate_map("thousandths", 168, 168)
-    assert make_codec(codec).parse(texts[0], coordinates).kind == "click"
+    assert make_action_parser(action_parser).parse(texts[0], coordinates).kind == "click"
 
 
 async def test_a_weight_set_without_a_manifest_is_refused(tmp_path: Path) -> None:

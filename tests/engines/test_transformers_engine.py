@@ -17,7 +17,7 @@ from bus.messages import SampledTokens, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS
 from tests.engines.exact import fresh_numbers, put, random_versions, replayed_logprobs

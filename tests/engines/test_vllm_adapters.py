@@ -18,7 +18,7 @@ import zmq
 from bus.messages import Sampling
 from dart_cli.config.schema import LoraConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.weights.file import load
 from tests.waiting import until
 from tests.weights.sets import publish

@@ -17,7 +17,7 @@ import pytest
 from bus.messages import SampledTokens, VersionSpan
 from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import Generation
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from tests.engines.exact import drawn_by_transformers
 from tests.engines.served import CHUNKED, EXACT, Asker, Served, errors, started, taken_in_flight
 from tests.waiting import until

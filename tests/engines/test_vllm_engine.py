@@ -30,7 +30,7 @@ from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.caches import vision_digest
 from dart_cli.engines.vllm.start import engine_args, start
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import (
@@ -568,7 +568,7 @@ def test_on_a_gpu_the_features_of_screens_are_taken_from_the_share_that_vllm_mea
     monkeypatch.setattr(
         "vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config", lambda made, **_: made
     )
-    monkeypatch.setattr("dart_cli.policy.accelerator.device_count", lambda: 1)
+    monkeypatch.setattr("dart_cli.hardware.accelerator.device_count", lambda: 1)
     sizes = policy.model.config.vision_config  # of Qwen3-VL, with features for deeper layers
     width = sizes.out_hidden_size * (1 + len(sizes.deepstack_visual_indexes))
     for shown, held in ((10**6, 10**6), (0, 8192)):

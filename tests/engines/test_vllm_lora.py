@@ -20,7 +20,7 @@ import torch
 from bus.errors import WeightsError
 from dart_cli.config.schema import LoraConfig, VllmConfig
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import WEIGHTS
 from tests.engines.exact import Weights, drawn_by_transformers, random_versions

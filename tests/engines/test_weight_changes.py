@@ -14,7 +14,7 @@ from dart_cli.engines import caches
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.caches import NO_VISION, vision_digest
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.weights.file import load
 from tests.engines.exact import Weights, largest_error, random_versions
 from tests.weights.sets import publish

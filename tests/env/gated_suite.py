@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.actions import Action
-from envs.base import Observation, Task, Verdict
-from envs.osworld.provider import BootGate
-from envs.queueing import leave_if_given_up
+from envs.contract.actions import Action
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.queueing import leave_if_given_up
+from envs.suites.osworld.provider import BootGate
 from tests.env.unruly_suite import SCREEN
 
 SUITE = f"{__file__}:GatedSuite"

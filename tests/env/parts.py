@@ -24,16 +24,16 @@ from bus.messages import (
 from dart_cli.env.async_env import AsyncEnv, Deadlines
 from dart_cli.env.carriers import ThreadedEnv
 from dart_cli.env.episode import ActionSpec
-from dart_cli.policy.codec import Codec
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
-from dart_cli.policy.history import History
-from envs.actions import Action, Wait
-from envs.base import GuiEnv
-from envs.embedded.env import EmbeddedEnv
-from envs.registry import make_env
+from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.language.history import History
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.language.parsers.base import ActionParser
+from envs.contract.actions import Action, Wait
+from envs.contract.base import GuiEnv
+from envs.contract.registry import make_env
+from envs.suites.embedded.env import EmbeddedEnv
 
-CODEC = make_codec("compact")
+ACTION_PARSER = make_action_parser("compact")
 
 
 def lease(task_id: str = "mini/menu", *, max_steps: int = 8, seed: int = 7) -> Lease:
@@ -50,24 +50,24 @@ def lease(task_id: str = "mini/menu", *, max_steps: int = 8, seed: int = 7) -> L
 
 def action_spec(*, images: int = 1, turns: int = 0) -> ActionSpec:
     return ActionSpec(
-        CODEC,
+        ACTION_PARSER,
         History(images=images, turns=turns),
         lambda width, height: make_coordinate_map("thousandths", width, height),
     )
 
 
 class Lenient:
-    """A codec in which every text is an action: what another codec does not read is a wait."""
+    """An action parser in which every text is an action: what another action parser does not read is a wait."""
 
-    def __init__(self, codec: Codec = CODEC) -> None:
-        self._codec = codec
+    def __init__(self, action_parser: ActionParser = ACTION_PARSER) -> None:
+        self._action_parser = action_parser
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._codec, name)
+        return getattr(self._action_parser, name)
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
         try:
-            return self._codec.parse(text, coordinates)
+            return self._action_parser.parse(text, coordinates)
         except ActionError:
             return Wait(seconds=0)
 
@@ -111,7 +111,7 @@ class Oracle:
     async def act(self, request: ActRequest) -> Completion:
         self.asked.append(request)
         frame = make_coordinate_map("thousandths", request.width, request.height)
-        return completion(CODEC.format(self.env.oracle_action(), frame))
+        return completion(ACTION_PARSER.format(self.env.oracle_action(), frame))
 
 
 class Memory:

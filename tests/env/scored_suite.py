@@ -14,8 +14,8 @@ from typing import Any
 from PIL import Image
 
 from bus.errors import ActionCausedError, EnvError
-from envs.actions import Action
-from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.contract.actions import Action
+from envs.contract.base import GuiEnv, Observation, Task, Verdict
 
 SUITE = f"{__file__}:ScoredSuite"
 """What `env.suite` calls it."""

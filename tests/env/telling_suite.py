@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.actions import Action
-from envs.base import Observation, ObservedKind, Task, Verdict
+from envs.contract.actions import Action
+from envs.contract.base import Observation, ObservedKind, Task, Verdict
 from tests.env.unruly_suite import SCREEN
 
 

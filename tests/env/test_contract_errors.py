@@ -10,9 +10,9 @@ import pytest
 
 from bus.errors import EnvError
 from dart_cli.env import calls
-from envs.actions import Click
-from envs.base import Task, Verdict
-from envs.elements import ScreenState
+from envs.contract.actions import Click
+from envs.contract.base import Task, Verdict
+from envs.contract.elements import ScreenState
 from tests.env.parts import threaded
 from tests.env.unruly_suite import SCREEN, Unruly, UnrulySuite
 
@@ -55,20 +55,20 @@ RETURNS = [
     (step, stepping(SCREEN, 0.0, "no", False, {}), "step must return a bool as terminated, got str 'no'"),
     (step, stepping(SCREEN, 0.0, PIXELS, False, {}), "a bool as terminated, got ndarray array("),
     (step, stepping(SCREEN, "1", False, False, {}), "None as its reward, got str '1'"),
-    (calls.evaluate, {"evaluate": lambda: True}, "evaluate must return a Verdict (envs.base), got bool True"),
+    (calls.evaluate, {"evaluate": lambda: True}, "evaluate must return a Verdict (envs.contract.base), got bool True"),
     (
         calls.evaluate,
         {"evaluate": lambda: Verdict("success", "")},  # type: ignore[arg-type]
         "evaluate must return a Verdict of pass, fail or invalid, got str 'success'",
     ),
     (calls.evaluate, {"evaluate": lambda: Verdict("pass", "", 3.0)}, "in [0, 1], got float 3.0 (pass: )"),
-    (calls.solve, {"oracle_action": lambda: "click"}, "an action of envs.actions, got str 'click'"),
+    (calls.solve, {"oracle_action": lambda: "click"}, "an action of envs.contract.actions, got str 'click'"),
     (calls.solve, {"oracle_hint": lambda: 3}, "oracle_hint must return a text, got int 3"),
-    (calls.look, {"state": lambda: "home", "elements": list}, "state must return a ScreenState (envs.elements), got"),
+    (calls.look, {"state": lambda: "home", "elements": list}, "state must return a ScreenState (envs.contract.elements), got"),
     (
         calls.look,
         {"state": lambda: ScreenState("", "", ""), "elements": lambda: ["button"]},
-        "elements must return a list of Element (envs.elements), got list ['button']",
+        "elements must return a list of Element (envs.contract.elements), got list ['button']",
     ),
 ]  # fmt: skip
 """(what is asked, the method in place of a sound one, what is said)."""

@@ -8,7 +8,7 @@ import pytest
 
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import make_async_env
-from envs.actions import Action, Answer, Click, Done, Fail
+from envs.contract.actions import Action, Answer, Click, Done, Fail
 from tests.env.parts import RecordedWaits
 from tests.env.unruly_suite import SUITE, UnrulySuite
 

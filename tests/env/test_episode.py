@@ -18,13 +18,13 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env import episode
 from dart_cli.env.episode import OBSERVE_CHARS, Episode, play_episode
+from dart_cli.language.history import History, Previous
+from dart_cli.language.parsers import make_action_parser
 from dart_cli.player.episodes import InProcessPolicy
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.history import History, Previous
-from dart_cli.policy.model import load_policy
-from envs.actions import Action
-from envs.base import GuiEnv, Observation, Verdict, content_hash
-from envs.registry import find_task
+from dart_cli.policy.loader import load_policy
+from envs.contract.actions import Action
+from envs.contract.base import GuiEnv, Observation, Verdict, content_hash
+from envs.contract.registry import find_task
 from tests.env.parts import (
     Lenient,
     Memory,
@@ -162,7 +162,7 @@ async def test_a_call_without_a_place_acts_where_the_last_action_left_the_pointe
     drag = call(action="left_click_drag", coordinate=[125, 125])
     says = Says(drag, call(action="mouse_move", coordinate=[875, 875]), drag)
     player, sink = threaded(mini), Memory()
-    spec = dataclasses.replace(action_spec(), codec=Lenient(make_codec("toolcall")))
+    spec = dataclasses.replace(action_spec(), action_parser=Lenient(make_action_parser("toolcall")))
     await play_episode(player, lease(max_steps=3), MENU, says, sink, spec)
     await player.close()
     first, moved, dragged = (record.action for record in sink.steps)
@@ -229,7 +229,7 @@ async def test_a_completion_that_spells_special_tokens_is_a_failure_and_not_inva
 
 
 class Points:
-    """Clicks by a pointer; its codec shows the text otherwise in a prompt."""
+    """Clicks by a pointer; its action parser shows the text otherwise in a prompt."""
 
     def __init__(self) -> None:
         self.asked: list[ActRequest] = []
@@ -254,7 +254,9 @@ class Points:
 async def test_a_past_pointer_is_shown_as_it_was_sampled() -> None:
     """Its text has numbers, which UI-TARS' history wraps; the tokens have none of them."""
     player, sink, policy = threaded(mini), Memory(), Points()
-    spec = dataclasses.replace(action_spec(images=3, turns=3), codec=make_codec("uitars"))
+    spec = dataclasses.replace(
+        action_spec(images=3, turns=3), action_parser=make_action_parser("uitars")
+    )
     await play_episode(player, lease(max_steps=3), MENU, policy, sink, spec)
     await player.close()
     pointed, written = policy.asked[2].turns

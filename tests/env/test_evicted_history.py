@@ -27,11 +27,11 @@ from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import action_spec_of, play_episode
 from dart_cli.player.episodes import InProcessPolicy
 from dart_cli.policy.forward import rope_positions
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
-from envs.actions import Action, Wait
-from envs.base import Observation, Task, Verdict
-from envs.screenshots import KINDS
+from envs.contract.actions import Action, Wait
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.screenshots import KINDS
 from scripts.small_models import FAMILIES, build
 from tests.env.parts import Lenient, Memory, lease
 
@@ -70,7 +70,9 @@ class Scripted:
         return None
 
     async def step(self, action: Action) -> StepResult:
-        self._steps += action != Wait(seconds=0)  # what a lenient codec makes of any other text
+        self._steps += action != Wait(
+            seconds=0
+        )  # what a lenient action parser makes of any other text
         return StepResult(screen(self._steps, self._texts), terminated=False, truncated=False)
 
     async def evaluate(self) -> Verdict:
@@ -114,7 +116,7 @@ def other_ends(policy: LoadedPolicy) -> list[int]:
 _texts = st.sampled_from(
     [
         *("click(3,4)", "wait()", "type(<|im_end|> <|image_pad|>)", "no action", "done", ""),
-        "Thought: x\nAction: click(start_box='(3,4)')",  # the codec would show other tokens
+        "Thought: x\nAction: click(start_box='(3,4)')",  # the action parser would show other tokens
         "Thought: x\nAction: click(start_box='<|box_start|>(3,4)<|box_end|>')",
         "Thought: x\nAction: drag(start_box='(3,4)', end_box='(9,9)')",
         "Thought: x\nAction: wait()",
@@ -126,9 +128,11 @@ _said = st.builds(
 ) | st.builds(Said, _texts)
 
 
-def policy_config(codec: str, images: int, more: int, turns: int, **keys: Any) -> PolicyConfig:
+def policy_config(
+    action_parser: str, images: int, more: int, turns: int, **keys: Any
+) -> PolicyConfig:
     return PolicyConfig(
-        codec=codec,
+        action_parser=action_parser,
         history_images=images,
         history_images_most=images + more,
         history_turns=images - 1 + turns,
@@ -151,7 +155,7 @@ def play(
             return await super().act(request)
 
     spec = action_spec_of(Config(policy=config))
-    spec = replace(spec, codec=Lenient(spec.codec))
+    spec = replace(spec, action_parser=Lenient(spec.action_parser))
     engine = ScriptedEngine(answer)
     sink = Memory()
 
@@ -188,7 +192,7 @@ def screens_of(request: ActRequest) -> list[bytes]:
 
 
 @given(
-    codec=st.sampled_from(["compact", "uitars"]),
+    action_parser=st.sampled_from(["compact", "uitars"]),
     images=st.integers(1, 3),
     more=st.integers(1, 4),
     turns=st.integers(0, 4),
@@ -208,7 +212,7 @@ def screens_of(request: ActRequest) -> list[bytes]:
 def test_until_an_eviction_each_prompt_extends_the_one_before_and_its_completion(
     model: str,
     policies: dict[str, LoadedPolicy],
-    codec: str,
+    action_parser: str,
     images: int,
     more: int,
     turns: int,
@@ -217,7 +221,7 @@ def test_until_an_eviction_each_prompt_extends_the_one_before_and_its_completion
     completions: list[Said],
 ) -> None:
     policy = policies[model]
-    config = policy_config(codec, images, more, turns, **keys)
+    config = policy_config(action_parser, images, more, turns, **keys)
     steps, asked = play(policy, config, completions, texts=texts)
     assert len(steps) == len(completions)
     for number, (record, request) in enumerate(zip(steps, asked, strict=True)):
@@ -266,10 +270,10 @@ def test_sliding_prompts_are_token_for_token_what_they_were(
 ) -> None:
     digest = hashlib.blake2b(digest_size=8)
     said = [BARE, Said("wait()"), Said("click(3,4)", end="none"), Said("no action"), BARE, Said()]
-    for codec in ("compact", "uitars"):
+    for action_parser in ("compact", "uitars"):
         for images, turns, texts in ((1, 0, 1), (1, 4, 1), (3, 2, 2), (2, 5, 3)):
             config = PolicyConfig(
-                codec=codec,  # type: ignore[arg-type]
+                action_parser=action_parser,  # type: ignore[arg-type]
                 history_images=images,
                 history_turns=turns,
                 history_texts=texts,
@@ -300,14 +304,14 @@ def test_the_end_of_a_completion_decides_whether_the_next_prompt_goes_on_from_it
     assert steps[2].sampled.token_ids[-1] == other_ends(policy)[0]
 
 
-def test_a_codec_that_shows_other_text_shows_the_sampled_tokens_where_prompts_are_to_extend(
+def test_an_action_parser_that_shows_other_text_shows_the_sampled_tokens_where_prompts_are_to_extend(
     policies: dict[str, LoadedPolicy],
 ) -> None:
     """UI-TARS text puts bare boxes into box tokens; a model that writes these itself sees no change."""
     policy = policies["qwen2_5_vl"]
     box = policy.encode("<|box_start|>")[0]
     evict = policy_config("uitars", 2, 2, 0)
-    slide = PolicyConfig(codec="uitars", history_images=4, history_turns=3)
+    slide = PolicyConfig(action_parser="uitars", history_images=4, history_turns=3)
     boxed = Said(BARE.text.replace("(3,4)", "<|box_start|>(3,4)<|box_end|>"))
     for config, said, boxes in ((evict, BARE, 0), (slide, BARE, 1), (evict, boxed, 1)):
         steps, _ = play(policy, config, [said, said])

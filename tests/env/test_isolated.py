@@ -17,8 +17,8 @@ from dart_cli.env.async_env import AsyncEnv, Deadlines, make_async_env
 from dart_cli.env.carriers import IsolatedEnv, read
 from dart_cli.env.child import MOST_BLOB, pack, read_from
 from dart_cli.env.episode import play_episode
-from envs.actions import Click
-from envs.registry import find_task, make_env
+from envs.contract.actions import Click
+from envs.contract.registry import find_task, make_env
 from tests.env.parts import Memory, Says, action_spec, lease
 from tests.env.unruly_suite import SUITE, UnrulySuite
 from tests.waiting import PATIENCE_S, lives, until
@@ -46,7 +46,7 @@ async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -
     for kind, said in (
         ("step-raise", "step: ZeroDivisionError: a bug of the environment"),
         ("step-exit", "step: SystemExit: 3"),
-        ("evaluate-none", "evaluate must return a Verdict (envs.base), got None"),
+        ("evaluate-none", "evaluate must return a Verdict (envs.contract.base), got None"),
         ("step-die", "its process was ended by SIGKILL"),
         ("step-spin", "no answer to step in 1.5 s"),
         ("evaluate-hang", "no answer to evaluate in 1.5 s"),

@@ -17,8 +17,8 @@ from dart_cli.env.carriers import ThreadedEnv
 from dart_cli.env.episode import play_episode, slot_timer
 from dart_cli.judge.evidence import Answer
 from dart_cli.judge.judge import Judge, JudgeLimits
-from envs.base import GuiEnv, Observation, Verdict
-from envs.registry import find_task
+from envs.contract.base import GuiEnv, Observation, Verdict
+from envs.contract.registry import find_task
 from tests.env.parts import Memory, Oracle, RecordedWaits, Says, action_spec, lease, mini
 from tests.env.unruly_suite import SCREEN
 from tests.judge.chat_server import Says as Answers

@@ -8,8 +8,8 @@ from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env import calls
 from dart_cli.env.async_env import make_async_env
-from envs.actions import Click
-from envs.registry import find_task, make_env
+from envs.contract.actions import Click
+from envs.contract.registry import find_task, make_env
 from tests.env.unruly_suite import SUITE, UnrulySuite
 
 TASK = find_task("mini", "mini/popup")

@@ -25,8 +25,7 @@ from dart_cli.env import carriers
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.carriers import QUEUE_GRACE_S
 from dart_cli.env.episode import slot_timer
-from envs.osworld.provider import BootGate, _first_locked, _lock_place, boots_at_once, usable_cores
-from envs.queueing import (
+from envs.contract.queueing import (
     GivenUpError,
     PendingCall,
     SharedLock,
@@ -34,6 +33,13 @@ from envs.queueing import (
     answering,
     leave_if_given_up,
     queueing,
+)
+from envs.suites.osworld.provider import (
+    BootGate,
+    _first_locked,
+    _lock_place,
+    boots_at_once,
+    usable_cores,
 )
 from tests.env.gated_suite import SUITE, TASK
 from tests.env.parts import RecordedWaits, threaded
@@ -261,7 +267,7 @@ async def test_a_call_that_was_cancelled_before_it_began_is_not_made() -> None:
 WAITER = """
 import sys
 from pathlib import Path
-from envs.osworld.provider import BootGate
+from envs.suites.osworld.provider import BootGate
 with BootGate(1, Path(sys.argv[1])).turn(1800.0):
     with (Path(sys.argv[1]) / "order").open("a") as log:
         log.write(sys.argv[2])
@@ -382,8 +388,8 @@ def held_elsewhere(lock: SharedLock) -> Iterator[threading.Event]:
 def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envs.queueing.UNSAID_S", 0.0)
-    monkeypatch.setattr("envs.queueing.POLL_S", 0.001)
+    monkeypatch.setattr("envs.contract.queueing.UNSAID_S", 0.0)
+    monkeypatch.setattr("envs.contract.queueing.POLL_S", 0.001)
     lock, told = SharedLock("a frame"), list[SharedWait | None]()
     call = PendingCall(told.append)
     with held_elsewhere(lock) as let_go:
@@ -442,7 +448,7 @@ def test_a_shared_lock_is_waited_for_as_long_as_others_get_it(
             lock._taken += looks <= 60  # so often others get it first
             return False
 
-    monkeypatch.setattr("envs.queueing.Event", Contended)
+    monkeypatch.setattr("envs.contract.queueing.Event", Contended)
     call = PendingCall(told.append)
     with answering(call), pytest.raises(EnvError, match="no frame"), lock.held(1.0, "no frame"):
         pass

@@ -11,7 +11,7 @@ from bus.messages import TrajectoryEnd
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.episode import play_episode
-from envs.base import Verdict
+from envs.contract.base import Verdict
 from tests.env.parts import Memory, Says, action_spec, lease
 from tests.env.scored_suite import SUITE, ScoredSuite
 

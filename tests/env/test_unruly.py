@@ -16,8 +16,8 @@ from dart_cli.env import calls
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.carriers import MOST_HUNG
 from dart_cli.env.episode import play_episode
-from envs.actions import Action, Click, Done
-from envs.base import Observation, Task, Verdict
+from envs.contract.actions import Action, Click, Done
+from envs.contract.base import Observation, Task, Verdict
 from tests.env.parts import Memory, Says, action_spec, lease, threaded
 from tests.env.unruly_suite import SCREEN, Unruly, UnrulySuite
 

@@ -35,7 +35,7 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, random_clicks
 from dart_cli.env import async_env, carriers, data_client, worker
-from envs.osworld.provider import BootGate
+from envs.suites.osworld.provider import BootGate
 from tests.env.gated_suite import SUITE as GATED
 from tests.env.parts import heartbeat, lease
 from tests.env.scored_suite import SUITE as SCORED

@@ -18,8 +18,8 @@ from typing import Any
 
 from PIL import Image
 
-from envs.actions import Action, Click
-from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.contract.actions import Action, Click
+from envs.contract.base import GuiEnv, Observation, Task, Verdict
 
 SUITE = f"{__file__}:UnrulySuite"
 """What `env.suite` calls it."""

@@ -40,7 +40,7 @@ def evaluation(name: str, rows: list[EpisodeRow], attempts: int = 1) -> Evaluati
             model_digest="e",
             weights_digest=name,
             values={
-                "policy.codec": "compact",
+                "policy.action_parser": "compact",
                 "policy.history_images": 1,
                 "rollout.temperature": 1.0,
             },

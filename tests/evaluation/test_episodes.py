@@ -10,8 +10,8 @@ import pytest
 
 from bus.errors import UserError
 from dart_cli.evaluation.episodes import WHOLE, Kept, KeptEpisodes, Part, Plan, Planned
+from dart_cli.evaluation.evaluate import progress_note
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings
-from dart_cli.evaluation.run import progress_note
 
 PLAN = [
     Planned("sampled", "a", seed, attempt, False, False) for attempt in (0, 1) for seed in (7, 8)

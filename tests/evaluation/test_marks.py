@@ -9,7 +9,7 @@ from PIL import Image
 
 from bus.messages import PointerCandidate, PointerMap
 from dart_cli.evaluation.films import Film, FilmFrame
-from dart_cli.evaluation.filmstrip import film_strip, heated
+from dart_cli.evaluation.filmstrip_png import film_strip, heated
 from dart_cli.evaluation.marks import outline
 
 HEAT = [[0, 255, 0, 0], [0, 128, 0, 60]]

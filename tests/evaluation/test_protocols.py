@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from dart_cli.config.load import default_config
-from dart_cli.config.schema.played import Protocol
+from dart_cli.config.schema.eval import Protocol
 from dart_cli.evaluation.episodes import step_limit
 from dart_cli.evaluation.protocols import check, overrides, protocols
 from dart_cli.evaluation.results import EpisodeRow

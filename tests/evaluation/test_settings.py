@@ -13,7 +13,7 @@ from dart_cli.evaluation import settings
 from dart_cli.evaluation.results import differences
 from dart_cli.evaluation.settings import settings_of
 from dart_cli.weights.folder import folder_digest
-from envs.base import Task
+from envs.contract.base import Task
 from tests.config.model_parts import change_json, write_json, write_model
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -63,12 +63,15 @@ def test_options_of_vllm_are_settings_where_it_answers() -> None:
 
 def test_own_code_is_part_of_what_it_names(tmp_path: Path) -> None:
     """Another way of reading texts, or of judging, begins another evaluation."""
-    suite, codec = tmp_path / "own_suite.py", tmp_path / "own_codec.py"
+    suite, action_parser = tmp_path / "own_suite.py", tmp_path / "own_parser.py"
     suite.write_text(
-        "from envs.embedded.suites import MiniSuite\n\nclass Own(MiniSuite):\n    name = 'own'\n"
+        "from envs.suites.embedded.suites import MiniSuite\n\nclass Own(MiniSuite):\n    name = 'own'\n"
     )
-    codec.write_bytes((DOCS / "examples" / "json_codec.py").read_bytes())
-    names = {"env": {"suite": f"{suite}:Own"}, "policy": {"codec": f"{codec}:JsonCodec"}}
+    action_parser.write_bytes((DOCS / "examples" / "json_parser.py").read_bytes())
+    names = {
+        "env": {"suite": f"{suite}:Own"},
+        "policy": {"action_parser": f"{action_parser}:JsonParser"},
+    }
     config = Config.model_validate(names)
 
     def changed(path: Path) -> list[str]:
@@ -78,9 +81,9 @@ def test_own_code_is_part_of_what_it_names(tmp_path: Path) -> None:
         return [key for key, *_ in differences(before, after)]
 
     assert changed(suite) == ["suite"]
-    assert changed(codec) == ["policy.codec"]
+    assert changed(action_parser) == ["policy.action_parser"]
     shipped = settings_of(Config(), None, with_model=False)
-    assert shipped.values["policy.codec"] == "compact"
+    assert shipped.values["policy.action_parser"] == "compact"
 
 
 def test_what_the_folder_of_a_judge_holds_is_a_setting(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from PIL import Image
 
 from bus.errors import ActionCausedError, EnvError
-from envs.actions import Action, Click, Type
-from envs.base import Observation, Task, Verdict, content_hash
-from envs.elements import Element, ScreenState
+from envs.contract.actions import Action, Click, Type
+from envs.contract.base import Observation, Task, Verdict, content_hash
+from envs.contract.elements import Element, ScreenState
 
 SUITE = f"{__name__}:MazeSuite" if "." in __name__ else f"{__file__}:MazeSuite"
 
@@ -38,7 +38,7 @@ KILL_AT = "MAZE_KILL_AT"
 
 
 class Maze:
-    """See envs.base.GuiEnv and envs.elements.Explorable."""
+    """See envs.contract.base.GuiEnv and envs.contract.elements.Explorable."""
 
     steps = 0  # of all mazes of the process
 

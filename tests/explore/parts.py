@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph
-from envs.base import Observation
-from envs.elements import Element, performing
-from envs.registry import load_suite, make_env
+from envs.contract.base import Observation
+from envs.contract.elements import Element, performing
+from envs.contract.registry import load_suite, make_env
 
 OPTIONS: Mapping[str, Any] = {"size": "448x336"}
 TASKS = ("desk/settings-switch", "desk/files-open")

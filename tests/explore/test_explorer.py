@@ -17,11 +17,11 @@ from bus.errors import EnvError
 from dart_cli.config.schema import EnvConfig
 from dart_cli.explore.choosing import Candidate, deny_list
 from dart_cli.explore.explorer import Exploration, KindRates, Plan, StartPoint
-from dart_cli.explore.found import curve, summary
 from dart_cli.explore.graph import Edge, open_graph, read_graph
+from dart_cli.explore.graph_statistics import curve, summary
 from dart_cli.player.episodes import in_slots
-from envs.elements import Element, performing
-from envs.registry import find_task, make_env
+from envs.contract.elements import Element, performing
+from envs.contract.registry import find_task, make_env
 from tests.explore.maze_suite import KILL_AT, PAGES, SUITE
 from tests.waiting import PATIENCE_S
 
@@ -199,7 +199,7 @@ def test_environments_that_do_not_begin_end_it(tmp_path: Path) -> None:
 
 
 def test_a_suite_without_elements_is_explored_by_a_grid(tmp_path: Path) -> None:
-    from tests.suites import coin_suite
+    from tests.own_suites import coin_suite
 
     suite = f"{coin_suite.__name__}:CoinSuite"
     task = next(iter(coin_suite.CoinSuite().tasks))

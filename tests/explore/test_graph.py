@@ -15,8 +15,8 @@ import pytest
 
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph, read_graph, screen_id
-from envs.base import content_hash
-from envs.elements import Element, ScreenState
+from envs.contract.base import content_hash
+from envs.contract.elements import Element, ScreenState
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

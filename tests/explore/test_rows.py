@@ -15,9 +15,9 @@ from dart_cli.explore.graph import GraphReader, Sight, open_graph, read_graph, s
 from dart_cli.explore.phrasing import descriptive
 from dart_cli.explore.rows import is_held_out, make_rows, rows_of
 from dart_cli.grounding.reader import read_set
-from envs.base import content_hash
-from envs.elements import Element, ScreenState, performing
-from envs.registry import load_suite, make_env
+from envs.contract.base import content_hash
+from envs.contract.elements import Element, ScreenState, performing
+from envs.contract.registry import load_suite, make_env
 from tests.explore.parts import OPTIONS, walk
 from tests.view.parts import png
 

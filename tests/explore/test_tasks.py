@@ -21,12 +21,12 @@ from dart_cli.explore.rows import is_held_out
 from dart_cli.explore.tasks import candidates, make_tasks, replayed
 from dart_cli.suite_check import CheckOptions
 from dart_cli.suite_check.report import run_check
-from envs.actions import Done
-from envs.base import Observation
-from envs.elements import Element
-from envs.explored import env as explored
-from envs.explored.tasks import FILE, read_file, write_file
-from envs.registry import load_suite, make_env
+from envs.contract.actions import Done
+from envs.contract.base import Observation
+from envs.contract.elements import Element
+from envs.contract.registry import load_suite, make_env
+from envs.suites.explored import env as explored
+from envs.suites.explored.tasks import FILE, read_file, write_file
 from tests.explore.parts import TASKS, sight, walk
 
 CHOSEN = TaskOptions(seeds=2, heldout_share=0.4, limit=10)

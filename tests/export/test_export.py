@@ -21,7 +21,7 @@ from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir
 from dart_cli.export.folder import export_folder
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.weights.folder import model_identity

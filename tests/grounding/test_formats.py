@@ -9,9 +9,9 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config.model_folder import Screens
-from dart_cli.config.schema import CODECS
+from dart_cli.config.schema import ACTION_PARSERS
 from dart_cli.grounding.formats import format_of, grounding_config
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
 from scripts.small_models import FAMILIES, build
 
 
@@ -95,11 +95,11 @@ def test_a_point_is_read_in_pixels_of_the_screenshot(
     assert (read.point, read.refused, read.problem) == (point, False, "")
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", ACTION_PARSERS)
 def test_every_language_asks_and_is_read_again(name: str) -> None:
     answers = format_of(name, "")
     coordinates = COMPACT if name == "compact" else THOUSAND
-    assert answers.codec == name
+    assert answers.action_parser == name
     assert answers.template.count("{instruction}") == 1
     assert "{previous}" not in answers.template
     text = answers.write((100, 25), coordinates)
@@ -173,13 +173,13 @@ def test_what_is_no_point_says_why_and_is_no_refusal(name: str, text: str, probl
     assert re.search(problem, read.problem), read.problem
 
 
-def test_a_model_that_shows_its_language_needs_no_codec(folders: dict[str, str]) -> None:
+def test_a_model_that_shows_its_language_needs_no_action_parser(folders: dict[str, str]) -> None:
     config, answers = grounding_config("builtin:tiny", "", [], refusals=True)
     assert answers.name == "compact"
-    assert (config.policy.codec, config.policy.coordinates) == ("compact", "thousandths")
+    assert (config.policy.action_parser, config.policy.coordinates) == ("compact", "thousandths")
     assert config.policy.template == "{instruction}"
     with pytest.raises(
-        ConfigError, match=r"--codec is needed: .* there are compact, uitars, toolcall"
+        ConfigError, match=r"--action-parser is needed: .* there are compact, uitars, toolcall"
     ):
         grounding_config(folders["qwen3_vl"], "", [], refusals=False)
 
@@ -216,13 +216,18 @@ def test_a_prompt_says_how_to_refuse_where_the_set_asks_for_it(
 
 def test_mistakes_are_one_line(tmp_path: Path, folders: dict[str, str]) -> None:
     folder = folders["qwen2_5_vl"]
-    for model, codec, overrides, problem in (
+    for model, action_parser, overrides, problem in (
         (str(tmp_path / "none"), "point", [], "--model is no folder"),
         (folder, "uitar", [], "no such format; did you mean 'uitars'"),
-        ("builtin:tiny", "point", [], "--codec must be compact, the only language of builtin:tiny"),
+        (
+            "builtin:tiny",
+            "point",
+            [],
+            "--action-parser must be compact, the only language of builtin:tiny",
+        ),
         (folder, "point", ["policy.template=go"], "policy.template needs {instruction}"),
     ):
         with pytest.raises(ConfigError) as raised:
-            grounding_config(model, codec, overrides, refusals=False)
+            grounding_config(model, action_parser, overrides, refusals=False)
         assert problem in str(raised.value)
         assert "\n" not in str(raised.value)

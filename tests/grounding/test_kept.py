@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import UserError
+from dart_cli.grounding.benchmark import ANSWERS, KeptAnswers, Settings
 from dart_cli.grounding.items import Answer
-from dart_cli.grounding.run import ANSWERS, KeptAnswers, Settings
 
 SETTINGS = Settings(
     set="screenspot",
@@ -18,7 +18,7 @@ SETTINGS = Settings(
     model="models/a",
     model_digest="m",
     weights="",
-    codec="compact",
+    action_parser="compact",
     coordinates="thousandths",
     system_prompt="",
     template="{instruction}",

@@ -21,9 +21,9 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.grounding.formats import format_of, grounding_config, opening_of
 from dart_cli.grounding.items import Box, Item, Picture
 from dart_cli.grounding.scorers import PointerScorer, TextScorer
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.policy.forward import image_features, last_hidden
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer, pointer_text
 from tests.grounding.sets import BOX, SIZE, screen
 
@@ -162,7 +162,7 @@ def test_a_pointer_stands_where_the_format_has_its_point() -> None:
     assert opening_of(format_of("gui-actor", "")).endswith("pyautogui.click(")
     assert opening_of(format_of("toolcall", "")).endswith('"coordinate": ')
     assert opening_of(format_of("pyautogui", "")).endswith("pyautogui.click(")
-    with pytest.raises(ConfigError, match="--codec point has no place for a pointer"):
+    with pytest.raises(ConfigError, match="--action-parser point has no place for a pointer"):
         opening_of(format_of("point", ""))
 
 

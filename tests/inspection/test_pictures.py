@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from dart_cli.algo.schedule import group_size
+from dart_cli.algo.task_sampling import group_size
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.pictures import (

@@ -12,6 +12,7 @@ from dart_cli.config.schema import TRAIN_SEEDS, Config, LoraConfig
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env import async_env, carriers
+from dart_cli.player.chosen_model import loaded_model
 from dart_cli.player.episodes import (
     PlayedEpisode,
     answered_by,
@@ -20,8 +21,7 @@ from dart_cli.player.episodes import (
     planned,
     play,
 )
-from dart_cli.player.model import loaded_model
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.rollout.worker import load_model
 from tests.env.unruly_suite import SUITE, UnrulySuite
 from tests.weights.sets import publish

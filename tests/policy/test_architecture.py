@@ -14,7 +14,7 @@ from bus.errors import ModelError
 from dart_cli.config.architecture import canonical, shape_of
 from dart_cli.config.model_folder import BUILTIN, screens, weight_files
 from dart_cli.policy.images import ImagePreparer
-from dart_cli.policy.model import check_weights, load_policy
+from dart_cli.policy.loader import check_weights, load_policy
 from scripts.small_models import FAMILIES, build
 
 SMALL: dict[str, dict[str, Any]] = {

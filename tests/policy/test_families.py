@@ -21,9 +21,9 @@ from bus.errors import ActionError, ModelError
 from bus.messages import Turn
 from dart_cli.config.model_folder import MODEL_TYPES
 from dart_cli.config.schema import Config
-from dart_cli.policy.coordinates import make_coordinate_map, resize_of
+from dart_cli.language.coordinates import make_coordinate_map, resize_of
 from dart_cli.policy.forward import image_features, logits, rope_positions
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.prompt import PromptRenderer
 from scripts.small_models import EMBEDDING_ROWS, FAMILIES, build
 

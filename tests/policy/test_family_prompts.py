@@ -19,10 +19,10 @@ from PIL import Image
 from bus.messages import Turn
 from dart_cli.config.families import FAMILIES, PROMPTS, values_of
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.policy.codec import summary_of
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.history import history_of, previous_of
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.language.history import history_of, previous_of
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.language.parsers.base import summary_of
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
 from scripts.small_models import build
 
@@ -180,12 +180,16 @@ def ours(policy: LoadedPolicy, name: str, responses: list[str]) -> str:
     """As an episode plays: what history keeps of each turn, and the steps before them."""
     values = {key: value for key, (value, _) in values_of(name).items()}
     config = PolicyConfig(family=name, **values)
-    codec, history, told = make_codec(config.codec), history_of(config), previous_of(config)
+    action_parser, history, told = (
+        make_action_parser(config.action_parser),
+        history_of(config),
+        previous_of(config),
+    )
     turns: list[Turn] = []
     for response in responses:
-        turn = Turn(text=codec.as_history(response), screenshot=screen())
+        turn = Turn(text=action_parser.as_history(response), screenshot=screen())
         turns = history.visible([*turns, turn])
-    actions = [summary_of(codec, each) for each in responses]
+    actions = [summary_of(action_parser, each) for each in responses]
     previous = told.text(actions[: len(actions) - len(turns)]) if told else ""
     prompt = make_renderer(policy, config).render(TASK, turns, screen(), previous=previous)
     text = policy.tokenizer.decode(prompt.token_ids)
@@ -204,7 +208,7 @@ def test_a_prompt_is_what_the_familys_own_agent_builds(
 ) -> None:
     its = FAMILIES[name]
     policy = policies[its.model_types[0]]
-    responses = [WRITES[its.codec].format(number) for number in range(past)]
+    responses = [WRITES[its.action_parser].format(number) for number in range(past)]
     expected = policy.tokenizer.apply_chat_template(
         AGENTS[name](responses), tokenize=False, add_generation_prompt=True
     )

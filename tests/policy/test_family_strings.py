@@ -1,4 +1,4 @@
-"""Published texts of each family of models: what each means, by its codec and its numbers."""
+"""Published texts of each family of models: what each means, by its action parser and its numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from bus.errors import ActionError
 from dart_cli.config.families import FAMILIES
 from dart_cli.config.model_folder import Screens
-from dart_cli.policy.codec import summary_of
-from dart_cli.policy.codecs import make_codec, point_codec
-from dart_cli.policy.coordinates import CoordinateMap, make_coordinate_map
-from envs.actions import action_from_dict
+from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.language.parsers import make_action_parser, point_parser
+from dart_cli.language.parsers.base import summary_of
+from envs.contract.actions import action_from_dict
 
 STRINGS: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "family_strings.toml").read_text(encoding="utf-8")
@@ -31,31 +31,31 @@ def coordinates_of(family: str) -> CoordinateMap:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_published_texts_mean_these_actions_and_are_written_again(family: str) -> None:
-    codec = make_codec(FAMILIES[family].codec)
+    action_parser = make_action_parser(FAMILIES[family].action_parser)
     strings = [each for each in STRINGS if each["family"] == family]
     assert len(strings) >= 5
     for each in strings:
         pointer = tuple(each["pointer"]) if "pointer" in each else None
         coordinates = replace(coordinates_of(family), pointer=pointer)
-        action = codec.parse(each["text"], coordinates)
+        action = action_parser.parse(each["text"], coordinates)
         assert action == action_from_dict(each["action"]), each["text"]
         try:
-            written = codec.format(action, coordinates, "Do it.")
+            written = action_parser.format(action, coordinates, "Do it.")
         except ActionError:
-            assert action.kind in codec.limits
+            assert action.kind in action_parser.limits
         else:
-            again = codec.parse(written, coordinates)
+            again = action_parser.parse(written, coordinates)
             assert again.kind == action.kind
-            assert codec.format(again, coordinates, "Do it.") == written
+            assert action_parser.format(again, coordinates, "Do it.") == written
 
 
 def test_a_points_place_is_found_in_published_texts() -> None:
     places = Counter(
-        FAMILIES[each["family"]].codec
+        FAMILIES[each["family"]].action_parser
         for each in STRINGS
-        if point_codec(FAMILIES[each["family"]].codec).find_points(each["text"])
+        if point_parser(FAMILIES[each["family"]].action_parser).find_points(each["text"])
     )
-    assert set(places) == {its.codec for its in FAMILIES.values()}
+    assert set(places) == {its.action_parser for its in FAMILIES.values()}
     assert min(places.values()) >= 2, places
 
 
@@ -81,7 +81,7 @@ def test_numbers_mean_what_the_familys_own_agent_makes_of_them(family: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("codec", "text", "said"),
+    ("action_parser", "text", "said"),
     [
         ("toolcall", "Action: Click it. \n<tool_call>\n{}\n</tool_call>", "Click it."),
         ("toolcall", "<tool_call>\n{}\n</tool_call>", ""),
@@ -104,8 +104,10 @@ def test_numbers_mean_what_the_familys_own_agent_makes_of_them(family: str) -> N
         ("uitars", "Thought: a\nAction: wait()", "Thought: a Action: wait()"),
     ],
 )
-def test_what_a_completion_says_of_its_action_is_one_line(codec: str, text: str, said: str) -> None:
-    assert summary_of(make_codec(codec), text) == said
+def test_what_a_completion_says_of_its_action_is_one_line(
+    action_parser: str, text: str, said: str
+) -> None:
+    assert summary_of(make_action_parser(action_parser), text) == said
 
 
 def test_a_past_turn_of_opencua_keeps_its_number_and_its_action_alone() -> None:
@@ -113,9 +115,9 @@ def test_a_past_turn_of_opencua_keeps_its_number_and_its_action_alone() -> None:
         "# Step 3:\n## Thought:\nIt is there.\n\n## Action:\nClick it.\n\n## Code:\n"
         "```python\npyautogui.click(x=1, y=2)\n```\n"
     )
-    codec = make_codec("pyautogui")
-    assert codec.as_history(text) == "# Step 3:\n## Action:\nClick it.\n"
-    assert codec.as_history("pyautogui.click(x=1, y=2)") == "pyautogui.click(x=1, y=2)"
+    action_parser = make_action_parser("pyautogui")
+    assert action_parser.as_history(text) == "# Step 3:\n## Action:\nClick it.\n"
+    assert action_parser.as_history("pyautogui.click(x=1, y=2)") == "pyautogui.click(x=1, y=2)"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_past_turn_of_opencua_keeps_its_number_and_its_action_alone() -> None:
 )
 def test_code_that_is_no_action_of_the_closed_set_names_the_cause(code: str, said: str) -> None:
     with pytest.raises(ActionError, match=said):
-        make_codec("pyautogui").parse(f"```python\n{code}\n```", coordinates_of("opencua"))
+        make_action_parser("pyautogui").parse(f"```python\n{code}\n```", coordinates_of("opencua"))
 
 
 @pytest.mark.parametrize(
@@ -175,5 +177,7 @@ def test_code_that_is_no_action_of_the_closed_set_names_the_cause(code: str, sai
 def test_lines_that_are_one_action_together_are_read_as_it(
     code: str, action: dict[str, Any]
 ) -> None:
-    read = make_codec("pyautogui").parse(f"```python\n{code}\n```", coordinates_of("opencua"))
+    read = make_action_parser("pyautogui").parse(
+        f"```python\n{code}\n```", coordinates_of("opencua")
+    )
     assert read == action_from_dict(action)

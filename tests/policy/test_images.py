@@ -14,9 +14,9 @@ from transformers import Qwen2VLImageProcessorPil
 
 from bus.errors import EngineError
 from dart_cli.policy.images import ImagePreparer, patches_of, with_hashes
-from envs.base import content_hash
-from envs.embedded.suites import MiniSuite
-from envs.screenshots import stored_as
+from envs.contract.base import content_hash
+from envs.contract.screenshots import stored_as
+from envs.suites.embedded.suites import MiniSuite
 from scripts.tiny_model import build_image_processor
 from tests.devices import no_gpu
 

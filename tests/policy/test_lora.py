@@ -15,6 +15,7 @@ from dart_cli.config import adapters
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.forward import ModelInputs, logits
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.lora import (
     adapters_by_layer,
     adapters_off,
@@ -23,7 +24,6 @@ from dart_cli.policy.lora import (
     peft_config,
     peft_names,
 )
-from dart_cli.policy.model import LoadedPolicy, load_policy, weight_tensors
 from scripts.small_models import FAMILIES
 from tests.engines.conftest import screenshot
 

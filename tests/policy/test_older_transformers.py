@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from dart_cli.policy.forward import logits
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from scripts.small_models import FAMILIES
 
 

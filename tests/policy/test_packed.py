@@ -17,10 +17,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bus.errors import ModelError
-from dart_cli.policy import accelerator, pack_plan
+from dart_cli.hardware import accelerator
+from dart_cli.policy import pack_plan
 from dart_cli.policy.forward import collate, image_features, logits, rope_positions
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.pack_plan import PackLayout, plan_pack
 from dart_cli.policy.packed import PackedInputs, packed_attention, packed_hidden
 from scripts.small_models import FAMILIES

@@ -11,10 +11,10 @@ from PIL import Image
 from bus.errors import EngineError
 from bus.messages import ChatMessage, ChatPart, Turn
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.policy.history import History
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.language.history import History
+from dart_cli.language.vocabulary import STRUCTURAL
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PartOrder, PromptRenderer, RenderedPrompt, part_order_of
-from dart_cli.policy.vocabulary import STRUCTURAL
 from scripts import tiny_model as tiny
 from scripts.small_models import build
 
@@ -259,8 +259,8 @@ def test_the_text_of_a_screen_is_beside_its_image(policy: LoadedPolicy) -> None:
 @pytest.mark.parametrize(
     ("keys", "part_order"),
     [
-        ({"codec": "uitars"}, "separate"),
-        ({"codec": "uitars", "part_order": "instruction_first"}, "instruction_first"),
+        ({"action_parser": "uitars"}, "separate"),
+        ({"action_parser": "uitars", "part_order": "instruction_first"}, "instruction_first"),
         ({}, "image_first"),
         ({"history_images": 3, "history_turns": 2}, "image_first"),
         ({"history_images": 3, "history_turns": 3}, "instruction_first"),
@@ -276,13 +276,13 @@ def test_each_family_is_prompted_in_its_own_order_by_default(
     images=st.integers(1, 4),
     turns=st.integers(0, 5),
     steps=st.integers(1, 7),
-    codec=st.sampled_from(["compact", "uitars"]),
+    action_parser=st.sampled_from(["compact", "uitars"]),
 )
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_instruction_and_image_never_changes_within_an_episode(
-    policy: LoadedPolicy, images: int, turns: int, steps: int, codec: Any
+    policy: LoadedPolicy, images: int, turns: int, steps: int, action_parser: Any
 ) -> None:
-    config = PolicyConfig(codec=codec, history_images=images, history_turns=turns)
+    config = PolicyConfig(action_parser=action_parser, history_images=images, history_turns=turns)
     renderer = PromptRenderer(policy, part_order=part_order_of(config))
     history = History(images, turns)
     orders = set()

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from bus.errors import ModelError
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.pack_plan import PackLayout
 from dart_cli.policy.packed import PackedInputs, packed_hidden, use_recompute
 from scripts.small_models import FAMILIES

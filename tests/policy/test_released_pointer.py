@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 
 from dart_cli.config.model_folder import check_folder, model_problem
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.policy.model_files import PolicyFiles
 from scripts.small_models import HIDDEN
 

@@ -20,13 +20,13 @@ from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.responder import PolicyPromptEncoder
 from dart_cli.grounding.formats import format_of, read_point
 from dart_cli.grounding.items import Box, Item, Picture, Polygon
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import AS_IT_IS
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.language.coordinates import AS_IT_IS
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer, make_renderer
 from dart_cli.tune.episodes import EPISODES, ActionExamples, read_episodes
 from dart_cli.tune.examples import TextAnswers
-from envs.actions import Click, Wait
+from envs.contract.actions import Click, Wait
 from scripts.small_models import build
 
 USER = (
@@ -95,17 +95,17 @@ def thinking(policy: LoadedPolicy, request: pytest.FixtureRequest) -> Iterator[s
 
 
 CONFIG = PolicyConfig(
-    codec="toolcall", coordinates="thousand", history_turns=4, history_images=5, template="{instruction}"
+    action_parser="toolcall", coordinates="thousand", history_turns=4, history_images=5, template="{instruction}"
 )  # fmt: skip
 
 
 def completions(renderer: PromptRenderer) -> list[str]:
     """What a policy writes behind the beginning of its reply, in two steps."""
-    codec = make_codec("toolcall")
+    action_parser = make_action_parser("toolcall")
     texts = []
     for action, thought in ((Click(x=5, y=6), "It is left."), (Wait(), "")):
         closed = renderer.closed_thought(thought)
-        texts.append(closed + codec.format(action, AS_IT_IS, "" if closed else thought))
+        texts.append(closed + action_parser.format(action, AS_IT_IS, "" if closed else thought))
     return texts
 
 
@@ -241,7 +241,7 @@ def test_a_grounding_answer_ends_the_thought_and_is_a_pixel_of_its_region(
 
 
 def test_a_text_without_a_thought_stands_as_the_template_shows_it(policy: LoadedPolicy) -> None:
-    """What a codec shortened, or an agent that keeps no thoughts: no thought is left open before it."""
+    """What an action parser shortened, or an agent that keeps no thoughts: no thought is left open before it."""
     before = policy.tokenizer.chat_template
     shown = {}
     try:

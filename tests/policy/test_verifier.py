@@ -13,7 +13,7 @@ from bus.errors import EngineError, ModelError
 from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.schema import PolicyConfig
 from dart_cli.policy.forward import logits
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.policy.prompt import make_renderer
 from dart_cli.policy.verifier import (
     Verifier,

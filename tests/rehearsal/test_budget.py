@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dart_cli.config.schema import Config
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.rehearsal.budget import Budget, Costs, Level, choose, levels
-from dart_cli.rehearsal.passes import Passes
+from dart_cli.rehearsal.forward_time import Passes
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "policy": {"history_images": 5, "history_turns": 35},

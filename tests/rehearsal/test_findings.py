@@ -10,7 +10,7 @@ import pytest
 from bus.errors import RunDirectoryError
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import HEADER
-from dart_cli.rehearsal.coin import CoinSuite, judged
+from dart_cli.rehearsal.coin_suite import CoinSuite, judged
 from dart_cli.rehearsal.findings import (
     Seen,
     language_unnamed,
@@ -19,7 +19,7 @@ from dart_cli.rehearsal.findings import (
 )
 from dart_cli.rehearsal.plan import make_plan
 from dart_cli.suite_check.probes import Probed
-from envs.actions import Wait
+from envs.contract.actions import Wait
 from tests.doctor.seven_b import plan_of
 
 SEEN = Seen(4, 8, 0, 0, longest=900, header=300, judged={}, prompt="", version_bytes=1)
@@ -27,7 +27,10 @@ SEEN = Seen(4, 8, 0, 0, longest=900, header=300, judged={}, prompt="", version_b
 
 def test_an_action_language_that_no_prompt_names() -> None:
     config = Config.model_validate(
-        {"model": {"path": "models/x"}, "policy": {"codec": "uitars", "coordinates": "thousand"}}
+        {
+            "model": {"path": "models/x"},
+            "policy": {"action_parser": "uitars", "coordinates": "thousand"},
+        }
     )
     assert "start_box" in language_unnamed(config, "click the red button")
     assert language_unnamed(config, "Answer with click(start_box='(x,y)')") == ""

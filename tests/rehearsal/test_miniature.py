@@ -12,9 +12,9 @@ from dart_cli.config.architecture import shape_of, text_sizes
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.published import PUBLISHED
 from dart_cli.config.schema import Config, ModelConfig
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map, resize_of
-from dart_cli.policy.model import load_policy
+from dart_cli.language.coordinates import make_coordinate_map, resize_of
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.policy.loader import load_policy
 from dart_cli.rehearsal.miniature import cut_config, write_acting, write_miniature
 from dart_cli.rehearsal.stand_in import write_stand_in
 
@@ -22,12 +22,17 @@ SCREEN = (224, 168)
 
 
 def config_of(kind: str, pointing: str = "text") -> Config:
-    family, codec = {
+    family, action_parser = {
         "qwen2_vl": ("ui-tars", "uitars"),
         "qwen2_5_vl": ("ui-tars-1.5", "uitars"),
         "qwen3_vl": ("qwen3-vl", "toolcall"),
     }[kind]
-    policy = {"family": family, "codec": codec, "coordinates": "thousand", "pointing": pointing}
+    policy = {
+        "family": family,
+        "action_parser": action_parser,
+        "coordinates": "thousand",
+        "pointing": pointing,
+    }
     return Config.model_validate({"model": {"path": "models/absent"}, "policy": policy})
 
 
@@ -85,13 +90,13 @@ def test_its_clicks_are_on_a_screen_that_is_smaller_than_the_plan_takes_it_for(
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, (1920, 1080))
     assert writing is not None
     policy = load_policy(tmp_path / "model")
-    codec = make_codec(config.policy.codec)
+    action_parser = make_action_parser(config.policy.action_parser)
     size_of = resize_of(
         config.model_copy(update={"model": ModelConfig(path=str(tmp_path / "model"))})
     )
     smaller = make_coordinate_map("resized", 800, 600, size_of)
     texts = list(writing.texts(lambda token: policy.decode([token]), 40))
-    kinds = {codec.parse(text, smaller).kind for text in texts}
+    kinds = {action_parser.parse(text, smaller).kind for text in texts}
     assert kinds == {"click", "done"}
 
 
@@ -112,7 +117,10 @@ def kinds_written(folder: Path, config: Config, start: int, dtype: str = "float3
     """The kinds of the actions that a model writes; noise stands before the last token of all prompts."""
     pointing = config.policy.pointing
     policy = load_policy(folder, dtype, pointing=pointing)
-    codec, generator = make_codec(config.policy.codec), torch.Generator().manual_seed(0)
+    action_parser, generator = (
+        make_action_parser(config.policy.action_parser),
+        torch.Generator().manual_seed(0),
+    )
     coordinates = make_coordinate_map("thousand", *SCREEN, Screens(28, 3136, 2116800))
     kinds = set[str]()
     for length in (64, 128, 256, 512):
@@ -135,6 +143,6 @@ def kinds_written(folder: Path, config: Config, start: int, dtype: str = "float3
             assert set(policy.pointer.triple) <= set(drawn)
             kinds.add("click")
             continue
-        kinds.add(codec.parse(text, coordinates).kind)
+        kinds.add(action_parser.parse(text, coordinates).kind)
     assert kinds <= {"click", "done"}
     return kinds

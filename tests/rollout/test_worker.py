@@ -57,9 +57,9 @@ from dart_cli.config.schema import (
 )
 from dart_cli.engines.base import Model, UpdateTiming
 from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout import sync
 from dart_cli.rollout import worker as rollout_worker
@@ -511,7 +511,9 @@ async def test_a_refused_set_is_tried_again(
 
 async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) -> None:
     weights = config.run.dir / "weights"
-    slow = scripted(config, WORDY).model_copy(update={"policy": PolicyConfig(codec="uitars")})
+    slow = scripted(config, WORDY).model_copy(
+        update={"policy": PolicyConfig(action_parser="uitars")}
+    )
     async with telemetry(config.run.dir) as data, worker(slow), asks(config) as client:
         data.announce(tiny_set(weights, 1))
         await data.heard(lambda hb: hb.state == "ready")
@@ -536,7 +538,7 @@ async def test_a_suspended_run_begins_nothing_and_loses_nothing(config: Config) 
         assert third.sampled.token_ids[: len(first.sampled.token_ids)] == first.sampled.token_ids
         assert third.stop == "end"
         assert third.sampled.version_spans[-1].version == 2
-        make_codec("uitars").parse(third.text, make_coordinate_map("thousandths", 168, 168))
+        make_action_parser("uitars").parse(third.text, make_coordinate_map("thousandths", 168, 168))
         await data.heard(lambda hb: {"seconds.busy", "seconds.syncing", "load_s"} <= {*hb.gauges})
 
 
@@ -775,7 +777,7 @@ async def test_an_engine_of_a_users_own_is_loaded_by_its_name(
         "from dart_cli.engines.base import Model\n"
         "from dart_cli.engines.scripted import ScriptedEngine, ScriptedResponder, say\n"
         "def make(config):\n"
-        "    engine = ScriptedEngine(lambda _: say(config.policy.codec[:4]), policy_version=-1)\n"
+        "    engine = ScriptedEngine(lambda _: say(config.policy.action_parser[:4]), policy_version=-1)\n"
         "    return Model(engine, ScriptedResponder(engine))\n"
         "def nothing(config): ...\n"
     )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import dart_cli.policy.model  # before threads of two processes import it at once
-import dart_cli.train.model
+import dart_cli.policy.loader  # before threads of two processes import it at once
+import dart_cli.train.trained_policy
 from dart_cli.config.devices import gpus_of
 from dart_cli.config.readers import PATHS, PROCESSES, ROWS, row_of
 from dart_cli.config.schema import Config, Section, inner_section, section_types
@@ -103,13 +103,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 @pytest.fixture
 def one_load_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the threads of two processes load their models one after the other: transformers' loading is one for a process."""
-    lock, through = threading.Lock(), dart_cli.policy.model.load_policy
+    lock, through = threading.Lock(), dart_cli.policy.loader.load_policy
 
     def load_policy(*args: Any, **options: Any) -> Any:
         with lock:
             return through(*args, **options)
 
-    for module in (dart_cli.policy.model, dart_cli.train.model):
+    for module in (dart_cli.policy.loader, dart_cli.train.trained_policy):
         monkeypatch.setattr(module, "load_policy", load_policy)
 
 

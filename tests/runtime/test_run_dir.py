@@ -167,7 +167,7 @@ def test_a_changed_configuration_is_reported(
 ANOTHER = {
     "env.suite": "desk",
     "model.path": "builtin:small",
-    "policy.codec": "uitars",
+    "policy.action_parser": "uitars",
     "policy.coordinates": "thousand",
 }
 

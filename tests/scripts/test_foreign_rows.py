@@ -14,7 +14,7 @@ from PIL import Image
 from bus.errors import UserError
 from dart_cli.grounding.reader import read_set
 from dart_cli.tune.episodes import Demonstration, read_episodes
-from envs.actions import (
+from envs.contract.actions import (
     Action,
     Answer,
     Click,

@@ -13,7 +13,7 @@ import pytest
 from bus.errors import UserError
 from dart_cli.grounding.items import Box
 from dart_cli.grounding.reader import read_set
-from envs.registry import load_suite, make_env
+from envs.contract.registry import load_suite, make_env
 from scripts import make_grounding_set as made
 from scripts.make_grounding_set import SOURCES, Split, held_out, make_set
 
@@ -121,7 +121,7 @@ def test_pages_are_asked_for_what_is_written_on_them(tmp_path: Path) -> None:
 
 def test_applications_are_asked_by_what_they_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a desktop: what is hidden, disabled, nameless or of another role is no target."""
-    from envs.desktop import accessibility
+    from envs.suites.desktop import accessibility
 
     widget = {
         "role": "push button",

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from dart_cli.policy.codecs.compact import CompactCodec
-from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.parsers.compact import CompactParser
 from scripts.small_base.drawn import drawn_scene
 from scripts.small_base.faces import DEJAVU, HELD_OUT_FONTS, HELD_OUT_SIZE, Faces, draw_face
 from scripts.small_base.layouts import look_alikes
@@ -100,8 +100,10 @@ def test_words_of_a_screen_are_all_of_one_part() -> None:
         assert all(is_held_out(other) == held_out for other in look_alikes(rng, word, held_out))
 
 
-def test_a_question_is_answered_by_a_completion_of_the_compact_codec(drawn: list[Scene]) -> None:
-    codec, kinds = CompactCodec(), set()
+def test_a_question_is_answered_by_a_completion_of_the_compact_action_parser(
+    drawn: list[Scene],
+) -> None:
+    action_parser, kinds = CompactParser(), set()
     for scene in drawn:
         width, height = scene.image.size
         for asked in questions(scene, Random(scene.key), 12):
@@ -115,7 +117,7 @@ def test_a_question_is_answered_by_a_completion_of_the_compact_codec(drawn: list
                 assert asked.answer in ("yes", "no")
                 continue
             assert asked.answer.count("{}") == len(points), asked
-            codec.parse(
+            action_parser.parse(
                 asked.answer.format(*points), make_coordinate_map("thousandths", width, height)
             )
     assert len(kinds) > 20, kinds

@@ -7,7 +7,7 @@ import io
 import pytest
 from PIL import Image, ImageChops
 
-from envs.registry import make_env
+from envs.contract.registry import make_env
 from scripts.grounding_screens import INSTRUCTIONS, grounding_screen
 from scripts.small_base.embedded import Suite, desk_scene, mini_scene
 from scripts.small_base.scene import Scene

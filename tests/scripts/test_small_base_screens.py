@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bus.errors import MissingPartError
-from envs.miniwob.env import MiniwobEnv
-from envs.registry import load_suite, make_env
+from envs.contract.registry import load_suite, make_env
+from envs.suites.miniwob.env import MiniwobEnv
 from scripts.small_base import words
 from scripts.small_base.played import demonstrations, page_scenes
 from scripts.small_base.rendered import Canvas, rendered_scenes

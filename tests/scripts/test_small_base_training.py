@@ -13,10 +13,10 @@ import torch
 
 from bus.errors import UserError
 from dart_cli.config.schema import PolicyConfig
+from dart_cli.language.vocabulary import END
 from dart_cli.policy.forward import image_features, logits
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.policy.vocabulary import END
 from scripts import tiny_model as tiny
 from scripts.build_tiny_base import SPREAD, Packer
 from scripts.small_base.drawn import drawn_scene
@@ -168,7 +168,7 @@ def test_questions_are_asked_as_the_engine_renders_them(
     sheet = read_sheet(policy.images, scene, scene.asked)
     packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
     template = "{instruction}" if before is None else "{instruction}\n{previous}"
-    renderer = make_renderer(policy, PolicyConfig(codec="compact", template=template))
+    renderer = make_renderer(policy, PolicyConfig(action_parser="compact", template=template))
     steps = "\n".join(f"Step {n}: {each}" for n, each in enumerate(before or (), 1)) or "None"
     prompt = renderer.render(
         asked.text, (), scene.png, previous=steps if before is not None else ""

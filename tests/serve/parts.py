@@ -25,7 +25,7 @@ from dart_cli.env.router import RolloutRouter, RoutingStats
 from dart_cli.runtime.http_server import make_server
 from dart_cli.serve.app import make_app
 from dart_cli.serve.sessions import RunPeers, Sessions, action_language
-from envs.registry import find_task
+from envs.contract.registry import find_task
 from tests.env.parts import Memory, Says, lease
 from tests.waiting import PATIENCE_S
 

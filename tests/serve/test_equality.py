@@ -15,9 +15,9 @@ from bus.messages import ActRequest, Completion, StepRecord, Turn
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.episode import Episode
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
-from envs.registry import find_task, make_env
+from envs.contract.registry import find_task, make_env
 from tests.env.parts import Lenient, Memory, action_spec, lease, mini, threaded
 from tests.serve.parts import Endpoint, endpoint, url
 
@@ -113,7 +113,7 @@ async def _with_limit(answers: Answers, task_id: str, steps: int) -> tuple[Memor
         given = lease(task_id, seed=1, max_steps=steps)
         sampling = given.sampling.model_copy(update={"seed": 1000 + 10 * attempt})
         given = given.model_copy(update={"sampling": sampling})
-        spec = replace(action_spec(images=3, turns=8), codec=Lenient())
+        spec = replace(action_spec(images=3, turns=8), action_parser=Lenient())
         await Episode(env, given, find_task("mini", task_id), answers, sink, spec).play()
         await env.close()
         if len(sink.steps) >= 4:

@@ -62,7 +62,7 @@ async def test_an_agent_is_told_how_actions_are_written(alone: bool) -> None:
     async with endpoint(Says("click(1,2)"), alone=alone) as there:
         listed = await there.call("GET", "/v1/models")
         [model] = listed.body["data"]
-        assert model["dart"] == {"codec": "compact", "coordinates": "thousandths"}
+        assert model["dart"] == {"action_parser": "compact", "coordinates": "thousandths"}
         said = await there.call("POST", "/v1/chat/completions", chat(user="an-episode"))
         assert said.body["dart"].items() >= model["dart"].items()
 

@@ -11,8 +11,8 @@ from typing import Any
 from PIL import Image
 
 from bus.errors import EnvError
-from envs.actions import Action, Click, Done, Fail, Wait
-from envs.base import GuiEnv, Observation, Task, Verdict
+from envs.contract.actions import Action, Click, Done, Fail, Wait
+from envs.contract.base import GuiEnv, Observation, Task, Verdict
 
 _COUNTER = itertools.count()
 

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from dart_cli.cli.main import main
-from envs.actions import Action
-from envs.base import Observation
+from envs.contract.actions import Action
+from envs.contract.base import Observation
 from tests.env.unruly_suite import SCREEN, Unruly
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in
@@ -115,13 +115,13 @@ def test_an_episode_is_judged_where_the_person_stops_typing(
             "evaluate-none",
             "--random",
             1,
-            "invalid: play: evaluate must return a Verdict (envs.base), got None",
+            "invalid: play: evaluate must return a Verdict (envs.contract.base), got None",
         ),
         (
             "solve-none",
             "--solution",
             1,
-            "invalid: play: oracle_action must return an action of envs.actions, got None",
+            "invalid: play: oracle_action must return an action of envs.contract.actions, got None",
         ),
         ("true", "--random", 1, "invalid: unruly/true is true at reset"),
         ("infeasible", "--random", 0, "the policy did not say so"),

@@ -138,7 +138,7 @@ def test_a_task_that_is_under_way_at_the_stop_is_reported_as_far_as_it_was_playe
 NEVER_READY = """
 import sys
 from pathlib import Path
-from envs.base import Task
+from envs.contract.base import Task
 from tests.env.unruly_suite import Unruly
 
 class NeverEnv(Unruly):
@@ -232,7 +232,7 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_code_2(
 
 
 RAISES = """
-from envs.base import Task
+from envs.contract.base import Task
 from tests.env.unruly_suite import Unruly
 
 class RaisingEnv(Unruly):
@@ -294,7 +294,7 @@ def test_what_was_found_is_printed_though_it_cannot_be_written(
 def test_a_make_env_that_breaks_is_one_line(raised: str, tmp_path: Path) -> None:
     path = tmp_path / "own_suite.py"
     path.write_text(
-        "from envs.embedded.suites import MiniSuite\n\n"
+        "from envs.suites.embedded.suites import MiniSuite\n\n"
         f"class Own(MiniSuite):\n    def make_env(self, **_):\n        raise {raised}\n"
     )
     kind = raised.partition("(")[0]

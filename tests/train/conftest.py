@@ -19,14 +19,14 @@ from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
-from dart_cli.policy.history import History
-from dart_cli.policy.model import load_policy
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.history import History
+from dart_cli.language.parsers import make_action_parser
+from dart_cli.policy.loader import load_policy
 from dart_cli.weights.file import load
-from envs.actions import Click
-from envs.base import content_hash
-from envs.registry import load_suite, make_env
+from envs.contract.actions import Click
+from envs.contract.base import content_hash
+from envs.contract.registry import load_suite, make_env
 from scripts.tiny_model import build_tiny, save
 
 SUITE = "mini"
@@ -160,7 +160,7 @@ def _play(
             )
             frame = make_coordinate_map("thousandths", observation.width, observation.height)
             try:
-                action = make_codec("compact").parse(completion.text, frame)
+                action = make_action_parser("compact").parse(completion.text, frame)
             except ActionError:
                 action = Click(x=observation.width // 2, y=observation.height // 2)
             turns.append(Turn(text=completion.text, screenshot=observation.screenshot))

@@ -16,12 +16,12 @@ from dart_cli.policy.model_files import shard_rows
 from dart_cli.train.base import read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup
 from dart_cli.train.ranks.follower import follow
 from dart_cli.train.ranks.lead import RankedLearner
 from dart_cli.train.ranks.watch import Membership, RankWatch
 from dart_cli.train.sharded import local_shard
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel
 from dart_cli.weights.flat_weights import TensorStream
 

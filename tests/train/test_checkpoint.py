@@ -28,7 +28,7 @@ from dart_cli.train.checkpoints.identity import (
     TrainerProgress,
 )
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.folder import model_identity
 from tests.train.parts import Held, save
 from tests.waiting import PATIENCE_S

@@ -16,8 +16,8 @@ from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.critic import KEPT, PREFIX, Critic, Steps, explained
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
-from dart_cli.train.ranks.group import SingleRank
+from dart_cli.train.rank_group import SingleRank
+from dart_cli.train.trained_policy import TrainModel
 from tests.train.parts import EXPECTED, MARGIN, Held, tracked
 
 

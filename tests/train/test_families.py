@@ -14,10 +14,10 @@ from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.doctor.parity import Trial, play_trial
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps

@@ -15,10 +15,10 @@ from bus.messages import Batch, BatchTrained, VersionSpan
 from dart_cli.config.schema import Config
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
+from dart_cli.train.trained_policy import TrainModel
 from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Data, train
 

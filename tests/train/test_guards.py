@@ -19,9 +19,9 @@ import pytest
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.engines.caches import FeatureCache, PrefixCache
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.train.learner import PolicyLearner, Update
-from dart_cli.train.model import TrainModel
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from tests.weights.sets import publish
 

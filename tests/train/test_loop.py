@@ -46,8 +46,8 @@ from dart_cli.train.checkpoints.identity import (
     TrainerProgress,
 )
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel, load
 from dart_cli.weights.manifest import WEIGHTS, newest_version, read_manifest
 from tests.steps import steps_of, with_changes, with_steps

@@ -21,14 +21,14 @@ from dart_cli.engines import caches
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.policy.model_files import write_adapters
 from dart_cli.train.checkpoints.checkpoint import load as load_checkpoint
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import rescore
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel, load
 from scripts.small_models import FAMILIES
 from tests.train.parts import save

@@ -16,10 +16,10 @@ from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.policy.forward import encoder_outputs, image_features
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.share import batch_shares, trajectory_of
+from dart_cli.train.trained_policy import TrainModel
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.trees import tree_batch

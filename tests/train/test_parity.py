@@ -17,12 +17,12 @@ import torch
 from bus.messages import Batch
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.parity import limit_of
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from tests.devices import DEVICES
 from tests.train.parts import save

@@ -12,13 +12,13 @@ import torch
 
 from dart_cli.config.schema import Config
 from dart_cli.export.folder import export_folder
-from dart_cli.policy.model import load_policy, weight_tensors
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.policy.pointer.head import head_of
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import FileChannel, load
 from tests.train.parts import save

@@ -19,11 +19,11 @@ from dart_cli.doctor.parity import Trial, play_trial
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import encoder_outputs, image_features
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.packs.share import check
 from dart_cli.train.parity import rescore
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
 from tests.policy.test_pointer_head import in_numpy

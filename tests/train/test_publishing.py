@@ -26,9 +26,9 @@ from dart_cli.config.schema import Config
 from dart_cli.train import loop
 from dart_cli.train.base import Update
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
 from dart_cli.train.publishing import Publications
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights import file
 from dart_cli.weights.file import load
 from dart_cli.weights.flat_weights import FlatWeights, TensorCopy

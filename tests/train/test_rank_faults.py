@@ -10,7 +10,7 @@ import torch
 from bus.messages import Batch, BatchTrained, TrainerHello
 from dart_cli.config.schema import Config
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
+from dart_cli.train.trained_policy import TrainModel
 from tests.train.parts import Data, another_run, final_weights
 from tests.train.trainers import run_trainer
 from tests.waiting import until

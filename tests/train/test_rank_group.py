@@ -1,6 +1,6 @@
 """The group of one rank."""
 
-from dart_cli.train.ranks.group import RankGroup, SingleRank
+from dart_cli.train.rank_group import RankGroup, SingleRank
 
 
 def test_one_process_gathers_its_own() -> None:

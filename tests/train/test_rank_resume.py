@@ -9,8 +9,8 @@ from bus.messages import Batch
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.process import run
+from dart_cli.train.trained_policy import TrainModel
 from tests.train.parts import Data, another_run, serving
 from tests.train.trainers import run_trainer
 

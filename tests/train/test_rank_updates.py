@@ -15,7 +15,7 @@ from bus.messages import Batch, Chain, Sample
 from bus.packed import float64s, int32s
 from dart_cli.config.schema import Config, LoraConfig, PolicyConfig
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from tests.train import rank_cases
 from tests.train.conftest import Play
 from tests.train.rank_cases import Case

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bus.errors import ModelError
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.policy.model_files import PolicyFiles, fill
 from scripts.small_models import build
 from tests.train import sharded_cases as cases

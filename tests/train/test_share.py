@@ -17,7 +17,7 @@ from bus.ranks import Share
 from dart_cli.config.schema import Config
 from dart_cli.train.critic import PREFIX
 from dart_cli.train.learner import PolicyLearner, Update
-from dart_cli.train.model import TrainModel
+from dart_cli.train.trained_policy import TrainModel
 from tests.train.parts import tracked
 from tests.train.test_packs import config_of
 from tests.train.trees import tree_batch

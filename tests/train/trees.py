@@ -10,11 +10,11 @@ from bus.packed import float64s, int32s
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.parity import draw
-from dart_cli.policy.model import LoadedPolicy
-from dart_cli.train.model import TrainModel
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.share import packed_batches, pad_of
-from envs.base import content_hash
+from dart_cli.train.trained_policy import TrainModel
+from envs.contract.base import content_hash
 
 SIZES = ((448, 224), (224, 224), (224, 448))
 

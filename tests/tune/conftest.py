@@ -30,7 +30,7 @@ Tune = Callable[..., Any]
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two solutions of each of two tasks, as Parquet files."""
     from dart_cli.collect import CollectOptions
-    from dart_cli.collect.run import run_collect
+    from dart_cli.collect.collector import run_collect
     from dart_cli.config.schema import Config
 
     home = tmp_path_factory.mktemp("played")
@@ -42,7 +42,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tune() -> Tune:
     """tune({"tune.batch": 3, ...}, **options) -> what `dart tune` with these keys gives."""
-    from dart_cli.tune.run import run_tune
+    from dart_cli.tune.tuning import run_tune
 
     def run(keys: dict[str, Any], **options: bool) -> Any:
         overrides = [f"{key}={to_toml(value)}" for key, value in keys.items()]

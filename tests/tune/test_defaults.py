@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dart_cli.config.rate import SMALL
+from dart_cli.config.learning_rate import SMALL
 from dart_cli.config.schema import TuneConfig
 from dart_cli.tune.defaults import LORA_MOST, Chosen, chosen
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from bus.errors import UserError
 from dart_cli.config.schema import Config
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.tune.data import ActionData, read_data
 from dart_cli.tune.episodes import EPISODES, ActionExamples, read_episodes
-from envs.actions import Click, Done
+from envs.contract.actions import Click, Done
 
 Tune = Callable[..., Any]
 
@@ -96,7 +96,7 @@ def policy() -> LoadedPolicy:
     return load_policy("builtin:tiny")
 
 
-def test_a_step_is_asked_with_its_past_and_answered_in_the_codecs_words(
+def test_a_step_is_asked_with_its_past_and_answered_in_the_action_parsers_words(
     policy: LoadedPolicy, home: Path
 ) -> None:
     data = read_data(Config.model_validate({"tune": {"data": [str(write(home, episode()))]}}))

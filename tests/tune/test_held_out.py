@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dart_cli.collect import CollectOptions
-from dart_cli.collect.run import run_collect
+from dart_cli.collect.collector import run_collect
 from dart_cli.config.model_folder import TUNED
 from dart_cli.config.schema import Config
 from dart_cli.tune import pace
 from dart_cli.tune.held_out import MOST_ROWS, Measured, Outcome, fallen, split_rows
-from dart_cli.tune.kept import BEFORE
+from dart_cli.tune.training_state import BEFORE
 from scripts.make_grounding_set import make_set
 from tests.tune.stopping import run_and_stop
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForImageTextToText
 from bus.errors import UserError
 from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import LoraConfig
+from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.policy.lora import is_adapter, peft_names
-from dart_cli.policy.model import load_policy, weight_tensors
 from tests.tune.stopping import run_and_stop
 
 Keys = dict[str, Any]

@@ -16,7 +16,7 @@ from dart_cli.grounding.formats import grounding_config
 from dart_cli.grounding.items import Item
 from dart_cli.grounding.reader import read_set
 from dart_cli.policy.forward import image_features, logits
-from dart_cli.policy.model import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.tune.examples import Example, Examples, PointerAnswers, TextAnswers, visible_box
 from dart_cli.tune.loss import LossSettings, batch_loss, collate_batch, counts_of
 
@@ -138,5 +138,7 @@ def test_a_token_that_is_never_sampled_is_told_before_training(made: Path) -> No
         def text(self, item: Item) -> str:
             return "λ"
 
-    with pytest.raises(UserError, match=r"screenspot_desktop.json\[0\].*'<unk>'.*tune.codec"):
+    with pytest.raises(
+        UserError, match=r"screenspot_desktop.json\[0\].*'<unk>'.*tune.action_parser"
+    ):
         Examples(policy, config, told, Greek(policy, config, answers))

@@ -24,7 +24,7 @@ from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.grounding.formats import grounding_config
 from dart_cli.grounding.reader import read_set
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.tune.examples import Examples, TextAnswers
 from dart_cli.tune.training_set import Order
 from dart_cli.tune.trajectories import read_trajectories

@@ -20,7 +20,7 @@ from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.transfer import import_folder
 from dart_cli.data.store.open import open_store
 from dart_cli.policy.forward import logits
-from dart_cli.policy.model import load_policy
+from dart_cli.policy.loader import load_policy
 from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.training_set import StepSet
 from dart_cli.tune.trajectories import read_trajectories
@@ -208,7 +208,7 @@ def test_what_cannot_be_learned_is_told_first(
     if "tune.data" in change:
         change = {"tune.data": [named.get(each, each) for each in change["tune.data"]]}
     if "model.path" in change:
-        change = {"model.path": str(family("qwen2_vl")), "policy.codec": "uitars"}
+        change = {"model.path": str(family("qwen2_vl")), "policy.action_parser": "uitars"}
     with pytest.raises(UserError, match=message):
         tune({"tune.data": [str(places.own)], "tune.out": tmp_path / "out"} | change)
     assert not (tmp_path / "out.part").exists()

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from bus.endpoints import TRAIN, Endpoints
 from bus.requests import Replier
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.runtime.background import background
 from dart_cli.weights.broadcast.transport import Transport
 from tests.weights.broadcasting import make_channel, tensors

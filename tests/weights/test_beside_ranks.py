@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dart_cli.policy import accelerator
-from dart_cli.policy.model import pick_device
+from dart_cli.hardware import accelerator
+from dart_cli.policy.loader import pick_device
 from dart_cli.weights.broadcast.transport import Transport
 from tests.train.world import run_world
 from tests.waiting import PATIENCE_S

@@ -23,10 +23,10 @@ from bus.errors import ProtocolError, WeightsError
 from bus.requests import Requester
 from bus.weights import RendezvousRequest, TransferReply, TransferRequest
 from dart_cli.config.schema import LoraConfig
+from dart_cli.weights.broadcast import broadcaster as rounds
 from dart_cli.weights.broadcast import channel as channels
 from dart_cli.weights.broadcast import group as groups
 from dart_cli.weights.broadcast import receiver as receivers
-from dart_cli.weights.broadcast import rounds
 from dart_cli.weights.broadcast import transport as transports
 from dart_cli.weights.broadcast.group import join
 from dart_cli.weights.broadcast.rendezvous import MOST_KEYS, GroupStore, Rendezvous

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bus.errors import WeightsError
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.weights.broadcast import nccl
 from dart_cli.weights.broadcast.nccl import NcclGroup
 from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
@@ -32,7 +32,7 @@ class Device:
     def __init__(self) -> None:
         self.arrived, self.waits = threading.Event(), threading.Event()
 
-    # dart_cli.policy.accelerator
+    # dart_cli.hardware.accelerator
     def new_event(self) -> SimpleNamespace:
         return SimpleNamespace(record=lambda _: None, synchronize=self._synchronize)
 

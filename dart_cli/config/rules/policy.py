@@ -22,7 +22,7 @@ from dart_cli.config.model_folder import (
 from dart_cli.config.rules import Rule, Table
 from dart_cli.config.rules.machine import unreadable
 from dart_cli.config.schema import (
-    CODEC_PARTS,
+    ACTION_PARSER_PARTS,
     MODEL_ENGINES,
     POINT_PARTS,
     Config,
@@ -30,8 +30,8 @@ from dart_cli.config.schema import (
     PolicyConfig,
 )
 from dart_cli.config.values import shown
-from envs.actions import Click, Done, Type
-from envs.own_code import load_own
+from envs.contract.actions import Click, Done, Type
+from envs.contract.own_code import load_own
 
 
 def needs_model(config: Config) -> bool:
@@ -42,16 +42,16 @@ def needs_model(config: Config) -> bool:
 # --- [policy]
 
 
-def _codec_problem(config: Config) -> str:
-    """Why the user's own codec cannot be used; empty if it can."""
+def _parser_problem(config: Config) -> str:
+    """Why the user's own action parser cannot be used; empty if it can."""
     policy = config.policy
-    name = policy.codec
+    name = policy.action_parser
     if ":" not in name:
         return ""
     try:
-        codec = load_own("codec", name, name)
-        lacking = [part for part in CODEC_PARTS if not hasattr(codec, part)]
-        no_points = [part for part in POINT_PARTS if not hasattr(codec, part)]
+        action_parser = load_own("action_parser", name, name)
+        lacking = [part for part in ACTION_PARSER_PARTS if not hasattr(action_parser, part)]
+        no_points = [part for part in POINT_PARTS if not hasattr(action_parser, part)]
     except TaskError as error:
         return f"cannot be used: {error}"
     except Exception as error:  # noqa: BLE001 - of the user's own property
@@ -63,7 +63,7 @@ def _codec_problem(config: Config) -> str:
             f'= {shown(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
             'them (docs/policy.md), or set policy.pointing = "text"'
         )
-    if policy.history_images_most and (change := _changed_in_history(codec)):
+    if policy.history_images_most and (change := _changed_in_history(action_parser)):
         return (
             f"= {shown(name)} cannot be used with policy.history_images_most, which shows past "
             f"completions as they were sampled: its as_history turns {change}; "
@@ -73,7 +73,7 @@ def _codec_problem(config: Config) -> str:
 
 
 class _AsIs:
-    """Coordinates of a screen of a thousand pixels a side, for a codec that is only tried."""
+    """Coordinates of a screen of a thousand pixels a side, for an action parser that is only tried."""
 
     def to_screen(self, x: int, y: int) -> tuple[int, int]:
         return x, y
@@ -82,12 +82,12 @@ class _AsIs:
         return x, y
 
 
-def _changed_in_history(codec: Any) -> str:
-    """Return a completion that the codec shows otherwise in a prompt, and as what; empty if it shows none."""
+def _changed_in_history(action_parser: Any) -> str:
+    """Return a completion that the action parser shows otherwise in a prompt, and as what; empty if it shows none."""
     for action in (Click(x=500, y=300), Type(text="a"), Done()):
         with contextlib.suppress(Exception):  # not every language has every action
-            text = codec.format(action, _AsIs(), thought="Now this.")
-            changed = codec.as_history(text)
+            text = action_parser.format(action, _AsIs(), thought="Now this.")
+            changed = action_parser.as_history(text)
             if changed != text:
                 return f"{shown(text)} into {shown(changed)}"
     return ""
@@ -137,25 +137,27 @@ POLICY = Table(
             lambda c: "{instruction}" not in c.policy.template,
             "needs {{instruction}} where the task belongs, got {value}",
         ),
-        Rule("policy.codec", _codec_problem, "{found}"),
+        Rule("policy.action_parser", _parser_problem, "{found}"),
         Rule(
             "policy.coordinates",
-            lambda c: c.policy.codec == "compact" and c.policy.coordinates != "thousandths",
-            'must be "thousandths" with policy.codec = "compact", which writes numbers 0-999, got {value}',
+            lambda c: c.policy.action_parser == "compact" and c.policy.coordinates != "thousandths",
+            'must be "thousandths" with policy.action_parser = "compact", which writes numbers 0-999, got {value}',
         ),
         Rule(
             "policy.coordinates",
             lambda c: (
                 c.policy.coordinates == "unit"
-                and c.policy.codec not in ("pyautogui", "scalecua")
-                and ":" not in c.policy.codec
+                and c.policy.action_parser not in ("pyautogui", "scalecua")
+                and ":" not in c.policy.action_parser
             ),
-            '= "unit" needs a codec that reads decimals: policy.codec = "pyautogui", got '
-            '"{policy.codec}"',
+            '= "unit" needs an action parser that reads decimals: policy.action_parser = "pyautogui", got '
+            '"{policy.action_parser}"',
         ),
         Rule(
-            "policy.codec",
-            lambda c: c.model.path in BUILTIN and c.policy.codec != "compact" and needs_model(c),
+            "policy.action_parser",
+            lambda c: (
+                c.model.path in BUILTIN and c.policy.action_parser != "compact" and needs_model(c)
+            ),
             'must be "compact", the only action language of model.path = "{model.path}", got {value}',
         ),
         Rule(

@@ -10,8 +10,8 @@ from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import TRAIN_SEEDS, Config, JudgeConfig, observed_kinds
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
 from dart_cli.config.values import shown
-from envs.base import Task
-from envs.registry import (
+from envs.contract.base import Task
+from envs.contract.registry import (
     SHIPPED,
     check_observe,
     check_options,

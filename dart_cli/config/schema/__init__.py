@@ -6,14 +6,20 @@
 `dart init` writes the field texts as comments, docs/config.md holds them as tables. load.py reads a
 TOML file into a Config; rules/ has what no single field can show.
 
-The sections are in modules by subject, and imported from here:
+The sections are in modules by their names, and imported from here:
 
-    base     the base of all sections, types and bounds that fields share
-    process  [run], [bus], [up]
-    model    [model], [model.lora], [policy]
-    played   [env], [env.judge], [eval], [serve]
-    served   [rollout], [vllm], [weights]
-    learned  [data], [train], [tune]
+    base           the base of all sections, types and bounds that fields share
+    run_bus_up     [run], [bus], [up]
+    model_policy   [model], [model.lora], [policy]
+    env            [env], [env.judge]
+    rollout        [rollout]
+    vllm           [vllm]
+    data           [data]
+    train          [train]
+    weights        [weights]
+    eval           [eval]
+    serve          [serve]
+    tune           [tune]
 """
 
 from __future__ import annotations
@@ -24,37 +30,30 @@ from dart_cli.config.schema.base import (
     TRAIN_SEEDS,
     Section,
 )
-from dart_cli.config.schema.learned import (
-    BY_TRACKER,
-    KEEP_CHECKPOINTS,
-    LEAST_RATE,
-    DataConfig,
-    TrainConfig,
-    TuneConfig,
-)
-from dart_cli.config.schema.model import (
-    CODEC_PARTS,
-    CODECS,
+from dart_cli.config.schema.data import BY_TRACKER, DataConfig
+from dart_cli.config.schema.env import EnvConfig, JudgeConfig, observed_kinds
+from dart_cli.config.schema.eval import EvalConfig
+from dart_cli.config.schema.model_policy import (
+    ACTION_PARSER_PARTS,
+    ACTION_PARSERS,
     POINT_PARTS,
     LoraConfig,
     ModelConfig,
     Pointing,
     PolicyConfig,
 )
-from dart_cli.config.schema.played import (
-    EnvConfig,
-    EvalConfig,
-    JudgeConfig,
-    ServeConfig,
-    observed_kinds,
-)
-from dart_cli.config.schema.process import BusConfig, RunConfig, UpConfig
-from dart_cli.config.schema.served import MODEL_ENGINES, RolloutConfig, VllmConfig, WeightsConfig
+from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig
+from dart_cli.config.schema.run_bus_up import BusConfig, RunConfig, UpConfig
+from dart_cli.config.schema.serve import ServeConfig
+from dart_cli.config.schema.train import KEEP_CHECKPOINTS, LEAST_RATE, TrainConfig
+from dart_cli.config.schema.tune import TuneConfig
+from dart_cli.config.schema.vllm import VllmConfig
+from dart_cli.config.schema.weights import WeightsConfig
 
 __all__ = [
+    "ACTION_PARSERS",
+    "ACTION_PARSER_PARTS",
     "BY_TRACKER",
-    "CODECS",
-    "CODEC_PARTS",
     "KEEP_CHECKPOINTS",
     "LEAST_RATE",
     "MODEL_ENGINES",

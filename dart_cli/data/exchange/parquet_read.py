@@ -39,9 +39,9 @@ from dart_cli.data.exchange.parquet_schema import (
 )
 from dart_cli.data.store.rows import PoolSource
 from dart_cli.data.store.steps import StepRow
-from dart_cli.policy.pointer.tokens import patch_mistake
-from envs.actions import action_from_dict
-from envs.base import content_hash, reward_of
+from dart_cli.language.pointer_tokens import patch_mistake
+from envs.contract.actions import action_from_dict
+from envs.contract.base import content_hash, reward_of
 
 _READ_ROWS = 32  # at once; images are large
 MAX_STEPS = 10_000
@@ -263,7 +263,7 @@ def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         raise place.wrong("action", f"is not JSON: {row.action[:60]!r}") from None
     except ActionError as error:
-        raise place.wrong("action", f"is no action of envs/actions.py: {error}") from None
+        raise place.wrong("action", f"is no action of envs/contract/actions.py: {error}") from None
     return value
 
 

@@ -33,7 +33,7 @@ from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow, PoolSource, TrajectoryRow
 from dart_cli.data.store.writer import Store
-from envs.registry import find_task, load_suite
+from envs.contract.registry import find_task, load_suite
 
 log = logging.getLogger(__name__)
 

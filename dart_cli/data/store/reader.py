@@ -38,7 +38,7 @@ from dart_cli.data.store.steps import (
     unpack_floats,
     unpack_ids,
 )
-from dart_cli.policy.pointer.tokens import drawn
+from dart_cli.language.pointer_tokens import drawn
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
 """Of a batch: it has the groups and samples of its replays, which have no rows of their own."""

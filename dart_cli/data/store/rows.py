@@ -244,7 +244,7 @@ class OwnCounts:
 
 @dataclass(frozen=True)
 class TrackerRow:
-    """Expected reward of a task at one step of its episodes; see dart_cli/algo/trackers.py."""
+    """Expected reward of a task at one step of its episodes; see dart_cli/algo/success_trackers.py."""
 
     task_id: str
     step: int  # 0-based; -1 for the whole task

@@ -51,8 +51,8 @@ from dart_cli.engines.vllm import SECTION
 from dart_cli.engines.vllm.set_files import LEAST_SLOTS, AdapterVersions, open_files
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
+from dart_cli.policy.loader import LoadedPolicy, weight_tensors
 from dart_cli.policy.lora import base_of
-from dart_cli.policy.model import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet, directory_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from dart_cli.engines.sampling import draw, entropies, uniform_numbers
 from dart_cli.engines.vllm import SECTION
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 
 COLUMNS = 2
 """Numbers returned for each token: its log-probability, and minus the entropy."""

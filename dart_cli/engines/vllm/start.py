@@ -33,7 +33,7 @@ from dart_cli.engines.vllm.room import (
     divide,
     kept_tokens,
 )
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -269,7 +269,7 @@ def _environment(device: str, threads: int) -> Iterator[None]:
 
 def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
     """Raise MissingPartError if vLLM's build, the configured device and the GPUs do not match."""
-    from dart_cli.policy import accelerator
+    from dart_cli.hardware import accelerator
 
     if on_cpu and device.startswith(accelerator.KIND):
         raise MissingPartError(

@@ -42,9 +42,9 @@ from dart_cli.config.model_folder import (
     weight_files,
 )
 from dart_cli.config.rules.machine import refuse_out
+from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.policy.model_files import PolicyFiles, new_folder
 from dart_cli.policy.pointer.head import PointerHead, initial_head
-from dart_cli.policy.pointer.tokens import PointerTokens, pointer_tokens
 
 _EMBEDDINGS = ("language_model.embed_tokens.weight", "lm_head.weight")
 _HEAD_FILE = "model-pointer-head.safetensors"

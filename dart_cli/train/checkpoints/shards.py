@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bus.errors import CheckpointError, WeightsError
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.weights.flat_weights import specs_of
 from dart_cli.weights.manifest import layout_of, on_cores, read_layout
 

@@ -36,7 +36,7 @@ from bus.packed import IntArray
 from bus.ranks import PackedBatch
 from dart_cli.policy.forward import ImageFeatures, image_features, rope_positions
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.model import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
 from dart_cli.train.packs.share import ids, image_sizes, pad_of
 

@@ -7,7 +7,7 @@
 
 Which samples are in one pack, and on which rank, changes no number of the update (up to the order in
 which gradients are added): divisors are the whole batch's, and ranks add up what they find before
-anything is decided (ranks/group.py).
+anything is decided (rank_group.py).
 
 With `<|pointer_end|>` a patch of the prompt's last screenshot was drawn; `<|pointer_pad|>` follows from
 the token before it: it has no gradient, so it weighs nothing and counts in no length and no mean.
@@ -27,8 +27,8 @@ from bus.messages import Batch, Chain, Sample
 from bus.packed import IntArray, float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
 from dart_cli.algo.objective import LossShares, Normalise, loss_shares
-from dart_cli.policy.model import LoadedPolicy
-from dart_cli.policy.pointer.tokens import patch_mistake
+from dart_cli.language.pointer_tokens import patch_mistake
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.packs.plan import IMAGE, Costs, PlannedPack, Tokens, plan
 
 _NONE = np.zeros(0)

@@ -31,7 +31,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bus.errors import ConfigError, MissingPartError, RankError
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.train.ranks.watch import POLL_S, Membership, RankWatch, new_folder
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
@@ -58,7 +58,7 @@ class Command(enum.IntEnum):
 
 
 class DistributedGroup:
-    """See dart_cli.train.ranks.group.RankGroup. Not thread-safe: the computing thread's."""
+    """See dart_cli.train.rank_group.RankGroup. Not thread-safe: the computing thread's."""
 
     def __init__(self, member: Membership, watch: RankWatch, device: torch.device) -> None:
         self.rank, self.size = member.rank, member.size

@@ -64,8 +64,8 @@ def _work(config: Config) -> None:
 
     from dart_cli.train.checkpoints.checkpoint import CheckpointSaver
     from dart_cli.train.learner import PolicyLearner
-    from dart_cli.train.model import TrainModel
     from dart_cli.train.ranks.processes import Ranks
+    from dart_cli.train.trained_policy import TrainModel
 
     torch.set_num_threads(config.train.threads)
     with Ranks(config) as ranks:

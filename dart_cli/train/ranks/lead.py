@@ -27,13 +27,13 @@ from bus.codec import joined
 from bus.messages import Batch
 from bus.ranks import Share
 from dart_cli.config.schema import Config
-from dart_cli.policy import accelerator
+from dart_cli.hardware import accelerator
 from dart_cli.train.base import SavedState, Tensors, Update
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.model import TrainModel
 from dart_cli.train.ranks.distributed import Command, DistributedGroup, memory_mb
 from dart_cli.train.ranks.processes import Ranks
+from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.flat_weights import TensorStream
 
 log = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from bus.weights import (
     TransferRequest,
 )
 from dart_cli.config.schema import LoraConfig
-from dart_cli.config.schema.served import WHOLE_EVERY
-from dart_cli.policy import accelerator
+from dart_cli.config.schema.weights import WHOLE_EVERY
+from dart_cli.hardware import accelerator
+from dart_cli.weights.broadcast.broadcaster import RoundsThread, Version, refer_to
 from dart_cli.weights.broadcast.rendezvous import Rendezvous
-from dart_cli.weights.broadcast.rounds import RoundsThread, Version, refer_to
 from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import FileChannel
 from dart_cli.weights.flat_weights import FlatWeights

@@ -17,8 +17,8 @@ from bus.errors import EngineError, WeightsError
 from bus.messages import ActRequest, SampledTokens, Sampling, VersionSpan
 from dart_cli.engines.base import GenerateRequest, Generation
 from dart_cli.engines.scripted import ScriptedResponder
-from dart_cli.policy.codecs import make_codec
-from dart_cli.policy.coordinates import make_coordinate_map
+from dart_cli.language.coordinates import make_coordinate_map
+from dart_cli.language.parsers import make_action_parser
 from dart_cli.weights.manifest import WEIGHTS
 from tests.waiting import until
 from tests.weights.sets import publish
@@ -29,10 +29,10 @@ SLOW = Times(prefill_s=0.01, prefill_cached_s=0.01, decode_s=0.002, decode_each_
 
 @contextlib.asynccontextmanager
 async def serving(
-    timing: Times, codec: str = "uitars", **options: int
+    timing: Times, action_parser: str = "uitars", **options: int
 ) -> AsyncIterator[TimedEngine]:
     engine = TimedEngine(
-        random_replies(codec, timing),
+        random_replies(action_parser, timing),
         timing,
         check_weights=check_complete,
         **{"policy_version": 0, **options},
@@ -59,10 +59,12 @@ async def decoded(engine: TimedEngine, requests: int) -> None:
     await until(lambda: engine.gauges()["in_flight"] >= requests)
 
 
-@pytest.mark.parametrize("codec", ["compact", "uitars"])
-async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(codec: str) -> None:
+@pytest.mark.parametrize("action_parser", ["compact", "uitars"])
+async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(
+    action_parser: str,
+) -> None:
     coordinates = make_coordinate_map("thousandths", 448, 336)
-    async with serving(FAST, codec) as engine:
+    async with serving(FAST, action_parser) as engine:
         first, second = [
             await asyncio.gather(*(engine.generate(ask(seed)) for seed in range(200)))
             for _ in range(2)
@@ -72,10 +74,12 @@ async def test_every_reply_is_an_action_as_long_as_drawn_and_follows_the_seed(co
     assert [generation.sampled.token_ids for generation in second] == [
         g.sampled.token_ids for g in first
     ]
-    assert {make_codec(codec).parse(text, coordinates).kind for text in texts} == {"click"}
+    assert {make_action_parser(action_parser).parse(text, coordinates).kind for text in texts} == {
+        "click"
+    }
     assert {generation.stop for generation in first} == {"end"}
     lengths = sorted(map(len, texts))
-    if codec == "uitars":
+    if action_parser == "uitars":
         assert 60 <= lengths[100] <= 80  # completion_tokens = 70 is the median
         assert lengths[-1] <= 200
     assert gauges["prefills"] == 400
@@ -92,16 +96,16 @@ async def test_max_tokens_is_never_passed() -> None:
     assert (cut.stop, len(cut.sampled.token_ids)) == ("length", 20)
 
 
-@pytest.mark.parametrize("codec", ["compact", "uitars"])
-async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(codec: str) -> None:
+@pytest.mark.parametrize("action_parser", ["compact", "uitars"])
+async def test_suspended_and_resumed_elsewhere_the_reply_is_the_same(action_parser: str) -> None:
     requests = [ask(seed) for seed in range(12)]
-    async with serving(FAST, codec) as engine:
+    async with serving(FAST, action_parser) as engine:
         straight = [await engine.generate(request) for request in requests]
     found: dict[int, Generation] = {}
     slower = SLOW.model_copy(update={"decode_s": 0.004})
     async with (
-        serving(slower, codec, max_batch=4) as one,
-        serving(slower, codec, max_batch=4) as two,
+        serving(slower, action_parser, max_batch=4) as one,
+        serving(slower, action_parser, max_batch=4) as two,
     ):
         engines = [one, two]
         while len(found) < len(requests):
@@ -231,10 +235,10 @@ async def test_screens_are_answered_through_the_same_responder() -> None:
     assert completion.engine_s > 0
 
 
-@pytest.mark.parametrize("codec", ["compact", "uitars"])
-async def test_any_partial_is_continued(codec: str) -> None:
+@pytest.mark.parametrize("action_parser", ["compact", "uitars"])
+async def test_any_partial_is_continued(action_parser: str) -> None:
     """Also one that this engine would not have made: its tokens stay, the rest is its own."""
-    async with serving(FAST, codec) as engine:
+    async with serving(FAST, action_parser) as engine:
         for seed in range(8):
             whole = await engine.generate(ask(seed))
             for length in range(1, len(whole.sampled.token_ids), 3):

@@ -13,9 +13,9 @@ from benchmarks.simulation.profiles import PROFILES, expected
 from benchmarks.simulation.screens import screenshot
 from benchmarks.simulation.suite import TimedSuite
 from bus.errors import EnvError, TaskError
-from envs.actions import Click, Done
-from envs.base import GuiEnv, Observation, content_hash
-from envs.registry import make_env, tasks_of
+from envs.contract.actions import Click, Done
+from envs.contract.base import GuiEnv, Observation, content_hash
+from envs.contract.registry import make_env, tasks_of
 from tests.simulated import SUITE
 
 CLICK = Click(x=1, y=1)

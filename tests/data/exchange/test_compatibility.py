@@ -17,8 +17,8 @@ from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.exchange.transfer import (
     import_folder,
 )
-from dart_cli.policy.model import load_policy
-from envs.base import content_hash
+from dart_cli.policy.loader import load_policy
+from envs.contract.base import content_hash
 from tests.altered import altered
 from tests.data.exchange.parts import step, trajectory, written
 

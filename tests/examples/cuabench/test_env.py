@@ -9,8 +9,8 @@ from urllib.request import urlopen
 import pytest
 
 from bus.errors import EnvError, MissingPartError, TaskError
-from envs.actions import Click, Done, Fail, KeyDown, Scroll, Type
-from envs.registry import check_parts, make_env
+from envs.contract.actions import Click, Done, Fail, KeyDown, Scroll, Type
+from envs.contract.registry import check_parts, make_env
 from tests.examples.cuabench.worker_process import worker
 
 QUICK = {"connect_s": 0.0, "step_s": 20.0}

@@ -11,7 +11,7 @@ import pytest
 
 from bus.errors import EnvError
 from dart_cuabench.http import JsonClient, RefusedError
-from envs.remote.servers import Access, Address
+from envs.tools.remote.servers import Access, Address
 from tests.waiting import PATIENCE_S
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"is": 1}'

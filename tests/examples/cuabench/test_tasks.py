@@ -8,7 +8,7 @@ import pytest
 from bus.errors import TaskError
 from dart_cuabench.actions import DONE, MOST_NOTCHES, payloads_of
 from dart_cuabench.suite import CuabenchSuite
-from envs.actions import (
+from envs.contract.actions import (
     Answer,
     Click,
     Done,
@@ -24,7 +24,7 @@ from envs.actions import (
     Type,
     Wait,
 )  # fmt: skip
-from envs.registry import load_suite
+from envs.contract.registry import load_suite
 
 SIZE = (100, 80)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bus.errors import EnvError
 from dart_cuabench.workers import ExclusiveWorkers
-from envs.remote.servers import Address
+from envs.tools.remote.servers import Address
 from tests.examples.cuabench.worker_process import EXAMPLE
 
 A, B = (Address("box", port) for port in (1, 2))
@@ -30,7 +30,7 @@ def test_an_worker_is_taken_once(tmp_path):
 
 def test_an_worker_is_free_again_when_its_process_ends(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from envs.remote.servers import Address; "
+        "import sys; from pathlib import Path; from envs.tools.remote.servers import Address; "
         "from dart_cuabench.workers import ExclusiveWorkers; "
         "servers = ExclusiveWorkers([Address('box', 1)], Path(sys.argv[1])); servers.take(); "
         "print('taken', flush=True); sys.stdin.read()"

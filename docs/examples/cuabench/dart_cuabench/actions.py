@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.actions import (
+from envs.contract.actions import (
     Action,
     Answer,
     Click,

@@ -16,10 +16,10 @@ from dart_cuabench.actions import DONE, Payload, payloads_of
 from dart_cuabench.http import JsonClient, RefusedError
 from dart_cuabench.tasks import WorkerTask
 from dart_cuabench.workers import ExclusiveWorkers
-from envs.actions import Action, Answer, Done, Fail, Wait
-from envs.base import Observation, Verdict, task_of
-from envs.remote.images import from_text
-from envs.remote.servers import Access, Address, Retry, UnreachableError
+from envs.contract.actions import Action, Answer, Done, Fail, Wait
+from envs.contract.base import Observation, Verdict, task_of
+from envs.tools.remote.images import from_text
+from envs.tools.remote.servers import Access, Address, Retry, UnreachableError
 
 KEEP_S = 7 * 24 * 3600
 """After which an idle episode may be ended. Never: a worker that ends one takes a lock that it holds already, and
@@ -41,7 +41,7 @@ class Limits:
 
 
 class CuabenchEnv:
-    """Plays the tasks of one file. See envs.base.GuiEnv for the contract."""
+    """Plays the tasks of one file. See envs.contract.base.GuiEnv for the contract."""
 
     evaluate_acts = True  # it ends the episode
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.errors import EnvError, first_line
-from envs.remote.servers import Access, Address, UnreachableError, shown
+from envs.tools.remote.servers import Access, Address, UnreachableError, shown
 
 _BLOCK = 1 << 16
 _FRESH_S = 2.0

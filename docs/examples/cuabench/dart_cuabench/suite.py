@@ -14,9 +14,9 @@ from dart_cuabench.env import CuabenchEnv, Limits
 from dart_cuabench.http import JsonClient
 from dart_cuabench.tasks import WorkerTask, read_tasks
 from dart_cuabench.workers import ExclusiveWorkers
-from envs.base import Task
-from envs.options import Megabytes, Pause, Seconds, checked
-from envs.remote.servers import Access, Address, read_access, read_addresses
+from envs.contract.base import Task
+from envs.contract.options import Megabytes, Pause, Seconds, checked
+from envs.tools.remote.servers import Access, Address, read_access, read_addresses
 
 PORT = 8001  # of a worker, where its address names none
 _PROBE_S = 10.0

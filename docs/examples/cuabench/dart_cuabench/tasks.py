@@ -19,8 +19,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from bus.errors import TaskError
-from envs.base import Task
-from envs.options import read_toml
+from envs.contract.base import Task
+from envs.contract.options import read_toml
 
 _Steps = Annotated[int, Field(ge=1, le=10_000)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from bus.errors import EnvError
-from envs.base import content_hash
-from envs.remote.servers import Address, SharedServers
+from envs.contract.base import content_hash
+from envs.tools.remote.servers import Address, SharedServers
 
 
 class ExclusiveWorkers:

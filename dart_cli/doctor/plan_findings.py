@@ -1,0 +1,387 @@
+"""The plan of one configuration against this host, for the doctor and for `--dry-run`.
+
+plan            its findings
+absent_gpus     GPUs that [up] names and this host has not, where only nvidia-smi tells
+refuse_misfit   its lines; raises what cannot fit
+refuse_full     raises what the disk has no room for
+planned         the plan, the room for it, and where its steps come from
+plan_lines      its text, a line for each subject
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bus.errors import ConfigError, DartError, ModelError
+from dart_cli.config.devices import gpus_here, listed_gpus
+from dart_cli.config.model_folder import (
+    BUILTIN,
+    Screens,
+    model_folder,
+    model_problem,
+    read_json,
+    refuse_class,
+    resolve,
+    screens,
+    screens_from,
+)
+from dart_cli.config.published import published_of, small_files_cure
+from dart_cli.config.rules import Finding
+from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
+from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
+from dart_cli.config.task_split import training_tasks
+from dart_cli.doctor.findings import error, ok, warning
+from dart_cli.doctor.fit import Room, gb, problems, together_at_most
+from dart_cli.doctor.host_room import HostPart, screen_caches
+from dart_cli.doctor.machine import gpu_kinds, main_memory
+from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
+
+if TYPE_CHECKING:
+    from bus.messages import Role
+
+SHARED = Path("/dev/shm")  # noqa: S108 - measured, not written to
+LEAST_SHOWN = 50_000_000
+"""Bytes of a part that is named; smaller ones are in the sum alone."""
+
+
+class Planned(NamedTuple):
+    """See `planned`."""
+
+    plan: Plan
+    room: Room
+    steps_from: str  # where the steps of its episodes come from
+    published: str  # the checkpoint whose shape is planned; empty where the model's folder is here
+
+    def lines(self, config: Config, role: Role | None) -> dict[str, str]:
+        """Texts by subject."""
+        texts = dict(plan_lines(self.plan, config, self.room, role, self.steps_from))
+        if self.published:
+            shape = f"the published shape of {self.published}, as {config.model.path} is not here"
+            texts["plan for"] = f"{shape}; {texts['plan for']}"
+        return texts
+
+
+def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
+    """Yield what the run will take, against what is here; nothing for a shipped model, or none.
+
+    `steps` are those of an episode; None for what the tasks allow. The model's small files are enough, or the
+    published shape of its class where its folder is not here. A model that `configuration` refuses with the same
+    words has no line.
+    """
+    # Elsewhere this is a mistake of the configuration (rules/machine.py).
+    if gpus_here() is None and listed_gpus() is None:
+        yield from absent_gpus(config.up, len(gpu_kinds()))
+    try:
+        made = planned(config, steps)
+    except ModelError as fault:
+        problem, _, cure = str(fault).partition("; ")
+        if problem not in model_problem(config.model.path):
+            yield warning("plan", f"there is none: {problem}", cure)
+        return
+    except ConfigError as fault:
+        problem, _, cure = str(fault).partition("; ")
+        yield error("plan", problem, cure)
+        return
+    if made is None:
+        return
+    found = list(problems(made.plan, config, made.room))
+    for subject, text in made.lines(config, None).items():
+        own = [each for each in found if each.subject == subject]
+        if not own:
+            yield ok("plan", f"{subject}: {text}")
+        for each in own:  # the first one with the line
+            yield _verdict(each, f"; planned: {text}" if each is own[0] else "")
+    yield from (_verdict(each) for each in found if each.subject == "gpus")
+
+
+def _verdict(found: Finding, planned: str = "") -> Finding:
+    fits = "does not fit: " if found.level == "error" else ""
+    text = f"{found.subject}: {fits}{found.text}{planned}"
+    return Finding("plan", found.level, text, found.cure)
+
+
+def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
+    """Yield an error for each list of [up] that names more than the `there` GPUs of this host."""
+    for key, listed in (("up.train_gpus", up.train_gpus), ("up.rollout_gpus", up.rollout_gpus)):
+        if beyond := [each for each in listed if each >= there]:
+            known = f"nvidia-smi lists 0 to {there - 1}" if there else "nvidia-smi lists none"
+            yield error(
+                "gpus",
+                f"{key} names GPU {', '.join(map(str, beyond))}, {known}",
+                f"name those that there are, or leave {key} empty",
+            )
+
+
+def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the plan's lines for `--dry-run` of a role. Raises ConfigError for what cannot fit, with the cure.
+
+    A role that loads no model has none.
+    """
+    try:
+        made = planned(config)
+    except ModelError:  # what loads the model has refused it before
+        return
+    if made is None:
+        return
+    yield from made.lines(config, role).items()
+    for each in problems(made.plan, config, made.room, role):
+        if each.level == "error":
+            raise ConfigError(f"the run does not fit: {each.text}; {each.cure}")
+        yield "warning", f"{each.text}; {each.cure}"
+
+
+def refuse_full(config: Config) -> None:
+    """Raise ConfigError where doctor finds an error of the disk of run.dir, with the cure."""
+    from dart_cli.doctor.run_checks import existing, judge_room  # late: sqlite
+
+    place = existing(config.run.dir)
+    found = [judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
+    with contextlib.suppress(ModelError):  # what loads the model refuses it
+        if (made := planned(config)) is not None:
+            found += [
+                each for each in problems(made.plan, config, made.room) if each.subject == "disk"
+            ]
+    for each in found:
+        if each.level == "error":
+            raise ConfigError(f"the disk is too full for the run: {each.text}; {each.cure}")
+
+
+def planned(config: Config, steps: int | None = None) -> Planned | None:
+    """Return the plan of a run on this host; None where the run loads no model of its own.
+
+    Raises ModelError where the model's small files cannot be read and its shape is not published, ConfigError for a
+    screen that is none.
+    """
+    loaded = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
+    if not loaded or config.model.path in BUILTIN:
+        return None
+    tree, cut, published = _small_files(config)
+    room = _room(config)
+    average, most, steps_from = _steps(config, steps)
+    screen = screen_of(config) or screen_of_suite(config)
+    made = make_plan(
+        config,
+        tree,
+        cut,
+        room.gpu,
+        steps=average,
+        most_steps=most,
+        screen=screen,
+        on_cpu=room.on_cpu,
+    )
+    return Planned(made, room, steps_from, published)
+
+
+def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
+    """Return the model's config.json, its preprocessor's sizes, and the checkpoint whose these are if its folder is not here.
+
+    Raises ModelError.
+    """
+    path = config.model.path
+    if path.startswith("builtin:") or model_folder(path).is_dir():
+        folder = resolve(path)
+        tree = read_json(folder, "config.json")
+        refuse_class(folder, tree)
+        return tree, screens(folder), ""
+    published = published_of(config)
+    if not published.is_size_of(path):
+        raise ModelError(
+            f"model.path = {path} is no folder, and of its class the shape of {published.checkpoint} is published, "
+            f"which is of another size; {small_files_cure(path)}"
+        )
+    tree = {**published.tree, "model_type": published.model_type}
+    return tree, screens_from(published.preprocessor, model_folder(path)), published.checkpoint
+
+
+def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
+    """Return the steps of an average episode and of the longest, and where they come from."""
+    try:
+        limits = [task.max_steps for task in training_tasks(config)]
+    except DartError:
+        limits = []
+    if asked is not None:
+        return asked, max([asked, *limits]), "--steps"
+    if not limits:
+        return STEPS, STEPS, "assumed: the tasks cannot be listed"
+    return sum(limits) / len(limits), max(limits), "the tasks' limits, on average"
+
+
+def _room(config: Config) -> Room:
+    listed, host, names = gpu_kinds(), main_memory(), listed_gpus()
+    if names == []:
+        listed = []
+    devices = {config.rollout.device, config.train.device}
+    asked = bool(config.up.train_gpus or config.up.rollout_gpus)
+    on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
+    here = bool(listed) or on_cpu  # else it is a plan of another machine
+    shm = shutil.disk_usage(SHARED) if here and SHARED.is_dir() else None
+    return Room(
+        gpu=min(listed, key=lambda each: each.memory) if listed else H100,
+        gpus=len(listed if names is None else names),
+        found=bool(listed),
+        on_cpu=on_cpu,
+        memory=host[0] if host and here else None,
+        shared=None if shm is None else shm.free,
+        shared_taken=0 if shm is None else shm.used,
+        disk=_disk(config.run.dir) if here else None,
+    )
+
+
+def _disk(run_dir: Path) -> int:
+    """Bytes for run.dir: what is free, and what its checkpoints and weight sets take already."""
+    whole = run_dir.absolute()
+    place = next(each for each in (whole, *whole.parents) if each.exists())
+    taken = 0
+    for part in ("checkpoints", "weights"):
+        for folder, _, names in os.walk(whole / part):
+            for name in names:
+                try:
+                    taken += (Path(folder) / name).lstat().st_size
+                except OSError:  # removed meanwhile
+                    continue
+    return shutil.disk_usage(place).free + taken
+
+
+# --- its text -------------------------------------------------------------------------------
+
+
+def plan_lines(
+    plan: Plan, config: Config, room: Room, role: Role | None = None, steps_from: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield what a run will take, a line for each subject; `steps_from` says where its steps come from."""
+    yield "plan for", _assumed(plan, room, steps_from)
+    if plan.trainer is not None and role in (None, "train"):
+        yield "trainer", _trainer(plan, room)
+        yield "pack", _pack(plan, config)
+    if plan.engine is not None and role in (None, "rollout"):
+        yield "engine", _engine(plan, config, room, role)
+    yield "host", _host(plan, role)
+    if role is None or role == "train":
+        yield "disk", _disk_line(plan)
+
+
+def _assumed(plan: Plan, room: Room, steps_from: str) -> str:
+    if room.on_cpu:
+        where = "the CPU"
+    elif room.found:
+        where = f"{room.gpus} x {room.gpu.name} of {gb(room.gpu.memory)}"
+    else:
+        where = (
+            f"{room.gpu.name} of {gb(room.gpu.memory)}, assumed, no GPU is here: the plan is of another "
+            "machine, whose main memory and disk are not known"
+        )
+    steps = f"{plan.form.steps} step{'' if plan.form.steps == 1 else 's'}"
+    return (
+        f"{where}; episodes of {steps}{f' ({steps_from})' if steps_from else ''}, completions of "
+        f"{plan.form.completion} tokens"
+    )
+
+
+def _trainer(plan: Plan, room: Room) -> str:
+    assert plan.trainer is not None
+    ranks = plan.setup.ranks
+    each = "" if ranks == 1 else f"{ranks} ranks, each "
+    need = plan.trainer.peak if room.on_cpu else plan.trainer.total
+    where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
+    return f"{each}{gb(need)}{where}: {_parts(plan, on_cpu=room.on_cpu)}"
+
+
+def _parts(plan: Plan, *, on_cpu: bool) -> str:
+    memory = plan.trainer
+    assert memory is not None
+    held, passing = memory.held, memory.passing
+    kept = held["masters"] + held["gradients"] + held["moments"]
+    listed = {
+        "masters, gradients, moments": kept,
+        "LoRA's base" if plan.setup.adapters else "frozen vision tower": held["frozen"],
+        "the KL's reference": held["reference"],
+        "activations with recompute" if plan.setup.recompute else "activations": passing.get(
+            "activations", 0
+        ),
+        "activations of the vision tower": passing.get("tower", 0),
+        "features of screens": passing["features"],
+        "gathered layers and head": passing.get("gathered", 0),
+        "head, and gradients being summed": passing.get("head", 0) + passing.get("reduced", 0),
+        "context and fragments": 0 if on_cpu else memory.total - memory.peak,
+    }
+    return _listed(listed)
+
+
+def _pack(plan: Plan, config: Config) -> str:
+    form, width = plan.form, plan.screen
+    how = (
+        _count(form.images, "screen") if not form.most else f"{form.images} to {form.most} screens"
+    )
+    text = (
+        f"forward passes of up to {plan.setup.tokens} tokens; the longest sequence has {plan.longest}: "
+        f"{how} of {width[0]}x{width[1]} ({form.screen} tokens each), {HEADER} of text, "
+        f"{plan.past} turns of {form.completion}, a completion of {config.rollout.max_tokens}; {_count(len(plan.episode.chains), 'chain')} an episode"
+    )
+    if config.train.pack_tokens < plan.longest:
+        text += f"; longer than train.pack_tokens = {config.train.pack_tokens}, so it goes alone"
+    return text
+
+
+def _engine(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
+    assert plan.engine is not None
+    engine = plan.engine
+    share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
+    count = 1 if role == "rollout" else config.up.rollouts
+    each = "" if count == 1 else f"{count} engines, each "
+    each += "" if share == 1 else f"on {share} GPUs, each of these "
+    where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
+    shown = screens_in_play(config)
+    text = (
+        f"{each}{gb(engine.total)}{where}: weights {gb(engine.weights)}, activations and graphs "
+        f"{gb(engine.passing)}, keys and values {gb(engine.cache)}, room for {engine.prompts:.1f} prompts of "
+        f"{plan.longest} tokens, at most {together_at_most(config)} are there at once"
+    )
+    if engine.features:
+        text += f"; features of {engine.screens} screens {gb(engine.features)}"
+    text += f"; {gb(screen_caches(config))} of main memory for the {shown} screens in play"
+    if plan.positions >= plan.longest:
+        past = plan.past
+        left = plan.positions - plan.longest + past * plan.form.completion
+        turns = f": {past} past turns of up to {left // past} tokens on average" if past else ""
+        text += f"; it takes {plan.positions} tokens{turns}"
+    return text
+
+
+def _host(plan: Plan, role: Role | None) -> str:
+    parts = plan.host.parts_of(role)
+    is_shared = role != "rollout" and plan.host.shared >= LEAST_SHOWN
+    shared = gb(plan.host.shared) if is_shared else ""
+    text = f"main memory {gb(plan.host.memory_of(role))}: {_by_holder(parts)}"
+    return text + (f"; and {shared} of /dev/shm for weight sets" if shared else "")
+
+
+def _by_holder(parts: Sequence[HostPart]) -> str:
+    names = {"train": "trainer", "rollout": "engines", "env": "environments", "data": "data"}
+    told = []
+    for holder, name in names.items():
+        own = {part.name: part.size for part in parts if part.holder == holder}
+        if own:
+            listed = _listed(own)
+            inner = f" ({listed})" if ", " in listed else ""
+            told.append(f"{name} {gb(sum(own.values()))}{inner}")
+    return ", ".join(told)
+
+
+def _disk_line(plan: Plan) -> str:
+    text = f"checkpoints {gb(plan.host.checkpoints)}"
+    if plan.host.sets:
+        text += f", weight sets {gb(plan.host.sets)}"
+    return text
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {gb(size)}" for name, size in sizes.items() if size >= LEAST_SHOWN)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"

@@ -1,0 +1,245 @@
+"""The verb `dart explore`: what was asked for, checked; the exploration; what it found.
+
+run_explore   explores, prints what was found; returns the exit code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bus.errors import ConfigError, TaskError
+from dart_cli.config.load import load_config
+from dart_cli.config.schema import EnvConfig, observed_kinds
+from dart_cli.explore import ExploreOptions
+from dart_cli.explore.choosing import DenyList, deny_list
+from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
+from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph, read_graph
+from dart_cli.explore.graph_statistics import summary
+from dart_cli.player.episodes import env_of_suite, in_slots
+from dart_cli.runtime.background import run_until_stopped
+from dart_cli.runtime.options import read_options
+from dart_cli.runtime.role import end_with_parent
+from dart_cli.runtime.tables import page_table, progress
+from dart_cli.runtime.waits import OpenWaits
+from dart_cli.runtime.work_folder import refuse_foreign, refuse_other
+from envs.contract.base import Task
+from envs.contract.elements import Explorable
+from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
+
+SHOWN = 6  # words of the deny list, where it is not asked for
+
+ENDS: Mapping[Stopped, str] = {
+    "steps": "the steps are used up; --steps N goes on",
+    "frontier": "everything on every known screen was tried",
+    "no_way": "what is left to try was not reached again; other --seeds may show more",
+    "interrupted": "interrupted; the same command goes on",
+}
+
+
+def run_explore(options: ExploreOptions) -> int:
+    """Explore; returns the exit code.
+
+    Raises UserError for what cannot work, before anything starts; EnvError where no episode begins.
+    """
+    env = env_of(options)
+    tasks = _tasks(options, env)
+    deny = deny_list(options.deny or (), options.allow or ())
+    settings = _settings(options, env, tasks, deny)
+    has_tree = _has_tree(env)
+    check_parts(env.suite, env.options, [task.id for task in tasks], observed_kinds(env))
+    refuse_foreign(options.out, settings)
+    refuse_other(options.out, settings)
+    before = 0
+    if (options.out / DATABASE).exists():
+        with read_graph(options.out) as graph:
+            before = graph.steps
+    console = Console(markup=False, highlight=False, stderr=not options.dry_run)
+    for name, text in _told(options, env, tasks, deny, before, has_tree=has_tree).items():
+        console.print(f"{name + ':':<12} {text}", soft_wrap=True)
+    if options.dry_run:
+        console.print("valid; nothing was started")
+        return 0
+    end_with_parent()
+    plan = Plan(
+        starts=[
+            StartPoint(task, seed, application_of(task, options.app))
+            for seed in _instances(options)
+            for task in tasks
+        ],
+        steps=options.steps,
+        back_every=options.back_every,
+        ranking=options.chooser,
+        deny=deny,
+        seed=options.seed,
+    )
+
+    def report(graph: Graph, stopped: Stopped) -> None:
+        found = summary(graph)
+        _print(console, found, stopped, options.out)
+        sys.stdout.write(f"{json.dumps({**found, 'stopped': stopped, 'out': str(options.out)})}\n")
+
+    with open_graph(options.out, settings) as graph:
+        return _explore(graph, plan, options.slots, env, report)
+
+
+def _explore(
+    graph: Graph, plan: Plan, slots: int, env: EnvConfig, report: Callable[[Graph, Stopped], None]
+) -> int:
+    """Explore and report; returns the exit code of a signal that stopped it, else 0."""
+    waits = OpenWaits()
+    with contextlib.ExitStack() as shown:
+        left = max(0, plan.steps - graph.steps)
+        advance = shown.enter_context(progress("exploring", left, "steps"))
+        exploration = Exploration(graph, plan, lambda note: advance(1, note))
+        numbers = iter(range(slots))
+        exploring = in_slots(
+            *(env, "explore", min(slots, max(1, left))),
+            lambda each: exploration.explore(next(numbers), each),
+            waits,
+        )
+
+        def report_stopped() -> None:
+            shown.close()
+            report(graph, "interrupted")
+
+        if stopped := run_until_stopped(exploring, waits, report_stopped):
+            return stopped
+    report(graph, exploration.stopped or "steps")
+    return 0
+
+
+# --- what was asked for, checked ---------------------------------------------------------------
+
+
+def env_of(options: ExploreOptions) -> EnvConfig:
+    """Return the environments: of a suite, or of a run's configuration. Raises UserError."""
+    path = Path(options.target)
+    if path.suffix == ".toml":
+        if options.options:
+            raise ConfigError(
+                "--option belongs to a suite; change a TOML file with --set env.options"
+            )
+        env = load_config(path, options.overrides).env
+    else:
+        if options.overrides:
+            raise ConfigError(
+                f"--set {options.overrides[0]} changes a key of a TOML file; a suite has --option KEY=VALUE"
+            )
+        env = env_of_suite(options.target, read_options(options.options))
+    if options.isolate:
+        env = env.model_copy(update={"isolation": "process"})
+    check_options(env.suite, env.options)
+    return with_tree(env)
+
+
+def with_tree(env: EnvConfig) -> EnvConfig:
+    """Return the environments with their accessibility tree, where a suite reads it only if it is asked for."""
+    if "accessibility" not in getattr(load_suite(env.suite), "observes", ()):
+        return env
+    return env.model_copy(update={"observe": ["screenshot", "accessibility"]})
+
+
+def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
+    chosen = list(options.tasks or env.tasks)
+    tasks = select_tasks(env.suite, chosen)
+    if not tasks:
+        raise TaskError(f"suite {env.suite} has no task to start from")
+    if not chosen and len(tasks) > 1:
+        raise TaskError(
+            f"suite {env.suite} has {len(tasks)} tasks to start from; choose with --task, e.g. "
+            f"--task {tasks[0].id}, or --task '*' for all"
+        )
+    return tasks
+
+
+def application_of(task: Task, given: str = "") -> str:
+    """Return the application that a task starts: what the suite says, or the task's id."""
+    return given or str(task.params.get("application") or task.id)
+
+
+def _instances(options: ExploreOptions) -> range:
+    """Seeds of the instances that are explored."""
+    return range(options.first_seed, options.first_seed + options.seeds)
+
+
+def _settings(
+    options: ExploreOptions, env: EnvConfig, tasks: Sequence[Task], deny: DenyList
+) -> ExploreSettings:
+    return ExploreSettings(
+        suite=env.suite,
+        options=env.options,
+        tasks=[task.id for task in tasks],
+        application=options.app,
+        seeds=options.seeds,
+        first_seed=options.first_seed,
+        chooser=options.chooser,
+        seed=options.seed,
+        steps=options.steps,
+        back_every=options.back_every,
+        deny=list(deny.words),
+    )
+
+
+def _has_tree(env: EnvConfig) -> bool:
+    """Whether its environments tell elements; one is made for that, and starts nothing."""
+    made = make_env(env.suite, observe=observed_kinds(env), **env.options)
+    try:
+        return isinstance(made, Explorable)
+    finally:
+        made.close()
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+def _told(
+    options: ExploreOptions,
+    env: EnvConfig,
+    tasks: Sequence[Task],
+    deny: DenyList,
+    before: int,
+    *,
+    has_tree: bool,
+) -> dict[str, str]:
+    names = [task.id for task in tasks]
+    some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    on = "its elements" if has_tree else "cells of a grid: the suite tells no elements"
+    words = ", ".join(deny.words) or "nothing: the deny list is empty"
+    if len(deny.words) > SHOWN and not options.dry_run:
+        first = ", ".join(deny.words[:SHOWN])
+        words = f"what is named {first} and {len(deny.words) - SHOWN} more; --dry-run shows all"
+    if not has_tree and deny.words:
+        words = "nothing: a grid has no names that the deny list could see"
+    lowest, *higher = _instances(options)
+    seeds = f"seeds {lowest} to {higher[-1]}" if higher else f"seed {lowest}"
+    at_once = f"{options.slots} environments at once" if options.slots > 1 else "one environment"
+    return {
+        "explores": f"{load_suite(env.suite).name}, {some}; {seeds}",
+        "acts on": on,
+        "chooser": options.chooser,
+        "left alone": words,
+        "steps": f"{options.steps}, back to the start every {options.back_every}, {at_once}",
+        "out": f"{options.out}, goes on after {before} steps" if before else str(options.out),
+    }
+
+
+def _print(console: Console, found: Mapping[str, Any], stopped: Stopped, out: Path) -> None:
+    columns = ["screens", "depth", "steps", "no_op_rate", "errors", "ends"]
+    heads = ["screens", "depth", "steps", "no-ops", "errors", "ends"]
+    table = page_table("what was found", "application", *heads, right=heads)
+    for name, each in [*found["applications"].items(), ("all", found)]:
+        cells = [f"{each[c]:.0%}" if c == "no_op_rate" else str(each[c]) for c in columns]
+        if name != "all" or len(found["applications"]) != 1:
+            table.add_row(name, *cells)
+    console.print(table)
+    left = ", ".join(f"{word} ({count})" for word, count in found["left_alone"].items())
+    if left:
+        console.print(f"left alone: {left}", soft_wrap=True)
+    console.print(f"{ENDS[stopped]}; look at it: dart view {out}", soft_wrap=True)

@@ -1,0 +1,451 @@
+"""Grounding benchmarks in this process: the `dart eval grounding` verb.
+
+run_grounding      reads the set, asks the model, prints the scores, keeps answers and a page of misses
+Settings           all that the answers depend on; a start with others is refused
+KeptAnswers        the answers so far, a line for each item
+
+OUT/settings.json  answers.jsonl  report.json  misses.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from bus.errors import ConfigError, EngineError, UserError
+from dart_cli.config.model_folder import model_problem, screens_of
+from dart_cli.config.schema import MODEL_ENGINES, Config
+from dart_cli.grounding import GroundingOptions
+from dart_cli.grounding.formats import (
+    AnswerFormat,
+    folder_of,
+    grounding_config,
+    opening_of,
+)
+from dart_cli.grounding.items import Answer, Item, pictures_digest
+from dart_cli.grounding.misses import misses_page
+from dart_cli.grounding.reader import GroundingSet, read_set
+from dart_cli.grounding.scorers import (
+    VerifiedScorer,
+    answer_all,
+    judge_of,
+    make_scorer,
+    verifier_config,
+)
+from dart_cli.grounding.scores import (
+    FIRST,
+    Report,
+    is_hit,
+    refusal_lines,
+    report_tables,
+    score,
+    summary,
+)
+from dart_cli.language.parsers import action_parser_identity
+from dart_cli.player.chosen_model import chosen_weights, loaded_model
+from dart_cli.runtime.background import run_until_stopped
+from dart_cli.runtime.role import end_with_parent, limit_threads
+from dart_cli.runtime.tables import fraction, progress
+from dart_cli.runtime.waits import OpenWaits
+from dart_cli.runtime.work_folder import KeptFolder, KeptLines, KeptSettings, write_whole
+from dart_cli.weights.folder import folder_digest
+from dart_cli.weights.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from dart_cli.engines.base import Model
+    from dart_cli.policy.verifier import Verifier
+
+ANSWERS, REPORT, MISSES = "answers.jsonl", "report.json", "misses.html"
+
+T = TypeVar("T")
+_Weights = tuple[
+    Path | None, int
+]  # a published set and its version; (None, -1) for the model's own
+
+
+def run_grounding(options: GroundingOptions) -> Report | None:
+    """Evaluate a model on a set; None for a dry run, which asks nothing and keeps nothing.
+
+    Raises UserError for a set with malformed rows, a model that cannot be loaded, or a folder with answers of
+    other settings; EngineError where no item was answered.
+    """
+    told = read_set(options.folder, options.layout)
+    _refuse_malformed(told, skip=options.skip_malformed)
+    items = _spread(told.items, options.limit or 0)
+    if not items:
+        raise UserError(f"{options.folder} has no items to ask; is it the whole set?")
+    config, answers = _configured(options, refusals=told.refusals > 0)
+    if config.policy.pointing == "pointer":  # from one pass, at no cost
+        opening_of(answers)  # refuses a format without a place for a pointer
+        options = replace(options, candidates=max(options.candidates, FIRST))
+    _check_verifier(options)
+    # Once: the newest version of a live run is another one later.
+    weights = (None, -1) if options.weights is None else chosen_weights(config, options.weights)
+    settings = _settings(options, told, items, config, answers, weights)
+    out = options.out or Path("runs") / "grounding" / f"{told.layout.name}-{_name(options.model)}"
+    console = Console(markup=False, highlight=False)
+    if options.dry_run:
+        for name, value in {"out": str(out), **_told_with(settings)}.items():
+            console.print(f"{name + ':':<15} {value}")
+        console.print("valid; nothing was asked")
+        return None
+    limit_threads(config.rollout.threads)
+    end_with_parent()
+    with KeptAnswers(out, settings, fresh=options.fresh) as kept:
+        unanswered = _answer(options, config, answers, weights, items, kept)
+        found = kept.of(item.id for item in items)
+    if not found:
+        [reason, *_] = unanswered.values()
+        raise EngineError(f"no item was answered, and nothing is scored; the first: {reason}")
+    report = score(items, found, candidates=options.candidates)
+    result = {**settings.model_dump(), **summary(report)}
+    if options.verifier:
+        result["without_verifier"] = summary(_unverified(items, found, options.candidates))
+    missed = [
+        (item, found.get(item.id))
+        for item in items
+        if item.region is not None and not is_hit(item, found.get(item.id))
+    ]
+    title = f"{_name(options.model)} on {told.layout.title}"
+    shown = _spread(missed, options.misses)
+    page = misses_page(title, _told_with(settings), report, shown, len(missed))
+    write_whole(out / MISSES, page.encode())
+    write_whole(out / REPORT, json.dumps(result, indent=1).encode())
+    if options.as_json:
+        sys.stdout.write(f"{json.dumps(result)}\n")
+        return report
+    for table in report_tables(title, report):
+        console.print(table)
+    if options.verifier:
+        console.print(_verified_line(items, found, options.candidates))
+    for line in (*refusal_lines(report), *_notes(settings, report, missed, unanswered, out)):
+        console.print(line)
+    return report
+
+
+def _check_verifier(options: GroundingOptions) -> None:
+    """Raise UserError for a folder that is no verifier, or where there is nothing to choose from."""
+    if not options.verifier:
+        return
+    if problem := model_problem(options.verifier):
+        raise ConfigError(f"--verifier {problem}")
+    from dart_cli.policy.verifier import VerifierSpec
+
+    verifier_config(options.verifier, VerifierSpec.of(folder_of(options.verifier)), [])
+    if options.candidates < 2:
+        raise UserError("--verifier chooses among candidates: add --candidates 2 or more")
+
+
+def _unverified(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> Report:
+    """Return the scores of the same answers in the model's own order."""
+    own = {name: answer.unverified() for name, answer in found.items()}
+    return score(items, own, candidates=candidates)
+
+
+def _verified_line(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> str:
+    before = _unverified(items, found, candidates).overall
+    low, high = before.interval
+    judged = [len(answer.judged) for answer in found.values()]
+    changed = sum(answer.picked > 0 for answer in found.values())
+    return (
+        f"without the verifier: hit@1 {fraction(before.hit)} [{low:.2f}, {high:.2f}]; it looked at "
+        f"{sum(judged) / max(1, len(judged)):.1f} candidates of an item and changed {changed} of {len(judged)} answers"
+    )
+
+
+def _refuse_malformed(told: GroundingSet, *, skip: bool) -> None:
+    if not told.malformed:
+        return
+    for line in told.malformed:
+        sys.stderr.write(f"malformed row: {line}\n")
+    if not skip:
+        raise UserError(
+            f"{len(told.malformed)} of {len(told.malformed) + len(told.items)} rows are malformed, the "
+            f"first is {told.malformed[0]}; mend the files, or leave such rows out with --skip-malformed"
+        )
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of them, evenly over all; 0 for all."""
+    if not most or len(items) <= most:
+        return list(items)
+    return [items[i * len(items) // most] for i in range(most)]
+
+
+# --- what is kept -----------------------------------------------------------------------------
+
+
+class Settings(KeptSettings):
+    """All that answers depend on, and what is told with every figure."""
+
+    what: ClassVar = "evaluation of grounding"
+    verb: ClassVar = "dart eval grounding"
+    option: ClassVar = "--out"
+    told_alone: ClassVar = ("items", "malformed", "model", "verifier")
+    """No answer depends on them: more items of a set go on from fewer."""
+
+    set: str
+    set_digest: str  # of the annotation files and of the pictures
+    items: int  # asked, of them
+    malformed: int  # rows left out
+    model: str  # as it was named; another path to the same files is the same model
+    model_digest: str
+    weights: str  # the published weight set in its place; empty for the model as it comes
+    action_parser: str
+    coordinates: str
+    system_prompt: str
+    template: str
+    part_order: str
+    min_pixels: int
+    max_pixels: int
+    resize_factor: int
+    max_tokens: int
+    candidates: int  # the greedy answer and those that are sampled
+    temperature: float  # of these
+    seed: int
+    engine: str
+    dtype: str
+    engine_options: str = ""  # of vLLM, which may be those of another model
+    pointing: str = "text"
+    verifier: str = ""  # as it was named; empty for none
+    verifier_digest: str = ""
+
+
+class KeptAnswers(KeptFolder):
+    """The answers in a folder. One process at a time may have it open."""
+
+    def __init__(self, folder: Path, settings: Settings, *, fresh: bool = False) -> None:
+        """Open or begin a folder; with `fresh` an older one is set aside.
+
+        Raises UserError where it is of other settings, is no such folder, or is in use.
+        """
+        super().__init__(folder, settings, fresh=fresh)
+        try:
+            self._lines = KeptLines(folder / ANSWERS, TypeAdapter(Answer), self.busy)
+        except BaseException:
+            super().close()
+            raise
+        self.answers = {answer.id: answer for answer in self._lines.pieces}
+
+    def close(self) -> None:
+        """Free the folder."""
+        self._lines.close()
+        super().close()
+
+    def add(self, answer: Answer) -> None:
+        """Keep one more answer."""
+        self.answers[answer.id] = answer
+        self._lines.add(answer)
+
+    def of(self, ids: Iterable[str]) -> dict[str, Answer]:
+        """Return the answers to these items, as far as there are some."""
+        return {each: self.answers[each] for each in ids if each in self.answers}
+
+
+# --- the model and what its answers depend on ------------------------------------------------
+
+
+def _configured(options: GroundingOptions, *, refusals: bool) -> tuple[Config, AnswerFormat]:
+    config, answers = grounding_config(
+        options.model, options.action_parser, options.overrides or [], refusals=refusals
+    )
+    if config.rollout.engine not in MODEL_ENGINES:
+        raise ConfigError(
+            f"rollout.engine = {config.rollout.engine!r} has no model; use transformers or vllm"
+        )
+    if not options.max_pixels:
+        return config, answers
+    if config.rollout.engine == "vllm":
+        raise ConfigError(
+            "--max-pixels is not passed to vLLM; set it in the model's preprocessor_config.json"
+        )
+    least = screens_of(config).min_pixels
+    if options.max_pixels < least:
+        raise ConfigError(f"--max-pixels must be >= {least}, the model's fewest pixels")
+    return config, answers
+
+
+def _settings(
+    options: GroundingOptions,
+    told: GroundingSet,
+    items: Sequence[Item],
+    config: Config,
+    answers: AnswerFormat,
+    weights: _Weights,
+) -> Settings:
+    policy, cut = config.policy, screens_of(config)
+    directory, version = weights
+    published = ""
+    if directory is not None:
+        manifest = read_manifest(directory).model_dump_json().encode()
+        published = f"v{version} {hashlib.blake2b(manifest, digest_size=16).hexdigest()}"
+    return Settings(
+        set=told.layout.name,
+        set_digest=f"{told.digest}{pictures_digest(told.items)}",
+        items=len(items),
+        malformed=len(told.malformed),
+        model=options.model,
+        model_digest=folder_digest(folder_of(options.model), config.model.adapters),
+        weights=published,
+        action_parser=action_parser_identity(answers.name),
+        coordinates=policy.coordinates,
+        system_prompt=policy.system_prompt,
+        template=policy.template,
+        part_order=policy.part_order,
+        min_pixels=cut.min_pixels,
+        max_pixels=options.max_pixels or cut.max_pixels,
+        resize_factor=cut.factor,
+        max_tokens=config.rollout.max_tokens,
+        candidates=options.candidates,
+        temperature=config.rollout.temperature if options.candidates > 1 else 0.0,
+        seed=config.run.seed,
+        engine=config.rollout.engine,
+        engine_options=_engine_options(config),
+        dtype=config.model.dtype,
+        pointing=policy.pointing,
+        verifier=options.verifier,
+        verifier_digest=folder_digest(folder_of(options.verifier)) if options.verifier else "",
+    )
+
+
+def _engine_options(config: Config) -> str:
+    """Return the options of vLLM, which may quantise the model; empty where it has none or does not answer."""
+    options = config.vllm.options if config.rollout.engine == "vllm" else {}
+    return json.dumps(options, sort_keys=True) if options else ""
+
+
+def _told_with(settings: Settings) -> dict[str, str]:
+    """Return what is told with every figure."""
+    sampled = f", the others sampled at {settings.temperature:g}" if settings.candidates > 1 else ""
+    given = f"greedy{sampled}; {settings.max_tokens} tokens at most"
+    if settings.pointing == "pointer":
+        given = f"{settings.candidates} candidates from one forward pass"
+    verifier = {"verifier": settings.verifier} if settings.verifier else {}
+    return {
+        "set": settings.set,
+        "model": f"{settings.model}{' ' + settings.weights if settings.weights else ''}",
+        "items": f"{settings.items}"
+        + (f", {settings.malformed} malformed rows left out" if settings.malformed else ""),
+        "action_parser": settings.action_parser,
+        "coordinates": settings.coordinates,
+        "pointing": settings.pointing,
+        **verifier,
+        "max_pixels": str(settings.max_pixels),
+        "min_pixels": str(settings.min_pixels),
+        "system_prompt": settings.system_prompt or "none",
+        "prompt": settings.template,
+        "part_order": settings.part_order,
+        "answers": given,
+        "engine": f"{settings.engine}, {settings.dtype}",
+    }
+
+
+def _name(model: str) -> str:
+    return model.removeprefix("builtin:").rstrip("/").rpartition("/")[2] or "model"
+
+
+# --- asking ----------------------------------------------------------------------------------
+
+
+def _answer(
+    options: GroundingOptions,
+    config: Config,
+    answers: AnswerFormat,
+    weights: _Weights,
+    items: Sequence[Item],
+    kept: KeptAnswers,
+) -> dict[str, str]:
+    """Ask for what is not kept yet; why there is no answer, by item. Raises SystemExit where a signal stops it."""
+    missing = [item for item in items if item.id not in kept.answers]
+    if not missing:
+        return {}
+    waits, unanswered = OpenWaits(), dict[str, str]()
+    with progress("grounding", len(items), "items") as advance:
+        advance(len(items) - len(missing))
+
+        async def ask() -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                with waits.waiting("the model to load"):
+                    model = await stack.enter_async_context(loaded_model(config, *weights))
+                if options.max_pixels:
+                    _bound_pixels(model, options.max_pixels)
+                scorer = make_scorer(model, config, answers, options.candidates)
+                if options.verifier:
+                    from dart_cli.policy.verifier import THRESHOLD
+
+                    verifier = await asyncio.to_thread(_verifier, options.verifier, config)
+                    scorer = VerifiedScorer(scorer, judge_of(verifier), THRESHOLD)
+
+                def keep(answer: Answer) -> None:
+                    kept.add(answer)
+                    advance(1)
+
+                at_once = config.rollout.max_batch
+                unanswered.update(await answer_all(scorer, missing, at_once, keep, waits))
+
+        def say_stopped() -> None:
+            sys.stderr.write(
+                f"{len(kept.answers)} of {len(items)} answers are kept in {kept.folder}; the same command goes on\n"
+            )
+
+        if stopped := run_until_stopped(ask(), waits, say_stopped):
+            raise SystemExit(stopped)
+    return unanswered
+
+
+def _verifier(folder: str, config: Config) -> Verifier:
+    """Return the verifier of a folder, on the device and in the dtype of `config`. Raises ModelError."""
+    from dart_cli.policy.loader import pick_device
+    from dart_cli.policy.verifier import load_verifier
+
+    return load_verifier(folder_of(folder), config.model.dtype, pick_device(config.rollout.device))
+
+
+def _bound_pixels(model: Model, most: int) -> None:
+    """Let the model see screenshots of at most so many pixels."""
+    from dart_cli.engines.responder import PolicyResponder
+
+    assert isinstance(model.responder, PolicyResponder)
+    images = model.responder.policy.images
+    images.bounds = images.bounds[0], most
+
+
+def _example(missed: Sequence[tuple[Item, Answer | None]]) -> str:
+    """Return the first answer without a point, and why."""
+    answer = next(each for _, each in missed if each is not None and not any(each.points[:1]))
+    text = answer.texts[0] if answer.texts else ""
+    return f"{answer.id}: {text[:60]!r}: {answer.problem[:160]}"
+
+
+def _notes(
+    settings: Settings,
+    report: Report,
+    missed: Sequence[tuple[Item, Answer | None]],
+    unanswered: dict[str, str],
+    out: Path,
+) -> list[str]:
+    """Return what the tables do not say."""
+    notes = [f"chance: {report.chance:.3f}, a click anywhere"]
+    if settings.candidates < 3:
+        notes.append("hit@3: n/a with a single answer; --candidates 3 samples two more")
+    if report.overall.pointless:
+        notes.append(f"no point in {report.overall.pointless} answers, e.g. {_example(missed)}")
+    if unanswered:
+        place, reason = next(iter(unanswered.items()))
+        notes.append(f"no answer to {len(unanswered)} items, e.g. {place}: {reason}")
+    told = _told_with(settings)
+    notes.append(
+        f"action parser {told['action_parser']}, coordinates {told['coordinates']}, {told['answers']}"
+    )
+    notes.append(f"max_pixels {told['max_pixels']}, {told['engine']}; prompt: {told['prompt']!r}")
+    return [*notes, f"kept in {out}: report.json, answers.jsonl, {MISSES}"]

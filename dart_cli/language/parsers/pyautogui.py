@@ -1,0 +1,317 @@
+r"""Calls of pyautogui, as code: whatever text, then the code of one action at the end of the completion.
+
+    ## Action:
+    Click the search field.
+
+    ## Code:
+    ```python
+    pyautogui.click(x=640, y=52)
+    ```
+
+    action parser       the code stands in              its calls                              families
+    pyautogui   the last ``` block              pyautogui.*, computer.*, time.sleep    OpenCUA, EvoCUA in its style S1
+    scalecua    <action> ... </action>          click(...), write(...), response(...)  ScaleCUA
+
+Calls:
+    click(x, y, clicks, button)  doubleClick  tripleClick  rightClick  middleClick  moveTo  dragTo(x, y, button)
+    mouseDown  mouseUp  scroll(clicks, x, y)  hscroll      positive scrolls up, and right; without x and y: where
+                                                           the pointer is
+    write(message)  press(key)  hotkey(key, ...)  keyDown(key)  keyUp(key)
+    computer.triple_click(x, y)  computer.wait(), of 20 seconds  time.sleep(seconds)
+    computer.terminate(status='success' | 'failure', answer='...')
+ScaleCUA has no mouseDown, mouseUp and hscroll, and wait(seconds), response(answer), terminate(status), call_user()
+in place of computer.*.
+
+Several lines are one action where they are one: moveTo before what it leads to, mouseDown, moveTo and mouseUp,
+keyDown and keyUp around a click, a drag or a press, and Enter after a text. A sleep after an action is dropped. Keys that are pressed one
+after the other, and `presses` above 1, are several actions: malformed, as the environment performs one a step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bus.errors import ActionError
+from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
+from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.parsers.pyautogui_calls import (
+    IGNORED,
+    LONG_WAIT_S,
+    MOST_NOTCHES,
+    SIGNATURES,
+    Dialect,
+    read_calls,
+)
+from dart_cli.language.parsers.reading import (
+    Span,
+    calls_of,
+    first_read,
+    not_expressed,
+    quoted,
+    refuse_long,
+    write_keys,
+)
+from dart_cli.language.thoughts import reply_of, reply_starts
+from envs.contract import actions as act
+from envs.contract.actions import Action, MouseButton
+
+_CLICK_OF: Mapping[MouseButton, str] = {
+    "left": "click",
+    "right": "rightClick",
+    "middle": "middleClick",
+}
+
+_FENCE = "```"
+_FENCED_LINE = re.compile(r"^[ \t]*```", re.MULTILINE)
+_BEGIN, _END = "<action>", "</action>"
+_LANGUAGE = re.compile(r"(?:python|code|py)?[ \t]*\r?\n?", re.IGNORECASE)
+_BARE = re.compile(r"^[ \t]*(?=(?:pyautogui|computer)\.)", re.MULTILINE)
+_STEP = re.compile(r"^# ?Step ?:? ?(\d{1,6})", re.MULTILINE)
+_SECTION = re.compile(
+    r"^#{1,2} *Action *:?[ \t]*\r?\n(.*?)(?=^#|^```|\Z)", re.MULTILINE | re.DOTALL
+)
+_OPERATION = re.compile(r"<operation>(.*?)</operation>", re.DOTALL)
+_TAG = re.compile(r"<(?=/?(?:action|operation|think)\b)")
+
+
+class PyautoguiParser:
+    """See the module's docstring; implements `dart_cli.language.parsers.base.PointParser`."""
+
+    def __init__(self, dialect: Dialect = "pyautogui") -> None:
+        self._dialect: Dialect = dialect
+        self._prefix = "pyautogui." if dialect == "pyautogui" else ""
+        no_address = "it has no call that opens an address"
+        self.limits: Mapping[str, str] = {
+            "scroll": "it turns the wheel in one direction",
+            "goto": no_address,
+        }
+        if dialect == "scalecua":
+            self.limits = {
+                "scroll": "it turns the wheel up or down",
+                "goto": no_address,
+                "drag": "it has two points",
+                **dict.fromkeys(
+                    ("mouse_down", "mouse_up"), "it has no such action; dragTo has both"
+                ),
+            }
+
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
+        """Return the action of one completion; see ActionParser."""
+        return self._read(text, coordinates)[0]
+
+    def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
+        """Return the completion of one action; see ActionParser. What would end or begin code in `thought` is changed."""
+        lines = self._lines(action, coordinates)
+        if lines is None:
+            raise not_expressed(self._dialect, action, self.limits)
+        code = "\n".join(lines)
+        if self._dialect == "scalecua":
+            thought = _TAG.sub("", thought)
+            operation = f"<operation>\n{thought}\n</operation>\n" if thought else ""
+            return f"{operation}<action>\n{code}\n</action>"
+        thought = thought.replace(_FENCE, "'''")
+        action_line = f"## Action:\n{thought}\n\n## Code:\n" if thought else ""
+        language = "code" if code.startswith("computer.") else "python"
+        return f"{action_line}{_FENCE}{language}\n{code}\n{_FENCE}"
+
+    def as_history(self, text: str) -> str:
+        """Of `pyautogui` the number of the step and its action in words: no thought, no code.
+
+        A completion without a section of its action, and ScaleCUA's, are shown unchanged.
+        """
+        section = None if self._dialect == "scalecua" else _words(_SECTION, text)
+        if section is None:
+            return text
+        step = _STEP.search(section.string, 0, section.start())
+        heading = f"# Step {step[1]}:\n" if step else ""
+        return f"{heading}## Action:\n{section[1].strip()}\n"
+
+    def summary(self, text: str) -> str:
+        """Return the action in words; see `dart_cli.language.parsers.base.summary_of`."""
+        words = _words(_OPERATION if self._dialect == "scalecua" else _SECTION, text)
+        return words[1].strip() if words else ""
+
+    def write_point(self, x: int, y: int) -> str:
+        """Both numbers by their names; see PointParser."""
+        return f"x={x}, y={y}"
+
+    def find_points(self, text: str) -> list[WrittenPoint]:
+        """Where the calls of the action name x and y; see PointParser."""
+        try:
+            return self._read(text, AS_IT_IS)[1]
+        except ActionError:
+            return []
+
+    def _read(self, text: str, coordinates: CoordinateMap) -> tuple[Action, list[WrittenPoint]]:
+        refuse_long(text)
+        spans = _tagged(text) if self._dialect == "scalecua" else _fenced(text)
+        return first_read(spans, lambda span: self._action(text, span, coordinates))
+
+    def _action(
+        self, text: str, span: Span, coordinates: CoordinateMap
+    ) -> tuple[Action, list[WrittenPoint]]:
+        """Return the action of the code in a part of the text, and its points. Raises ActionError."""
+        code = text[span[0] : span[1]]
+        calls = calls_of(code.strip(), SIGNATURES[self._dialect], IGNORED)
+        return read_calls(calls, coordinates, span[0] + len(code) - len(code.lstrip()))
+
+    def _lines(self, action: Action, coordinates: CoordinateMap) -> list[str] | None:
+        """Return the lines of code; None for an action that the language has none for."""
+        tags = (_FENCE,) if self._prefix else (_BEGIN, _END)
+        call = _Writer(self._prefix, coordinates, (*tags, "</think"))
+        held = getattr(action, "modifiers", ())
+        lines = self._unheld(action, call)
+        if lines is None:
+            return None
+        down = [call.of("keyDown", quoted(key, ())) for key in write_keys(held)] if held else []
+        up = [call.of("keyUp", quoted(key, ())) for key in reversed(held)]
+        return [*down, *lines, *up]
+
+    def _unheld(self, action: Action, call: _Writer) -> list[str] | None:
+        scales = self._dialect == "scalecua"
+        match action:
+            case act.Click(button="middle") if scales:
+                return [call.at("click", action, "button='middle'")]
+            case act.Click():
+                return [call.at(_CLICK_OF[action.button], action)]
+            case act.DoubleClick():
+                return [call.at("doubleClick", action)]
+            case act.TripleClick():
+                return [
+                    call.at("click", action, "clicks=3")
+                    if scales
+                    else call.at("tripleClick", action)
+                ]
+            case act.Move():
+                return [call.at("moveTo", action)]
+            case act.Drag(path=[first, last]):
+                button = f"button='{action.button}'"
+                return [call.to("moveTo", first), call.to("dragTo", last, button)]
+            case act.Drag() if not scales:
+                first, *path = action.path
+                button = f"button='{action.button}'"
+                moves = [call.to("moveTo", point) for point in path]
+                return [call.to("mouseDown", first, button), *moves, call.of("mouseUp", button)]
+            case act.MouseDown() | act.MouseUp() if not scales:
+                name = "mouseDown" if isinstance(action, act.MouseDown) else "mouseUp"
+                button = f"button='{action.button}'"
+                return [
+                    call.of(name, button) if action.x is None else call.at(name, action, button)
+                ]
+            case act.Scroll(dx=0, dy=dy) if abs(dy) <= MOST_NOTCHES:
+                return [call.at("scroll", action, first=str(-dy))]
+            case act.Scroll(dx=dx, dy=0) if abs(dx) <= MOST_NOTCHES and not scales:
+                return [call.at("hscroll", action, first=str(dx))]
+            case act.Type():
+                return [call.of("write", f"message={call.text(action.text)}")]
+            case act.KeyPress(keys=[key]):
+                return [call.of("press", quoted(write_keys([key])[0], ()))]
+            case act.KeyPress():
+                return [call.of("hotkey", *(quoted(key, ()) for key in write_keys(action.keys)))]
+            case act.KeyDown() | act.KeyUp():
+                name = "keyDown" if isinstance(action, act.KeyDown) else "keyUp"
+                return [call.of(name, quoted(write_keys([action.key])[0], ()))]
+        return self._ending(action, call)
+
+    def _ending(self, action: Action, call: _Writer) -> list[str] | None:
+        scales = self._dialect == "scalecua"
+        terminate = "terminate" if scales else "computer.terminate"
+        match action:
+            case act.Wait(seconds=seconds) if not scales and seconds == LONG_WAIT_S:
+                return ["computer.wait()"]
+            case act.Wait(seconds=seconds):
+                return [f"wait(seconds={seconds!r})" if scales else f"time.sleep({seconds!r})"]
+            case act.Answer() if scales:
+                return [f"response(answer={call.text(action.text)})"]
+            case act.Answer():
+                return [f"computer.terminate(status='success', answer={call.text(action.text)})"]
+            case act.Done():
+                return [f"{terminate}(status='success')"]
+            case act.Fail():
+                return [f"{terminate}(status='failure')"]
+        return None
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes calls."""
+
+    prefix: str
+    coordinates: CoordinateMap
+    unwritten: Sequence[str]  # what would begin or end the code, or end a thought
+
+    def of(self, name: str, *arguments: str) -> str:
+        return f"{self.prefix}{name}({', '.join(arguments)})"
+
+    def to(self, name: str, point: tuple[int, int], *others: str, first: str = "") -> str:
+        x, y = map(self._number, self.coordinates.to_model(*point))
+        return self.of(name, *([first] if first else []), f"x={x}", f"y={y}", *others)
+
+    def at(self, name: str, action: Any, *others: str, first: str = "") -> str:
+        return self.to(name, (action.x, action.y), *others, first=first)
+
+    def text(self, text: str) -> str:
+        return quoted(text, self.unwritten)
+
+    def _number(self, cell: int) -> str:
+        decimals = self.coordinates.decimals
+        return f"{cell / 10**decimals:.{decimals}f}" if decimals else str(cell)
+
+
+def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Return the match of `pattern` in a completion, behind its thought; None where there is none."""
+    try:
+        return pattern.search(reply_of(text))
+    except ActionError:
+        return None
+
+
+def _tagged(text: str) -> list[Span]:
+    """Return which parts of a text in ScaleCUA's tags may be its code. Raises ActionError where none can be."""
+    end = text.rfind(_END)
+    starts = [
+        start
+        for begin in reply_starts(text)
+        for start in (text.find(_BEGIN, begin), text.rfind(_BEGIN, begin, end))
+        if 0 <= start < end
+    ]
+    if not starts or text[end + len(_END) :].strip():
+        raise ActionError("want <action>...</action> at the end of the completion")
+    return [(start + len(_BEGIN), end) for start in dict.fromkeys(starts)]
+
+
+def _fenced(text: str) -> list[Span]:
+    """Return which parts of a text may be its code: what is fenced last, else bare calls. Raises ActionError."""
+    begin, end = reply_starts(text)[-1], text.rfind(_FENCE)
+    if end < begin:
+        bare = _BARE.search(text[begin:])
+        if bare is None:
+            raise ActionError("want a block of code in ``` at the end of the completion")
+        return [(begin + bare.end(), len(text))]
+    starts = _fences(text, begin, end)
+    if not starts or text[end + len(_FENCE) :].strip():
+        raise ActionError("the completion does not end with a whole block of code in ```")
+    languages = (_LANGUAGE.match(text, start, end) for start in starts)
+    return [(language.end(), end) for language in languages if language]
+
+
+def _fences(text: str, begin: int, end: int) -> list[int]:
+    """Return where the block that ends there may begin; what is typed in it may have a fence, too."""
+    lines = [each.end() for each in _FENCED_LINE.finditer(text, 0, end)]
+    in_reply = [each for each in lines if each > begin]
+    inline = text.rfind(_FENCE, 0, end)
+    return list(
+        dict.fromkeys(
+            [*lines[-1:], *in_reply[:1], *([inline + len(_FENCE)] if inline >= 0 else [])]
+        )
+    )
+
+
+ACTION_PARSERS: Mapping[str, Callable[[], PyautoguiParser]] = {
+    "pyautogui": PyautoguiParser,
+    "scalecua": lambda: PyautoguiParser("scalecua"),
+}
+"""By the names in the module's docstring."""

@@ -1,0 +1,391 @@
+"""The one loader of policy folders, for the engine and the trainer, for tiny and real models.
+
+    load_policy     Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
+    check_weights   whether one would load, without reading its weights
+    LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
+    pick_device     the device that a model runs on
+    fits            raises an error with its cure where the device's memory is too small
+    weight_tensors  the tensors that the trainer publishes and the engine loads
+
+Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+)
+from transformers.utils import logging as transformers_logging
+
+from bus.errors import (
+    DartError,
+    MissingPartError,
+    ModelError,
+    cure_of,
+    first_line,
+    is_out_of_memory,
+)
+from dart_cli.config import model_folder as files
+from dart_cli.config.architecture import ID_KEYS, TOKENS
+from dart_cli.config.model_folder import check_folder, resolve
+from dart_cli.config.schema import LoraConfig, Pointing
+from dart_cli.hardware import accelerator
+from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
+from dart_cli.language.vocabulary import CUT, END, LiteralText, forbidden_ids
+from dart_cli.policy.forward import ModelInputs, collate, device_of, use_batched_vision
+from dart_cli.policy.images import ImagePreparer, PreparedImage
+from dart_cli.policy.lora import add_adapters, is_adapter
+from dart_cli.policy.model_files import PolicyFiles
+from dart_cli.policy.packed import use_packed
+from dart_cli.policy.pointer.folder import attach_head, without_head
+from dart_cli.policy.pointer.head import PointerHead, head_of
+
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Nothing is fetched, and no code of a folder (`auto_map`) is run or asked about."""
+
+
+@dataclass
+class LoadedPolicy:
+    """A vision-language policy with the token ids that the engine and the trainer need."""
+
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    images: ImagePreparer
+    image_token_id: int
+    pad_token_id: int
+    end_token_ids: tuple[int, ...]  # a completion ends with the first of these
+    forbidden_token_ids: tuple[
+        int, ...
+    ]  # never drawn from the vocabulary, in sampling and training
+    max_positions: int  # tokens of prompt and completion together
+    literal: LiteralText  # marks text that comes from outside: tasks, screens, completions
+    lora: LoraConfig | None = None  # of the adapters, which are then the model's weights
+    pointer: PointerTokens | None = None  # of the folder's pointer head, if it has one
+    pointing: Pointing = "text"  # with "pointer" the model samples `pointer.start`
+    _forbidden: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return device_of(self.model)
+
+    @property
+    def pointer_head(self) -> PointerHead | None:
+        """The folder's pointer head, if it has one: the model's own."""
+        return head_of(self.model)
+
+    @property
+    def absent_token_ids(self) -> frozenset[int]:
+        """Tokens that no completion has: never drawn, nor forced by a pointer."""
+        forced = self.pointer.forced if self.pointer and self.pointing == "pointer" else ()
+        return frozenset(self.forbidden_token_ids).difference(forced)
+
+    def forbidden(self, device: torch.device) -> torch.Tensor:
+        """`forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
+        if device not in self._forbidden:
+            self._forbidden[device] = torch.tensor(self.forbidden_token_ids, device=device)
+        return self._forbidden[device]
+
+    def inputs(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[bytes]]
+    ) -> ModelInputs:
+        """Batch token ids [B][L] with their encoded screenshots [B][I]; see `collate`."""
+        return self.inputs_of(
+            sequences, [[self.images.prepare(encoded) for encoded in row] for row in images]
+        )
+
+    def inputs_of(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[PreparedImage]]
+    ) -> ModelInputs:
+        """Batch token ids [B][L] with their prepared images [B][I]; see `collate`."""
+        return collate(
+            sequences,
+            images,
+            pad_token=self.pad_token_id,
+            image_token=self.image_token_id,
+            merge=self.images.merge,
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a completion, without the end token and other structure."""
+        kept = [token for token in token_ids if token not in self.end_token_ids]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, special tokens included; the parts between CUTs apart."""
+        encode = self.tokenizer.encode
+        parts = [part for part in text.split(CUT) if part]
+        return [token for part in parts for token in encode(part, add_special_tokens=False)]
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Token ids [A] of the completion `text`, with an end token; `decode` inverts it.
+
+        Special tokens that the text spells are read as characters.
+        """
+        ends = self.tokenizer.convert_tokens_to_ids("<|im_end|>"), self.tokenizer.eos_token_id
+        end = next(token for token in (*ends, *self.end_token_ids) if token in self.end_token_ids)
+        return [*self.encode(self.literal.mark(text)), end]
+
+
+def pick_device(asked: str) -> torch.device:
+    """Return the device of a configuration's `device`; `auto` is the first GPU, else the CPU.
+
+    A GPU has its number, without which none can be made the current one. Raises MissingPartError for one
+    that torch does not see.
+    """
+    if asked == "auto":
+        asked = accelerator.KIND if accelerator.is_available() else "cpu"
+    device = torch.device(f"{asked}:0" if asked == accelerator.KIND else asked)
+    if accelerator.is_gpu(device) and device.index >= accelerator.device_count():
+        raise MissingPartError(
+            f"device {asked}: torch sees {accelerator.device_count()} GPUs; "
+            "install a CUDA build of torch, or set the device to auto or cpu"
+        )
+    return device
+
+
+_SMALLER = 'load a smaller model, or set model.dtype = "bfloat16"; `dart doctor CONFIG` says what a run takes'
+
+
+@contextmanager
+def fits(what: str | Path, device: str | torch.device, cure: str = _SMALLER) -> Iterator[None]:
+    """Raise DartError where the memory of `device` is too small for `what`, which is made inside.
+
+    Not the user's mistake by class: another process may still hold the memory, so a supervisor tries again.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DartError(
+            f"{what} does not fit into the memory of {device} ({first_line(error)}); end what else uses it "
+            f"(nvidia-smi lists it for a GPU), or {cure}"
+        ) from None
+
+
+def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
+
+    The trainer publishes them and the engine loads them; copying into them changes the model. Tied
+    parameters are in it once.
+    """
+    tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+    return {name: tensor for name, tensor in tensors.items() if is_adapter(name)} or tensors
+
+
+def load_policy(
+    name: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    *,
+    weights: bool = True,
+    lora: LoraConfig | None = None,
+    seed: int = 0,
+    pointing: Pointing = "text",
+    adapters: str = "",
+) -> LoadedPolicy:
+    """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
+
+    Without `weights` it only encodes and decodes tokens; the model cannot run. With `lora` it has
+    adapters, those of the folder `adapters` or drawn by `seed`, and these are its weights (lora.py). A pointer head of the folder is
+    loaded in any case; only with `pointing` "pointer" the model may sample pointers.
+
+    Raises ModelError, which names the file and the cure, if the folder is missing, incomplete, or of
+    an unsupported model class; MissingPartError for adapters without peft; DartError as `fits` does.
+    """
+    folder = resolve(name)
+    config = check_folder(folder)
+    pointer = pointer_tokens(config)
+    if pointer is None and pointing == "pointer":
+        raise ModelError(without_head(name))
+    processor = files.preprocessor(folder)
+    with fits(name, device):
+        model = _load_weights(folder, dtype) if weights else _without_weights(folder)
+        if pointer is not None:
+            attach_head(model, folder, weights=weights)
+        if weights:
+            # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
+            # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
+            model.to(device)
+            if torch.device(device).type == "cpu":
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clone()
+        if lora is not None:
+            add_adapters(model, lora, seed, adapters)
+    if weights:
+        use_batched_vision(model)
+        use_packed(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
+    except (OSError, ValueError, KeyError) as error:
+        cure = "copy the files again from the model's source"
+        raise ModelError(
+            f"{folder}: tokenizer or image processor cannot be loaded ({first_line(error)}); "
+            f"{cure_of(error, cure)}"
+        ) from error
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = files.chat_template(folder)
+    return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)
+
+
+def _assemble(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    preparer: ImagePreparer,
+    lora: LoraConfig | None,
+    pointer: PointerTokens | None,
+    pointing: Pointing,
+) -> LoadedPolicy:
+    config: Any = model.config
+    known = tokenizer.get_vocab()
+    ends = _as_ids(getattr(model.generation_config, "eos_token_id", None))
+    ends |= _as_ids(tokenizer.eos_token_id)
+    ends |= {known[END]} if END in known else set()
+    if not ends:
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: no end token; set eos_token")
+    pad = tokenizer.pad_token_id
+    pad = int(pad) if pad is not None else min(ends)
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    _check_tokenizer(folder, config, tokenizer, rows, pointer)
+    if preparer.factor != _factor(config):
+        raise ModelError(
+            f"{folder}: the preprocessor cuts patches of {preparer.factor} pixels, the model takes "
+            f"{_factor(config)}; copy both files from the same model"
+        )
+    others = {pad, int(config.image_token_id), int(config.video_token_id)}
+    if tokenizer.unk_token_id is not None:
+        others.add(int(tokenizer.unk_token_id))
+    if pointer is not None:
+        others |= set(pointer.forced if pointing == "pointer" else pointer.triple)
+    forbidden = forbidden_ids(known, rows, ends=ends, others=others)
+    added = tokenizer.added_tokens_decoder.items()
+    unread = [str(token) for index, token in added if token.special or index in forbidden | ends]
+    return LoadedPolicy(
+        folder=folder,
+        model=model,
+        tokenizer=tokenizer,
+        images=preparer,
+        image_token_id=int(config.image_token_id),
+        pad_token_id=pad,
+        end_token_ids=tuple(sorted(ends)),
+        forbidden_token_ids=tuple(sorted(forbidden)),
+        max_positions=int(config.get_text_config().max_position_embeddings),
+        literal=LiteralText(unread),
+        lora=lora,
+        pointer=pointer,
+        pointing=pointing,
+    )
+
+
+def _factor(config: Any) -> int:
+    """Pixels of the model's own patch, of several that it merges to one token."""
+    return int(config.vision_config.patch_size * config.vision_config.spatial_merge_size)
+
+
+def _check_tokenizer(
+    folder: Path,
+    config: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: int,
+    pointer: PointerTokens | None,
+) -> None:
+    """Raise ModelError where the tokenizer is that of another model."""
+    known = tokenizer.get_vocab()
+    problem = ""
+    if (most := max(known.values())) >= rows:
+        problem = f"has a token {most}, the model's embeddings have {rows} rows (vocab_size)"
+    elif config.image_token_id not in tokenizer.added_tokens_decoder:
+        problem = f"has no special token {config.image_token_id}, the image_token_id of config.json"
+    for key, token, wanted in zip(ID_KEYS, TOKENS, pointer.triple if pointer else (), strict=False):
+        if known.get(token) != wanted:
+            problem = f"has {known.get(token, 'nothing')} as {token}, but {key} is {wanted}"
+    if problem:
+        raise ModelError(
+            f"{folder / files.TOKENIZER} {problem}; it belongs to another model: copy both again"
+        )
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError unless the folder loads: the tensors that its config.json asks for, by their headers."""
+    policy = load_policy(folder, weights=False)
+    with PolicyFiles(folder) as held:
+        held.check(policy.model)
+
+
+def _without_weights(folder: Path) -> PreTrainedModel:
+    """Return the model with shapes alone, on the meta device."""
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForImageTextToText.from_config(
+                AutoConfig.from_pretrained(folder, **_LOCAL)
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{folder}: config.json cannot be loaded ({first_line(error)}); "
+            f"{cure_of(error, 'copy it again')}"
+        ) from error
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForImageTextToText.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            output_loading_info=True,
+            **_LOCAL,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{folder}: the weights cannot be loaded ({first_line(error)}); "
+            f"{cure_of(error, 'copy them again')}"
+        ) from error
+    except Exception as error:  # safetensors raises a bare Exception subclass for a broken file
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise ModelError(
+            f"{folder}: a safetensors file is broken ({first_line(error)}); copy it again"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    wrong = sorted(report["missing_keys"]) + sorted(each[0] for each in report["mismatched_keys"])
+    if wrong:
+        raise ModelError(
+            f"{folder}: {len(wrong)} tensors are missing or of another shape, "
+            f"the first is {wrong[0]}; the folder is incomplete or belongs to another model"
+        )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _as_ids(value: Any) -> set[int]:
+    if value is None:
+        return set()
+    return {int(token) for token in value} if isinstance(value, list | tuple) else {int(value)}

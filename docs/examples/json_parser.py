@@ -1,0 +1,104 @@
+"""An action language of one's own: a thought, and on the last line an action as JSON.
+
+The search field is empty.
+{"do": "click", "at": [640, 52]}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bus.errors import ActionError
+from dart_cli.language.coordinates import CoordinateMap
+from dart_cli.language.parsers.base import WrittenPoint
+from envs.contract.actions import Action, Answer, Click, Done, DoubleClick, Fail, Type
+
+_POINT = re.compile(r'"at": (\[(\d{1,6}), ?(\d{1,6})\])')
+_HAS = {
+    **dict.fromkeys(("click", "right_click", "double_click"), "at"),
+    **dict.fromkeys(("type", "answer"), "text"),
+}
+_CANNOT = "it has no such action here"
+
+
+class JsonParser:
+    """See the module's docstring; what the methods promise: dart_cli/language/parsers/base.py."""
+
+    limits: Mapping[str, str] = {
+        "click": "it clicks with the left or right button, no keys held",
+        "double_click": "no keys can be held",
+        **dict.fromkeys(("triple_click", "move", "drag", "mouse_down", "mouse_up"), _CANNOT),
+        **dict.fromkeys(("scroll", "keypress", "key_down", "key_up", "goto", "wait"), _CANNOT),
+    }
+
+    def parse(self, text: str, coordinates: CoordinateMap) -> Action:
+        """Return the action of one completion: the last line; what is before it is a thought."""
+        try:
+            return _action(json.loads(_last_line(text)), coordinates)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ActionError(f"the last line is no action in JSON: {error!r:.200}") from None
+
+    def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
+        """Return the completion that `parse` reads as `action`; never that of a similar one."""
+        return f"{thought}\n{json.dumps(self._written(action, coordinates))}".lstrip("\n")
+
+    def as_history(self, text: str) -> str:
+        """Return the completion unchanged: prompts then show the very tokens that were sampled."""
+        return text
+
+    def write_point(self, x: int, y: int) -> str:
+        """With `find_points`: a pointer may stand here; see dart_cli.language.parsers.base.PointParser."""
+        return f"[{x}, {y}]"
+
+    def find_points(self, text: str) -> list[WrittenPoint]:
+        """Of the last line; a quote within another string has a backslash, so none is found there."""
+        try:
+            json.loads(_last_line(text))
+        except (ValueError, RecursionError):
+            return []
+        found = _POINT.finditer(text, text.rfind("\n") + 1)
+        return [
+            WrittenPoint(each.start(1), each.end(1), int(each[2]), int(each[3])) for each in found
+        ]
+
+    def _written(self, action: Action, coordinates: CoordinateMap) -> dict[str, Any]:
+        match action:
+            case Click(button="left", modifiers=()) | DoubleClick(modifiers=()):
+                return {"do": action.kind, "at": coordinates.to_model(action.x, action.y)}
+            case Click(button="right", modifiers=()):
+                return {"do": "right_click", "at": coordinates.to_model(action.x, action.y)}
+            case Type() | Answer():
+                return {"do": action.kind, "text": action.text}
+            case Done() | Fail():
+                return {"do": action.kind}
+        raise ActionError(f"JSON here cannot express {action!r}: {self.limits[action.kind]}")
+
+
+def _last_line(text: str) -> str:
+    return text.rpartition("\n")[2]
+
+
+def _action(told: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
+    name = told["do"]
+    if strange := {*told} - {"do", _HAS.get(name)}:
+        raise ActionError(f"{str(name)[:40]!r} has no {min(strange)[:40]!r}")
+    if name in ("click", "right_click", "double_click"):
+        x, y = told["at"]
+        if type(x) is not int or type(y) is not int:
+            raise ActionError("a place is two whole numbers")
+        x, y = coordinates.to_screen(x, y)
+        if name == "double_click":
+            return DoubleClick(x=x, y=y)
+        return Click(x=x, y=y, button="left" if name == "click" else "right")
+    if name in ("type", "answer"):
+        text = told["text"]
+        if not isinstance(text, str):
+            raise ActionError(f"{name} needs a text")
+        text.encode()  # raises for half a surrogate pair, which JSON can hold and no message can
+        return Type(text=text) if name == "type" else Answer(text=text)
+    if name in ("done", "fail"):
+        return Done() if name == "done" else Fail()
+    raise ActionError(f"{str(name)[:40]!r} is no action of this language")

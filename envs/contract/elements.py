@@ -1,0 +1,329 @@
+"""What an explorer needs of an environment: what can be done on a screen, and which screens are one.
+
+    Element          one thing that can be seen and reached: role, name, box, actions, place
+    ScreenState      which screen it is, and why two screens count as one
+    Explorable       optional for a GuiEnv: `elements()` and `state()`
+    Node             one node of the tree that an environment reads: widgets, a DOM, an accessibility tree
+    elements_of      a tree's elements in reading order
+    state_of         a tree's state: a digest of its route and its skeleton
+    grid_elements    cells to click, for a screen without a tree
+    GridEnv, as_explorable, make_explorable   an environment without a tree: cells, and a coarse picture as its state
+    element_from_dict  of JSON, as dataclasses.asdict gives it
+    performing       an element's action as actions of `envs.contract.actions`
+
+Every environment with a tree makes `Node`s of it, so that places, reading order and skeletons are the
+same everywhere:
+
+- A node without a role is layout. It counts where it groups two nodes or more; else it is left out.
+- `place` is the way from the root: numbers among siblings. It counts what is scrolled out of sight,
+  so that a place stays while its screen is scrolled.
+- The skeleton has the roles of what can be seen, to `DEPTH` levels, without any text. Neighbours of
+  equal shape count once where a list has them (`REPEATED`): an inbox is one screen with five and with six
+  mails. Which tab, page or menu is open counts (`current`), and what cannot be used (`enabled`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from PIL import Image
+
+from bus.errors import EnvError
+from envs.contract.actions import Action, Click, DoubleClick, Scroll, TripleClick, Type
+from envs.contract.base import GuiEnv, Observation, Verdict
+from envs.contract.registry import load_suite, make_env
+from envs.contract.screenshots import as_seen
+
+Operation = Literal["click", "double_click", "type", "scroll"]
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels of the screenshot; right and bottom are one past the last."""
+
+DEPTH = 10  # levels of a skeleton
+SCROLL_NOTCHES = 3  # of the operation `scroll`, downwards
+LONGEST_NAME = 200  # characters of an element's name that are kept
+REPEATED = frozenset(
+    {"", "area", "row", "option", "list item", "tree item", "table row", "cell", "text"}
+)
+"""Roles of which neighbours of equal shape count once; "" is a group of nodes, such as a card."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One thing on the screen that can be seen and reached."""
+
+    role: str  # button, link, field, row, ...: the environment's own word
+    name: str  # its text or label; empty if it has none
+    box: Box  # the part that can be seen
+    actions: tuple[Operation, ...]  # at least one
+    place: str  # where it hangs in its tree; unique on the screen, the same at the next visit
+
+    @property
+    def centre(self) -> tuple[int, int]:
+        """The pixel to act on: in the middle of the box."""
+        left, top, right, bottom = self.box
+        return (left + right) // 2, (top + bottom) // 2
+
+
+@dataclass(frozen=True)
+class ScreenState:
+    """Which screen this is: two visits with one `id` are visits of one screen."""
+
+    id: str  # 32 hex digits
+    route: str  # where it is, in words or as an address; empty if nothing tells
+    reason: str  # what was compared: why two screens with this id count as one
+
+
+@runtime_checkable
+class Explorable(Protocol):
+    """A GuiEnv that can say what is on its screen. Optional; without it there is `envs.contract.elements`."""
+
+    def elements(self) -> list[Element]:
+        """Return what can be seen and reached on the present screen, in reading order. Raises EnvError."""
+        ...
+
+    def state(self) -> ScreenState:
+        """Which screen is shown. Raises EnvError."""
+        ...
+
+
+@dataclass
+class Node:
+    """One node of a tree on the screen, as an environment reads it."""
+
+    role: str = ""  # empty: layout
+    name: str = ""
+    box: Box | None = None  # the part that can be seen; None where nothing of it can
+    actions: tuple[Operation, ...] = ()  # none: it shows or groups only
+    children: list[Node] = field(default_factory=list)
+    enabled: bool = True
+    current: bool = False  # the open tab, page or menu
+    listed: bool = False  # one of a list, whatever its role
+
+
+def elements_of(roots: Sequence[Node]) -> list[Element]:
+    """Return the nodes that have actions, in reading order: from line to line, from left to right."""
+    found = [
+        Element(
+            node.role, " ".join(node.name.split())[:LONGEST_NAME], node.box, node.actions, place
+        )
+        for node, place in _placed(roots)
+        if node.box is not None and node.actions and node.enabled
+    ]
+    return in_reading_order(found)
+
+
+def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
+    """Return the state of a screen: its route, and the skeleton of what can be seen of `roots`."""
+    shapes = _shapes([kept for root in roots if (kept := _seen(root)) is not None], DEPTH)
+    skeleton = " ".join(shapes)
+    key = hashlib.blake2b(f"{route}\n{skeleton}".encode(), digest_size=16).hexdigest()
+    count = sum(1 for _ in _placed(roots))
+    at = f"route {route!r}" if route else "no route"
+    reason = f"{at}; roles of {count} nodes to depth {DEPTH} compared, texts left out"
+    return ScreenState(key, route, reason)
+
+
+def in_reading_order(elements: Iterable[Element]) -> list[Element]:
+    """From line to line, from left to right; on a line are those whose middles are beside all of it."""
+    lines: list[list[Element]] = []
+    bottom = 0  # of the line, pixels
+    for element in sorted(elements, key=lambda each: (each.centre[1], each.centre[0])):
+        if lines and element.centre[1] < bottom:
+            lines[-1].append(element)
+            bottom = min(bottom, element.box[3])
+        else:
+            lines.append([element])
+            bottom = element.box[3]
+    return [each for line in lines for each in sorted(line, key=lambda one: one.centre)]
+
+
+def grid_elements(width: int, height: int, *, columns: int = 12, rows: int = 8) -> list[Element]:
+    """Cells of a screen to click, line by line, and the whole screen to scroll."""
+    across = [width * at // columns for at in range(columns + 1)]
+    down = [height * at // rows for at in range(rows + 1)]
+    cells = [
+        Element("cell", "", (left, top, right, bottom), ("click",), f"{row},{column}")
+        for row, (top, bottom) in enumerate(pairwise(down))
+        for column, (left, right) in enumerate(pairwise(across))
+        if left < right and top < bottom
+    ]
+    return [*cells, Element("screen", "", (0, 0, width, height), ("scroll",), "screen")]
+
+
+def element_from_dict(value: Mapping[str, Any]) -> Element:
+    """Return the element whose fields `value` has, lists for tuples."""
+    left, top, right, bottom = value["box"]
+    return Element(
+        value["role"],
+        value["name"],
+        (left, top, right, bottom),
+        tuple(value["actions"]),
+        value["place"],
+    )
+
+
+def performing(element: Element, operation: Operation, text: str = "") -> list[Action]:
+    """Return what to do one after the other: `type` replaces what is in a field by `text`."""
+    x, y = element.centre
+    match operation:
+        case "click":
+            return [Click(x=x, y=y)]
+        case "double_click":
+            return [DoubleClick(x=x, y=y)]
+        case "type":
+            return [TripleClick(x=x, y=y), Type(text=text)]
+        case "scroll":
+            return [Scroll(x=x, y=y, dy=SCROLL_NOTCHES)]
+
+
+# --- the tree without layout --------------------------------------------------------------------
+
+
+def _placed(roots: Sequence[Node]) -> Iterator[tuple[Node, str]]:
+    """Every node that counts, with its place, depth first."""
+    waiting = [(node, f"{at}") for at, node in reversed([*enumerate(_simple(roots))])]
+    while waiting:
+        node, place = waiting.pop()
+        yield node, place
+        below = [*enumerate(_simple(node.children))]
+        waiting += [(child, f"{place}.{at}") for at, child in reversed(below)]
+
+
+def _simple(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes without layout that groups nothing."""
+    return [kept for node in nodes if (kept := _without_layout(node)) is not None]
+
+
+def _without_layout(node: Node) -> Node | None:
+    """Return the node, or what is left of it: None for layout of nothing, the child for layout of one."""
+    while not node.role and not node.actions:
+        children = _simple(node.children)
+        if len(children) != 1:
+            return Node(box=node.box, children=children) if children else None
+        node = children[0]
+    return node
+
+
+def _seen(node: Node) -> Node | None:
+    """Return the node with what can be seen below it; None if nothing can."""
+    children = [kept for child in node.children if (kept := _seen(child)) is not None]
+    if node.box is None and not children:
+        return None
+    role = node.role if node.box is not None else ""
+    return Node(role, "", node.box, (), children, node.enabled, node.current, node.listed)
+
+
+def _shapes(nodes: Sequence[Node], depth: int) -> list[str]:
+    """Return the shape of each node, neighbours of lists that are equal once."""
+    shapes: list[str] = []
+    told = [(_is_repeated(node), _shape(node, depth)) for node in _simple(nodes)]
+    for (repeated, shape), same in groupby(told):
+        shapes += [shape] if repeated else [shape for _ in same]
+    return shapes
+
+
+def _is_repeated(node: Node) -> bool:
+    return node.listed or node.role in REPEATED
+
+
+def _shape(node: Node, depth: int) -> str:
+    marks = ("!" if node.current else "") + ("" if node.enabled else "~")
+    below = " ".join(_shapes(node.children, depth - 1)) if depth > 1 else ""
+    return f"{node.role}{marks}({below})" if below else f"{node.role}{marks}"
+
+
+COARSE = 24
+"""Cells of a coarse picture, across and down."""
+
+STEP = 6
+"""Least difference in grey of two neighbouring cells that counts, of 255."""
+
+
+def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
+    """Return an environment that plays `suite`, and what tells its elements; see envs.contract.registry.make_env.
+
+    A suite whose tree is its text `accessibility` is asked for it. Raises TaskError.
+    """
+    told = "accessibility" in getattr(load_suite(suite), "observes", ())
+    return as_explorable(make_env(suite, observe=("accessibility",) if told else (), **options))
+
+
+def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
+    """Return the environment to play, and what tells its elements; the same object twice."""
+    if isinstance(env, Explorable):
+        return env, env
+    grid = GridEnv(env)
+    return grid, grid
+
+
+def grid_state(shown: Observation) -> ScreenState:
+    """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
+    if shown.screen_key:
+        return ScreenState(shown.screen_key, "", "no tree; the environment's own key of the screen")
+    with Image.open(io.BytesIO(shown.screenshot)) as picture:
+        key = coarse_key(as_seen(picture))
+    return ScreenState(key, "", f"no tree; light and dark of {COARSE}x{COARSE} cells compared")
+
+
+def coarse_key(screen: Image.Image) -> str:
+    """32 hex digits: the same for two screens whose neighbouring cells are lighter or darker alike.
+
+    A difference hash: of each cell and the next on its right, whether it is darker, lighter or neither.
+    """
+    import numpy as np  # only where it is needed
+
+    small = screen.convert("L").resize((COARSE + 1, COARSE), Image.Resampling.BOX)
+    cells = np.asarray(small, dtype=np.int16)
+    steps = cells[:, 1:] - cells[:, :-1]
+    signs = (np.sign(steps) * (np.abs(steps) >= STEP)).astype(np.int8)
+    return hashlib.blake2b(signs.tobytes(), digest_size=16).hexdigest()
+
+
+class GridEnv:
+    """Plays `env`; its elements are cells, its states coarse pictures. See envs.contract.base.GuiEnv."""
+
+    def __init__(self, env: GuiEnv, *, columns: int = 12, rows: int = 8) -> None:
+        self.env = env
+        self.columns = columns
+        self.rows = rows
+        self._shown: Observation | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """As `env` does."""
+        self._shown, info = self.env.reset(seed=seed, options=options)
+        return self._shown, info
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """As `env` does."""
+        self._shown, reward, terminated, truncated, info = self.env.step(action)
+        return self._shown, reward, terminated, truncated, info
+
+    def evaluate(self) -> Verdict:
+        """As `env` does."""
+        return self.env.evaluate()
+
+    def close(self) -> None:
+        """As `env` does."""
+        self._shown = None
+        self.env.close()
+
+    def elements(self) -> list[Element]:
+        """Return the cells of the grid, and the screen to scroll."""
+        shown = self._last()
+        return grid_elements(shown.width, shown.height, columns=self.columns, rows=self.rows)
+
+    def state(self) -> ScreenState:
+        """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
+        return grid_state(self._last())
+
+    def _last(self) -> Observation:
+        if self._shown is None:
+            raise EnvError("no episode is being played; call reset first")
+        return self._shown

@@ -1,0 +1,134 @@
+"""Code of a user's own, by name: a suite, an action parser.
+
+load_own       what `package.module:Attribute` or `file.py:Attribute` names
+code_digest    what tells another version of that code
+one_line       a user's own error, with the line of their code
+did_you_mean   the closest known name, for errors
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from bus.errors import TaskError
+
+
+def load_own(
+    what: str, name: str, path: str, *, once: bool = False, made: bool = True, method: str = ""
+) -> object:
+    """Return the object at `path`, made first where it is a class, unless `made` is false.
+
+    A file's path is relative to the current folder, where modules are found, too.
+    `what` and `name` are for errors, e.g. suite, action parser and how the user called it. `once`: the file
+    runs once in this process, for code that registers something. A path without an attribute is refused with
+    the classes that it may mean, those with `method`. Raises TaskError.
+    """
+    module_name, _, attribute = path.rpartition(":")
+    module = _import(what, name, module_name or path, once=once)
+    if not attribute or not module_name:
+        raise TaskError(
+            f"{what} {name}: {_cure_without_class(what, module_name or path, module, method)}"
+        )
+    if not hasattr(module, attribute):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise TaskError(
+            f"{what} {name}: {module_name} has no {attribute!r}{did_you_mean(attribute, public)}"
+        )
+    value: object = getattr(module, attribute)
+    try:
+        return value() if made and isinstance(value, type) else value
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{what} {name}: {attribute}() failed: {one_line(error)}") from error
+
+
+def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -> str:
+    """Return what to write in place of a path without a class."""
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    }
+    fitting = [f"{path}:{name}" for name, value in own.items() if hasattr(value, method)]
+    if fitting or not method:
+        return f"name its class, too: {' or '.join(fitting) or f'{path}:CLASS'}"
+    others = f"; its classes are {', '.join(own)}" if own else ""
+    return f"{path} has no {what}: no class of it has a method {method}{others}"
+
+
+def code_digest(thing: object) -> str:
+    """Return a digest of the file that has the class of a user's own object; "" for a class of dart.
+
+    What that file imports is not in it.
+    """
+    name = type(thing).__module__
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if path is None or name.partition(".")[0] in ("bus", "dart_cli", "envs"):
+        return ""
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(wrong, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType:
+    if not module_name.endswith(".py"):
+        example = f"My{what.capitalize()}"
+        if not all(part.isidentifier() for part in module_name.split(".")):
+            raise TaskError(
+                f"{what} {name}: {module_name!r} is no module; "
+                f"name my_package.my_module:{example} or path/to/file.py:{example}"
+            )
+        here = str(Path.cwd())
+        if here not in sys.path and "" not in sys.path:  # a console script's lacks it
+            sys.path.append(here)  # last: a folder there hides no installed package
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise TaskError(
+                f"{what} {name}: cannot import {module_name}: no module {error.name!r}; "
+                "install it or add its folder to PYTHONPATH"
+            ) from error
+        except (Exception, SystemExit) as error:  # the user's module: they fix whatever it raises
+            raise TaskError(
+                f"{what} {name}: {module_name} cannot be loaded, fix it: {one_line(error)}"
+            ) from error
+    file = Path(module_name)
+    if not file.is_file():
+        raise TaskError(f"{what} {name}: no file {file}; the path is relative to {Path.cwd()}")
+    # A name of its own, so that two files called my_env.py do not clash in sys.modules.
+    digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"{file.stem}_{digest}", file)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{what} {name}: {file} is not a Python file")
+    if once and spec.name in sys.modules:
+        return sys.modules[spec.name]
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a script that ends itself where it is imported
+        del sys.modules[spec.name]
+        raise TaskError(
+            f"{what} {name}: {file} cannot be loaded, fix it: {one_line(error)}"
+        ) from error
+    return module
+
+
+def one_line(error: BaseException) -> str:
+    """Return the user's own error in one line, with the line of their code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
+    where = f" (line {line})" if line else ""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(said.split())}{where}"

@@ -1,0 +1,374 @@
+"""Suites of tasks by name, and the environments that play them.
+
+    suite_names()        the suites that ship with dart
+    load_suite(name)     a Suite: its tasks by id
+    make_env(name, ...)  a GuiEnv that plays that suite's tasks
+    check_options(name, ...)  whether it would take these options
+    check_observe(name, ...)  whether they give these texts beside the screenshot
+    check_parts(name, ...)    whether what it needs beside Python is installed
+    longest_reset_s(name, ...)  what its options allow a reset
+    find_task, tasks_of  one task by its id, all of a split
+    select_tasks(...)    tasks by pattern: what `env.tasks`, `eval.tasks`, `--task` and the like name
+
+`explored:FOLDER` is a suite, too: the tasks that `dart explore tasks` made of an exploration.
+
+Your own suite needs no entry here: `my_package.my_module:MySuite` and
+`path/to/file.py:MySuite` are names too, on every command line and in every configuration.
+Each suite's module is imported when it is first asked for, so a missing optional part (a browser,
+a container engine) matters only to its users.
+
+A pattern is a task's id, a glob such as `miniwob/click-*`, or either behind a `!`, which leaves
+what it names out. A list of exclusions alone selects everything else. Order is that of the patterns,
+within a glob that of the suite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Protocol, get_args, runtime_checkable
+
+from bus.errors import DartError, TaskError
+from envs.contract.base import GuiEnv, Split, Task, task_of
+from envs.contract.methods import NEEDED, describe, missing_names
+from envs.contract.own_code import did_you_mean, load_own, one_line
+
+SHIPPED: dict[str, str] = {
+    "android": "envs.suites.android.env:AndroidSuite",
+    "apps": "envs.suites.embedded.suites:AppsSuite",
+    "browsergym": "envs.suites.browsergym.suite:BrowsergymSuite",
+    "composed": "envs.suites.embedded.suites:ComposedSuite",
+    "desk": "envs.suites.embedded.suites:DeskSuite",
+    "desktop": "envs.suites.desktop.suite:DesktopSuite",
+    "mini": "envs.suites.embedded.suites:MiniSuite",
+    "miniwob": "envs.suites.miniwob.env:MiniwobSuite",
+    "osworld": "envs.suites.osworld.suite:OsworldSuite",
+    "recall": "envs.suites.embedded.suites:RecallSuite",
+}
+"""Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+EXPLORED = "explored"
+"""`explored:FOLDER` is the suite of a folder that `dart explore tasks` made."""
+
+MADE_OF: dict[str, tuple[str, str]] = {
+    EXPLORED: ("envs.suites.explored.env:ExploredSuite", "FOLDER"),
+    "osworld": ("envs.suites.osworld.suite:OsworldFolder", "FOLDER"),
+    "gym": ("envs.suites.gym.env:GymSuite", "ENV_ID"),
+    "openenv": ("envs.suites.openenv.env:OpenenvSuite", "PROFILE"),
+    "served": ("envs.suites.served:ServedSuite", "FILE.toml"),
+}
+"""Prefix -> the class that makes a suite of what stands behind `prefix:`, and what that is."""
+
+
+@runtime_checkable
+class Suite(Protocol):
+    """Tasks that one kind of environment plays."""
+
+    @property
+    def name(self) -> str:
+        """Unique name; every task's `suite` field."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """The tasks by id, in their order of presentation."""
+        ...
+
+    def make_env(self) -> GuiEnv:
+        """Return a fresh environment, which starts nothing before its first reset.
+
+        May take keyword options, each with a default; raises TaskError for an invalid value. For
+        `observe`, which no user sets among them, see check_observe.
+        """
+        ...
+
+
+def suite_names() -> list[str]:
+    """Return the suites that ship with dart."""
+    return sorted(SHIPPED)
+
+
+@lru_cache(maxsize=64)
+def load_suite(name: str) -> Suite:
+    """Return the suite called `name`: a shipped one, `package.module:Attribute` or `file.py:Attribute`.
+
+    `explored:FOLDER` and other prefixes of MADE_OF are suites of what they name. Raises TaskError if there
+    is none, or if it is not a Suite.
+    """
+    prefix, _, of = name.partition(":")
+    if prefix in MADE_OF and (
+        of or prefix not in SHIPPED
+    ):  # each class is imported here: some load another suite from this module
+        return _made_of(prefix, of)
+    if ":" not in name and "." not in name:  # a dot: a module or a file, whose class is missing
+        if name not in SHIPPED:
+            also = ", ".join(f"{prefix}:{what}" for prefix, (_, what) in MADE_OF.items())
+            raise TaskError(
+                f"no suite {name!r}{did_you_mean(name, SHIPPED)}; shipped suites are "
+                f"{', '.join(suite_names())}, your own is my_package.my_module:MySuite, suites of what "
+                f"they name are {also}"
+            )
+        return _as_suite(name, SHIPPED[name])
+    return _as_suite(name, name)
+
+
+def make_env(suite: str, *, observe: Sequence[str] = (), **options: object) -> GuiEnv:
+    """Return an environment that plays `suite`; `options` are that suite's own (size, encoding, ...).
+
+    `observe` names the texts that its observations have beside the screenshot (ObservedKind).
+    Raises TaskError for an unknown suite, option or text.
+    """
+    check_options(suite, options)
+    check_observe(suite, observe)
+    if observe:
+        options["observe"] = tuple(observe)
+    env = load_suite(suite).make_env(**options)
+    if lacking := missing_names(env, NEEDED):
+        raise TaskError(
+            f"suite {suite}: make_env() must return an environment with {', '.join(NEEDED)} (envs.contract.base.GuiEnv), "
+            f"{type(env).__name__} has no {' and no '.join(lacking)}"
+        )
+    return env
+
+
+def check_observe(suite: str, observe: Iterable[str]) -> None:
+    """Raise TaskError for a text that the suite's environments do not give.
+
+    A suite that gives any has an attribute `observes`, their kinds, and an option `observe` of
+    `make_env`, which gets those that are asked for.
+    """
+    given = tuple(getattr(load_suite(suite), "observes", ()))
+    for kind in observe:
+        if kind not in given:
+            also = f"screenshots, {', '.join(given)}" if given else "screenshots alone"
+            raise TaskError(f"suite {suite} gives no {kind!r}; it gives {also}")
+
+
+def check_options(suite: str, options: Collection[str]) -> None:
+    """Raise TaskError for an option that the suite's environments do not take; starts none.
+
+    A suite whose `make_env` has a `**parameter` checks its options itself.
+    """
+    if "observe" in options:
+        raise TaskError("'observe' is no option of a suite; set env.observe")
+    parameters = inspect.signature(load_suite(suite).make_env).parameters.values()
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.name != "observe"
+    ]
+    for option in options:
+        if option not in known:
+            raise TaskError(
+                f"suite {suite} has no option {option!r}{did_you_mean(option, known)}; "
+                f"its options are {', '.join(known) or 'none'}"
+            )
+
+
+def check_parts(
+    suite: str,
+    options: Mapping[str, Any],
+    tasks: Collection[str] | None = None,
+    observe: Sequence[str] = (),
+) -> None:
+    """Raise MissingPartError where a browser, package or program is missing that `suite` needs.
+
+    For suites that have a `check_parts(**options)`; one that also has a parameter `tasks` is told the
+    ids that are to be played (None: all). Starts no environment.
+    """
+    given = {"observe": tuple(observe)} if observe else {}
+    _call_hook(suite, "check_parts", {**options, **given}, {"tasks": tasks})
+
+
+def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
+    """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
+
+    For suites that have a `longest_reset_s(**options)`, which gets those that it takes: without a longer deadline a
+    reset is given up that goes on. Waits in queues (envs/contract/queueing.py) do not count. Raises TaskError for a value that
+    cannot be used.
+    """
+    longest_s = _call_hook(suite, "longest_reset_s", options)
+    if longest_s is None:
+        return 0.0
+    is_number = isinstance(longest_s, int | float) and not isinstance(longest_s, bool)
+    if not is_number or not 0 <= longest_s < math.inf:
+        raise TaskError(
+            f"suite {suite}: longest_reset_s must return seconds from 0 on, got {describe(longest_s)}"
+        )
+    return float(longest_s)
+
+
+def _call_hook(
+    suite: str, method: str, options: Mapping[str, Any], named: Mapping[str, Any] = _NOTHING
+) -> Any:
+    """Return what an optional method of a suite returns; None where it has none.
+
+    It is given those of `options` that it takes, and of `named` those that it names. Raises TaskError where it
+    cannot be called, and what it raises on purpose.
+    """
+    hook = getattr(load_suite(suite), method, None)
+    if hook is None:
+        return None
+    if not callable(hook):
+        raise TaskError(
+            f"suite {suite}: {method} must be a method that takes the options of make_env, got {describe(hook)}"
+        )
+    try:
+        parameters = inspect.signature(hook).parameters
+        takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+        given = {name: value for name, value in options.items() if takes_all or name in parameters}
+        given |= {name: value for name, value in named.items() if name in parameters}
+        return hook(**given)
+    except DartError:
+        raise
+    except Exception as error:
+        raise TaskError(f"suite {suite}: {method}() failed: {one_line(error)}") from error
+
+
+def find_task(suite: str, task_id: str) -> Task:
+    """One task of a suite. Raises TaskError if there is none, with the closest id or the reason.
+
+    Reasons are those of a mapping `left_out`, which a suite may have, by task id: what is told of an
+    evaluation, too. Or of one `elsewhere`: tasks of packages that are not installed, no part of the suite here.
+    """
+    loaded = load_suite(suite)
+    reasons = ChainMap(*(getattr(loaded, name, {}) for name in ("left_out", "elsewhere")))
+    return task_of({"task": task_id}, loaded.tasks, suite, reasons)
+
+
+def tasks_of(suite: str, split: Split | None = None) -> list[Task]:
+    """Return the tasks of a suite, of one split or of both."""
+    return [task for task in load_suite(suite).tasks.values() if split in (None, task.split)]
+
+
+def _made_of(prefix: str, of: str) -> Suite:
+    path, what = MADE_OF[prefix]
+    if not of:
+        raise TaskError(f"suite {prefix}: name what it is made of, {prefix}:{what}")
+    module, _, attribute = path.partition(":")
+    suite: Suite = getattr(importlib.import_module(module), attribute)(of)
+    return suite
+
+
+def _as_suite(name: str, path: str) -> Suite:
+    suite = load_own("suite", name, path, method="make_env")
+    if ":" in name:  # one of ours may read its tasks late
+        _check_own(name, suite, path.rpartition(":")[2])
+    assert isinstance(suite, Suite)
+    return suite
+
+
+def _check_own(name: str, suite: object, attribute: str) -> None:
+    """Raise TaskError for an own suite that lacks a part, or whose part breaks or is of another type."""
+    try:
+        lacking = missing_names(suite, ("name", "tasks", "make_env"))
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"suite {name}: {attribute} breaks: {one_line(error)}") from error
+    if lacking:
+        raise TaskError(
+            f"suite {name}: {attribute} is no Suite, it has no {' and no '.join(lacking)}; it needs name, tasks and "
+            "make_env(), see docs/environments/"
+        )
+    assert isinstance(suite, Suite)
+    own_name, make_env_of = suite.name, suite.make_env
+    if not isinstance(own_name, str) or not own_name:
+        raise TaskError(f"suite {name}: name must be a text, got {describe(own_name)}")
+    if not callable(make_env_of):
+        raise TaskError(f"suite {name}: make_env must be a method, got {describe(make_env_of)}")
+    _check_tasks(name, suite.tasks)
+
+
+def _check_tasks(name: str, tasks: object) -> None:
+    """Raise TaskError for an own suite's `tasks` that are no mapping of ids to tasks."""
+    if not isinstance(tasks, Mapping):
+        raise TaskError(
+            f"suite {name}: tasks must be a mapping of ids to tasks, {{task.id: task}}, "
+            f"got a {type(tasks).__name__}"
+        )
+    for task_id, task in tasks.items():
+        if not isinstance(task, Task) or task.id != task_id:
+            got = f"one with the id {task.id!r}" if isinstance(task, Task) else describe(task)
+            raise TaskError(
+                f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {got}"
+            )
+        for field, (is_right, wanted) in _FIELDS.items():
+            value: object = getattr(task, field)
+            if not is_right(value):
+                raise TaskError(
+                    f"suite {name}: tasks[{task_id!r}].{field} must be {wanted}, got {describe(value)}"
+                )
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "instruction": (lambda value: isinstance(value, str), "a text"),
+    "max_steps": (lambda value: type(value) is int and value > 0, "a whole number from 1 on"),
+    "split": (lambda value: value in get_args(Split), " or ".join(get_args(Split))),
+    "feasible": (lambda value: isinstance(value, bool), "a bool"),
+    "evaluated": (lambda value: isinstance(value, bool), "a bool"),
+}
+"""Fields of an own suite's tasks: whether a value can be, and what can."""
+
+
+_WILD = frozenset("*?[")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether `text` is a glob or an exclusion; else it is one task's id."""
+    return text.startswith("!") or not _WILD.isdisjoint(text)
+
+
+def select_tasks(
+    suite: str, patterns: Iterable[str], among: Sequence[Task] | None = None
+) -> list[Task]:
+    """Return the tasks of `suite` that `patterns` name; no pattern names all of `among`.
+
+    Globs choose from `among` (default all of the suite); a full id is taken from the whole
+    suite, so that the caller can report why it may not be used. Raises TaskError for a
+    pattern that names nothing, with the closest id, and if the exclusions leave nothing.
+    """
+    everyone = list(load_suite(suite).tasks.values())
+    known = everyone if among is None else list(among)
+    wanted = list(patterns)
+    chosen: dict[str, Task] = {}
+    for pattern in wanted:
+        if not pattern.startswith("!"):
+            chosen |= {task.id: task for task in _named(suite, pattern, known, everyone)}
+    if all(pattern.startswith("!") for pattern in wanted):
+        chosen = {task.id: task for task in known}
+    for pattern in wanted:
+        if pattern.startswith("!"):
+            for task in _named(suite, pattern[1:], everyone, everyone):
+                chosen.pop(task.id, None)
+    if wanted and not chosen:
+        raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted)}")
+    return list(chosen.values())
+
+
+def _named(suite: str, pattern: str, known: Sequence[Task], everyone: Sequence[Task]) -> list[Task]:
+    if not is_pattern(pattern):
+        return [find_task(suite, pattern)]
+    found = [task for task in known if fnmatchcase(task.id, pattern)]
+    if found:
+        return found
+    others = [task for task in everyone if fnmatchcase(task.id, pattern)]
+    if others:
+        raise TaskError(
+            f"{pattern!r} names only tasks of suite {suite} that do not belong here, "
+            f"e.g. {others[0].id!r}; they are of the other split"
+        )
+    ids = [task.id for task in everyone]
+    rooted = f"{ids[0].partition('/')[0]}/{pattern}" if ids else pattern
+    near = [rooted] if any(fnmatchcase(each, rooted) for each in ids) else []
+    hint = did_you_mean(pattern, near or ids) or (f"; did you mean {rooted!r}?" if near else "")
+    raise TaskError(f"suite {suite} has no task like {pattern!r}{hint}")

@@ -1,0 +1,295 @@
+"""The one browser of a process, and the pages in it.
+
+BrowserHost   starts the browser for its first user, replaces it when it died, ends it with the
+              last; keeps pages loaded for tasks that will be played again
+TaskPage      a page in a context of its own: load a task, start an episode, act, take a screenshot
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from bus.errors import EnvError
+from envs.contract.actions import Action
+from envs.contract.options import ImageEncoding
+from envs.contract.queueing import SharedLock, leave_if_given_up
+from envs.contract.screenshots import SCREEN_JPEG_QUALITY
+from envs.suites.miniwob.cdp import Call, Chromium, DocumentLeftError
+from envs.suites.miniwob.inputs import PageInput
+
+logger = logging.getLogger(__name__)
+
+WIDTH, HEIGHT = 160, 210  # CSS pixels of every task
+SETTLE_MS = 500  # of the page's time, at the beginning of an episode
+POLL_S = 0.002
+
+BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses before a first, second, ... start of a browser in a row that died early."""
+
+SHORT_LIFE_S = 30.0
+STARTS_IN = 4
+"""Times the deadline of one command: a start is two of them, and the end of a browser that does not answer."""
+
+SPARE_PAGES = 2
+"""Pages kept loaded for each environment, besides the one it plays in."""
+
+PAGE_EPISODES = 500
+"""Episodes after which a page is replaced, so that nothing accumulates in it."""
+
+
+class BrowserHost:
+    """One browser for all environments of a process that have the same options.
+
+    Unused pages are kept with their tasks loaded, at most `SPARE_PAGES` for each environment:
+    loading one costs as much as some twenty steps. Beyond that the page unused for longest is
+    taken for another task. `starts` counts the browsers started so far.
+    """
+
+    def __init__(
+        self,
+        find_binary: Callable[[], Path],
+        find_pages: Callable[[], Path],
+        scale: float,
+        encoding: ImageEncoding,
+        deadline_s: float,
+        size: tuple[int, int] = (WIDTH, HEIGHT),
+    ) -> None:
+        """Browser and pages are looked for when the first page is taken; `size` is a page's, CSS pixels."""
+        self.starts = 0
+        self._find_binary = find_binary
+        self._find_pages = find_pages
+        self._scale = scale
+        self._encoding: ImageEncoding = encoding
+        self._deadline_s = deadline_s
+        self._size = size
+        self._lock = threading.Lock()  # of users and pages; held for moments
+        self._starting = SharedLock("the start of a shared browser")
+        self._users = 0
+        self._browser: Chromium | None = None
+        self._spare: list[TaskPage] = []  # unused for longest comes first
+        self._started = 0.0
+        self._short_lives = 0
+
+    def join(self) -> None:
+        """Count one more environment."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                atexit.register(self._end)
+
+    def leave(self) -> None:
+        """Count one environment less; the last one closes the browser."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                atexit.unregister(self._end)
+                self._end()
+
+    def take(self, name: str) -> TaskPage:
+        """Return a page in the live browser, with task `name` loaded if a spare one is.
+
+        Raises EnvError, and MissingPartError where browser or pages are not installed.
+        """
+        folder = self._find_pages()
+        browser = self.browser()
+        with self._lock:
+            broken = [page for page in self._spare if page.worn]
+            self._spare = [page for page in self._spare if not page.worn]
+            loaded = [page for page in self._spare if page.loaded == name]
+            page = None
+            if loaded or len(self._spare) > SPARE_PAGES * self._users:
+                page = loaded[-1] if loaded else self._spare[0]
+                self._spare.remove(page)
+        for each in broken:
+            each.close()
+        how = self._scale, self._encoding, self._deadline_s, self._size
+        return page or TaskPage(browser, folder, *how)
+
+    def give_back(self, page: TaskPage) -> None:
+        """Keep an intact page for the next episode of its task."""
+        with self._lock:
+            if page.browser is self._browser:
+                self._spare.append(page)
+
+    def browser(self) -> Chromium:
+        """Return the live browser, started if there is none. Raises EnvError."""
+        if (browser := self._living()) is not None:
+            return browser
+        longest_s = BACK_OFF_S[-1] + STARTS_IN * self._deadline_s
+        with self._starting.held(longest_s, f"Chromium has been started for {longest_s:g} s"):
+            return self._living() or self._start()
+
+    def _living(self) -> Chromium | None:
+        with self._lock:
+            browser = self._browser
+            return None if browser is None or browser.ended else browser
+
+    def _start(self) -> Chromium:
+        with self._lock:
+            if self._browser is not None:
+                logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.ended)
+                short = time.monotonic() - self._started < SHORT_LIFE_S
+                self._short_lives = self._short_lives + 1 if short else 0
+                self._end()
+        time.sleep(BACK_OFF_S[min(self._short_lives, len(BACK_OFF_S) - 1)])
+        leave_if_given_up()
+        self._started = time.monotonic()
+        self.starts += 1
+        try:
+            browser = Chromium(self._find_binary(), self._scale, self._deadline_s)
+        except EnvError:
+            self._short_lives += 1
+            raise
+        logger.info("%s, start %d", browser.version, self.starts)
+        with self._lock:
+            if self._users > 0:
+                self._browser = browser
+                return browser
+        browser.close()
+        raise EnvError("the environments that share the browser were closed while it started")
+
+    def _end(self) -> None:
+        browser, self._browser = self._browser, None
+        self._spare.clear()
+        if browser is not None:
+            browser.close()
+
+
+class TaskPage:
+    """A page that plays one task at a time. Raises EnvError if it is broken."""
+
+    def __init__(
+        self,
+        browser: Chromium,
+        folder: Path,
+        scale: float,
+        encoding: ImageEncoding,
+        deadline_s: float,
+        size: tuple[int, int],
+    ) -> None:
+        self.browser = browser
+        self.loaded = ""  # the task whose page it is
+        self._input = PageInput(scale)
+        self._rests = True  # whether mouse and keyboard are still unused in this episode
+        self._episodes = 0
+        self._folder = folder
+        self._shot: dict[str, Any] = {"format": encoding, "optimizeForSpeed": True}
+        if encoding == "jpeg":
+            self._shot["quality"] = SCREEN_JPEG_QUALITY
+        self._deadline_s = deadline_s
+        self._context = browser.call("Target.createBrowserContext")["browserContextId"]
+        try:
+            self._session = browser.open(self._context, *size)
+            self._set_up()
+        except EnvError:
+            self.close()
+            raise
+
+    @property
+    def worn(self) -> bool:
+        """Whether it must be replaced: it ended, or played many episodes."""
+        return not self._session.lives or self._episodes >= PAGE_EPISODES
+
+    def load(self, name: str) -> None:
+        """Load the page of task `name`, again if it is loaded already."""
+        self.loaded = ""
+        address = (self._folder / f"{name}.html").as_uri()
+        told = self._session.call("Page.navigate", url=address)
+        if error := told.get("errorText"):
+            raise EnvError(f"{address} cannot be loaded: {error}")
+        until = time.monotonic() + self._deadline_s
+        while not self._session.evaluate(
+            f"location.href === {json.dumps(address)} && dart.ready()"
+        ):
+            if time.monotonic() > until:
+                raise EnvError(f"{address} was not ready in {self._deadline_s:g} s")
+            time.sleep(POLL_S)
+        self._session.evaluate("dart.preload()")
+        self.loaded = name
+
+    def start(self, seed: int, mode: str, settle_ms: float = SETTLE_MS) -> dict[str, Any]:
+        """Begin an episode of the loaded task; its `instruction`, and what `pass_time` returns.
+
+        The seed is a number, as in Farama's `reset(seed=n)`: seedrandom draws others from "7" than from 7.
+        """
+        expression = f"dart.start({seed}, {json.dumps(mode)}, {settle_ms:g})"
+        self._episodes += 1
+        return self._told(self._session.evaluate(expression))
+
+    def act(self, action: Action) -> None:
+        """Perform an action."""
+        if commands := self._input.commands_of(action):
+            self._rests = False
+            self._session.send(commands)
+
+    def rest(self) -> None:
+        """Release what is down, and move the pointer to its place at the beginning of an episode."""
+        if not self._rests:
+            self._session.send(self._input.rest())
+            self._rests = True
+
+    def pass_time(self, ms: float) -> dict[str, Any]:
+        """Advance the page's time by `ms`; returns whether it is `playing`, `done`, its `reward`.
+
+        If a link or a form takes the page elsewhere meanwhile, the new document answers: it is not
+        playing.
+        """
+        until = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                return self._told(self._session.evaluate(f"dart.pass({ms:g})"))
+            except DocumentLeftError:
+                if time.monotonic() > until:
+                    raise
+
+    def evaluate(self, expression: str) -> Any:
+        """Return a value from the page. Raises EnvError if the expression throws."""
+        return self._session.evaluate(expression)
+
+    def look(self) -> bytes:
+        """Return a screenshot of the present state.
+
+        It draws one frame. In a browser that draws by its own clock Page.captureScreenshot waits for
+        that clock or, with an unlimited rate, some two hundred frames are begun for each shot.
+        """
+        drew_s = 0.0  # without the frames of other pages
+        while drew_s < self._deadline_s:
+            with self.browser.drawing():
+                began = time.monotonic()
+                drawn = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
+                drew_s += time.monotonic() - began
+            if "screenshotData" in drawn:
+                return base64.b64decode(drawn["screenshotData"])
+            time.sleep(POLL_S)  # another page is loading and has nothing to draw yet
+            drew_s += POLL_S
+        raise EnvError(f"the browser drew no frame in {self._deadline_s:g} s")
+
+    def close(self) -> None:
+        """Close the page and its browser context."""
+        with suppress(EnvError):  # closed already, with its browser
+            self.browser.call("Target.disposeBrowserContext", browserContextId=self._context)
+
+    def _set_up(self) -> None:
+        script = files("envs.suites.miniwob").joinpath("page.js").read_text(encoding="utf-8")
+        self._session.send(
+            [
+                Call("Page.enable", {}),
+                Call("Page.addScriptToEvaluateOnNewDocument", {"source": script}),
+                Call("Emulation.setFocusEmulationEnabled", {"enabled": True}),
+            ]
+        )
+
+    def _told(self, value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise EnvError(f"the page of {self.loaded} answers {value!r}")
+        return value

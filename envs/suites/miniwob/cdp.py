@@ -1,0 +1,268 @@
+"""The Chrome DevTools Protocol over a pipe: the part that an environment needs.
+
+    Chromium   one browser process: calls to it and its pages, and its end
+    PageSession    calls to one page
+    Call       one command, which may be sent together with others
+
+A pipe and not a WebSocket: no port that other users of the host could reach, no polling at the
+start, no package, and a browser whose pipe is closed exits, so that none outlives us, not even
+after `kill -9`. Messages are JSON, each ended by a zero byte (Chromium,
+content/browser/devtools/devtools_pipe_handler.cc). Any thread may call; one thread reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus.errors import EnvError
+from envs.contract.queueing import SharedLock
+from envs.suites.miniwob.process import BrowserProcess
+
+logger = logging.getLogger(__name__)
+
+CdpResult = dict[str, Any]
+
+READ_BYTES = 1 << 18
+
+LEFT = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find context with specified id",
+    "Promise was collected",
+)
+"""Chromium's errors for a command whose document was replaced by another one."""
+
+
+class DocumentLeftError(EnvError):
+    """The page went to another document before the command was done; the page lives."""
+
+
+class Call(NamedTuple):
+    """One command and its parameters."""
+
+    method: str
+    params: dict[str, Any]
+
+
+class _CdpAnswer(NamedTuple):
+    number: int
+    reply: CdpResult
+    error: str
+
+
+class _Awaited(NamedTuple):
+    answers: queue.SimpleQueue[_CdpAnswer]
+    session: str
+
+
+class Chromium:
+    """One browser, usable from any number of threads; `flags` are added to its command line.
+
+    Raises EnvError if it cannot be started.
+    """
+
+    def __init__(
+        self, binary: Path, scale: float, deadline_s: float, flags: Sequence[str] = ()
+    ) -> None:
+        self._ended = ""
+        self._deadline_s = deadline_s
+        self._ids = itertools.count(1)
+        self._drawing = SharedLock("a frame of a shared browser")
+        self._lock = threading.Lock()  # of our end of the pipe, and of the awaited replies
+        self._awaited: dict[int, _Awaited] = {}
+        self._sessions: dict[str, str] = {}  # by target
+        self._process = BrowserProcess(binary, scale, flags)
+        self._reader = threading.Thread(target=self._read, name="chromium", daemon=True)
+        self._reader.start()
+        try:
+            self.version: str = self.call("Browser.getVersion")["product"]
+            if not self.version.startswith("HeadlessChrome/"):
+                raise EnvError(f"{self.version} cannot draw on command; a headless shell can")
+            self.call("Target.setDiscoverTargets", discover=True)  # reports crashed pages
+        except EnvError as error:
+            said = self._process.last_words()
+            self.close()
+            raise EnvError(f"{binary} did not start: {error}{said and f': {said}'}") from error
+
+    @property
+    def pid(self) -> int:
+        """Process id of the browser, and id of the group of all its processes."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> str:
+        """Empty while it lives, else how it ended."""
+        if not self._ended and not self._process.running:
+            self._end(self._process.end())
+        return self._ended
+
+    def call(self, method: str, **params: Any) -> CdpResult:
+        """One command to the browser itself. Raises EnvError."""
+        return self.exchange("", [Call(method, params)], self._deadline_s)[0]
+
+    def open(self, context: str, width: int, height: int) -> PageSession:
+        """Return a new page in browser context `context`, CSS pixels, that draws only on command.
+
+        Raises EnvError.
+        """
+        target = self.call(
+            "Target.createTarget",
+            url="about:blank",
+            browserContextId=context,
+            width=width,
+            height=height,
+            enableBeginFrameControl=True,
+        )
+        target_id = target["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target_id, flatten=True)
+        with self._lock:
+            self._sessions[target_id] = attached["sessionId"]
+        return PageSession(self, attached["sessionId"], self._deadline_s)
+
+    def has(self, session: str) -> bool:
+        """Whether the page of `session` lives."""
+        with self._lock:
+            return session in self._sessions.values()
+
+    def drawing(self) -> AbstractContextManager[None]:
+        """Lock for drawing a frame: the browser ends if two are begun at once.
+
+        Raises EnvError if the frame before is not finished in time.
+        """
+        patience_s = 2 * self._deadline_s
+        return self._drawing.held(patience_s, f"Chromium has drawn one frame for {patience_s:g} s")
+
+    def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
+        """Send all `calls` at once and wait for all replies, in their order.
+
+        `session` is a page's, or empty for the browser. Raises EnvError if a call is refused, if
+        there is no reply in `deadline_s`, and if the page or the browser ends.
+        """
+        answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
+        numbered = {next(self._ids): call for call in calls}
+        message = b"".join(_encode(number, call, session) for number, call in numbered.items())
+        with self._lock:
+            if self._ended:
+                raise EnvError(f"Chromium is gone: {self._ended}")
+            self._awaited.update((number, _Awaited(answers, session)) for number in numbered)
+        try:
+            self._process.write(message, deadline_s)
+            return _collect(answers, numbered, deadline_s)
+        finally:
+            with self._lock:
+                for number in numbered:
+                    self._awaited.pop(number, None)
+
+    def close(self) -> None:
+        """End the browser with all its processes and remove its profile; may be called twice."""
+        self._end("it was closed")
+        self._process.close()
+        self._reader.join(self._deadline_s)
+
+    def _read(self) -> None:
+        """Deliver every message to its waiting caller, until the browser closes the pipe."""
+        rest = b""
+        while block := self._process.read(READ_BYTES):
+            *messages, rest = (rest + block).split(b"\0")
+            for message in messages:
+                self._receive(json.loads(message))
+        self._end(self._process.end())
+
+    def _receive(self, message: CdpResult) -> None:
+        if "id" in message:
+            with self._lock:
+                awaited = self._awaited.get(message["id"])
+            if awaited is not None:
+                refusal = message.get("error", {}).get("message", "")
+                answer = _CdpAnswer(message["id"], message.get("result", {}), refusal)
+                awaited.answers.put(answer)
+        elif message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
+            self._end_session(message["params"]["targetId"], message["method"])
+
+    def _end_session(self, target: str, event: str) -> None:
+        why = "the page crashed" if event == "Target.targetCrashed" else "the page was closed"
+        with self._lock:
+            session = self._sessions.pop(target, None)
+            if session is not None:
+                self._fail(why, session)
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            self._ended = self._ended or why
+            self._fail(f"Chromium ended: {why}")
+
+    def _fail(self, why: str, session: str | None = None) -> None:
+        """Answer all awaited calls (of one session) with an error. The caller holds the lock."""
+        for number, awaited in self._awaited.items():
+            if session in (None, awaited.session):
+                awaited.answers.put(_CdpAnswer(number, {}, why))
+
+
+class PageSession:
+    """One page. One thread at a time."""
+
+    def __init__(self, browser: Chromium, session_id: str, deadline_s: float) -> None:
+        self.browser = browser
+        self._id = session_id
+        self._deadline_s = deadline_s
+
+    @property
+    def lives(self) -> bool:
+        """Whether page and browser live, as far as is known."""
+        return not self.browser.ended and self.browser.has(self._id)
+
+    def call(self, method: str, **params: Any) -> CdpResult:
+        """One command. Raises EnvError."""
+        return self.send([Call(method, params)])[0]
+
+    def send(self, calls: Sequence[Call]) -> list[CdpResult]:
+        """Several commands at once. Raises EnvError."""
+        return self.browser.exchange(self._id, calls, self._deadline_s)
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression, awaited if it is a promise.
+
+        Raises EnvError if it throws, DocumentLeftError if the page goes elsewhere meanwhile.
+        """
+        reply = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        if thrown := reply.get("exceptionDetails"):
+            what = thrown.get("exception", {}).get("description", thrown.get("text", ""))
+            raise EnvError(f"the page threw {what.splitlines()[0] if what else 'something'}")
+        return reply["result"].get("value")
+
+
+def _encode(number: int, call: Call, session: str) -> bytes:
+    message: dict[str, Any] = {"id": number, "method": call.method, "params": call.params}
+    if session:
+        message["sessionId"] = session
+    return json.dumps(message).encode() + b"\0"
+
+
+def _collect(
+    answers: queue.SimpleQueue[_CdpAnswer], calls: dict[int, Call], deadline_s: float
+) -> list[CdpResult]:
+    """Return the replies to `calls` in their order. Raises EnvError for the first that fails."""
+    replies: dict[int, CdpResult] = {}
+    until = time.monotonic() + deadline_s
+    while len(replies) < len(calls):
+        try:
+            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            late = next(call.method for number, call in calls.items() if number not in replies)
+            raise EnvError(f"Chromium gave no answer to {late} in {deadline_s:g} s") from None
+        if answer.error:
+            kind = DocumentLeftError if answer.error in LEFT else EnvError
+            raise kind(f"{calls[answer.number].method}: {answer.error}")
+        replies[answer.number] = answer.reply
+    return [replies[number] for number in calls]

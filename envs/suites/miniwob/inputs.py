@@ -1,0 +1,178 @@
+"""GUI actions as commands of the DevTools protocol.
+
+    PageInput   mouse and keyboard of one page
+
+The browser keeps nothing of what is down: each command names the buttons and modifiers that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from envs.contract.actions import Action, MouseButton
+from envs.suites.miniwob.cdp import Call
+from envs.tools.inputs import (
+    PLAIN,
+    SHIFTED,
+    Button,
+    Event,
+    InputMachine,
+    Key,
+    Moved,
+    Text,
+    Wheel,
+    is_shifted,
+)
+
+NOTCH = 50  # CSS pixels that a notch of the wheel scrolls
+STRIDE = 8  # CSS pixels between the moves of a drag
+
+_BUTTONS: dict[MouseButton, int] = {"left": 1, "right": 2, "middle": 4}
+_MODIFIERS = {"alt": 1, "ctrl": 2, "meta": 4, "shift": 8}
+_CORNER = (0, 0)
+
+
+class _DomKey(NamedTuple):
+    key: str  # DOM KeyboardEvent.key
+    code: str  # DOM KeyboardEvent.code
+    number: int  # windowsVirtualKeyCode, which pages know as keyCode
+    text: str = ""  # what it writes
+
+
+_NAMED = {
+    "enter": _DomKey("Enter", "Enter", 13, "\r"),
+    "tab": _DomKey("Tab", "Tab", 9),
+    "backspace": _DomKey("Backspace", "Backspace", 8),
+    "delete": _DomKey("Delete", "Delete", 46),
+    "insert": _DomKey("Insert", "Insert", 45),
+    "escape": _DomKey("Escape", "Escape", 27),
+    "space": _DomKey(" ", "Space", 32, " "),
+    "left": _DomKey("ArrowLeft", "ArrowLeft", 37),
+    "up": _DomKey("ArrowUp", "ArrowUp", 38),
+    "right": _DomKey("ArrowRight", "ArrowRight", 39),
+    "down": _DomKey("ArrowDown", "ArrowDown", 40),
+    "home": _DomKey("Home", "Home", 36),
+    "end": _DomKey("End", "End", 35),
+    "pageup": _DomKey("PageUp", "PageUp", 33),
+    "pagedown": _DomKey("PageDown", "PageDown", 34),
+    "shift": _DomKey("Shift", "ShiftLeft", 16),
+    "ctrl": _DomKey("Control", "ControlLeft", 17),
+    "alt": _DomKey("Alt", "AltLeft", 18),
+    "meta": _DomKey("Meta", "MetaLeft", 91),
+    **{f"f{n}": _DomKey(f"F{n}", f"F{n}", 111 + n) for n in range(1, 13)},
+}
+
+_PUNCTUATION = {
+    "`": ("Backquote", 192), "-": ("Minus", 189), "=": ("Equal", 187), "[": ("BracketLeft", 219),
+    "]": ("BracketRight", 221), "\\": ("Backslash", 220), ";": ("Semicolon", 186),
+    "'": ("Quote", 222), ",": ("Comma", 188), ".": ("Period", 190), "/": ("Slash", 191),
+}  # fmt: skip
+
+
+class PageInput:
+    """Mouse and keyboard of one page. `scale`: pixels of the screenshot per CSS pixel."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+        self._machine = InputMachine(
+            STRIDE * scale, lambda key: _dom_key(key) is not None, most_notches=10**6
+        )
+        self._buttons = 0  # that are down, as DOM MouseEvent.buttons
+        self._held = 0  # modifiers that are down, as the protocol's bits
+
+    def commands_of(self, action: Action) -> list[Call]:
+        """Commands that perform `action`; none for actions that use neither mouse nor keyboard."""
+        return self._commands(self._machine.events_of(action))
+
+    def rest(self) -> list[Call]:
+        """Everything released, and the pointer in the corner, over nothing that reacts."""
+        released = self._commands(self._machine.release(_CORNER))
+        return [*released, *self._moved(Moved(_CORNER, _CORNER))]
+
+    def _commands(self, events: Iterable[Event]) -> list[Call]:
+        return [call for event in events for call in self._perform(event)]
+
+    def _perform(self, event: Event) -> Iterator[Call]:
+        match event:
+            case Moved():
+                yield from self._moved(event)
+            case Button(name=name, down=down, at=at, count=count):
+                self._buttons = (
+                    self._buttons | _BUTTONS[name] if down else self._buttons & ~_BUTTONS[name]
+                )
+                kind = "mousePressed" if down else "mouseReleased"
+                yield self._mouse(kind, at, name, clickCount=count)
+            case Wheel(at=(x, y), dx=dx, dy=dy):
+                place = f"{x / self._scale:g}, {y / self._scale:g}"
+                wheel = f"dart.wheel({place}, {dx * NOTCH}, {dy * NOTCH})"
+                yield Call("Runtime.evaluate", {"expression": wheel})
+            case Key(name=name, down=down):
+                bit = _MODIFIERS.get(name, 0)
+                self._held = self._held | bit if down else self._held & ~bit
+                if key := _dom_key(name):
+                    yield _stroke(key, self._held, down=down)
+            case Text(text=text):
+                for character in text:
+                    yield from self._write(character)
+
+    def _moved(self, event: Moved) -> Iterator[Call]:
+        """Yield a move that pages receive at once.
+
+        Chromium holds moves back, merged into one, until a frame begins or an event of another kind
+        comes: here the release of no button, which pages do not receive.
+        """
+        button = next((name for name, bit in _BUTTONS.items() if self._buttons & bit), "none")
+        for at in event.points():
+            yield self._mouse("mouseMoved", at, button)
+            yield self._mouse("mouseReleased", at, "none")
+
+    def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
+        """Return a press carries its position, so it needs no move."""
+        place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
+        told = {"type": kind, **place, "button": button, "buttons": self._buttons}
+        return Call("Input.dispatchMouseEvent", {**told, "modifiers": self._held, **more})
+
+    def _write(self, character: str) -> Iterator[Call]:
+        """One character of a text. A character without a key on a US keyboard is inserted as it is."""
+        key = _dom_key({"\n": "enter", "\t": "tab"}.get(character, character))
+        if key is None:
+            yield Call("Input.insertText", {"text": character})
+            return
+        held = self._held | (_MODIFIERS["shift"] if is_shifted(character) else 0)
+        yield _stroke(key, held, down=True)
+        yield _stroke(key, held, down=False)
+
+
+def _dom_key(name: str) -> _DomKey | None:
+    """Return a key by its name, or the key of a US keyboard that writes a character."""
+    if len(name) != 1:
+        return _NAMED.get(name)
+    if not name.isascii() or not name.isprintable():
+        return None
+    if name == " ":
+        return _NAMED["space"]
+    if name.isalpha():
+        return _DomKey(name, f"Key{name.upper()}", ord(name.upper()), name)
+    plain = PLAIN[SHIFTED.index(name)] if name in SHIFTED else name
+    code, number = _PUNCTUATION.get(plain) or (f"Digit{plain}", ord(plain))
+    return _DomKey(name, code, number, name)
+
+
+def _stroke(key: _DomKey, held: int, *, down: bool) -> Call:
+    """Return the call with which a key goes down or up while modifiers are held."""
+    key = _with_shift(key) if held & _MODIFIERS["shift"] else key
+    told = {"modifiers": held, "key": key.key, "code": key.code}
+    told |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
+    if down:
+        command = held & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
+        text = "" if command else key.text
+        told |= {"type": "keyDown" if text else "rawKeyDown", "text": text}
+    return Call("Input.dispatchKeyEvent", told)
+
+
+def _with_shift(key: _DomKey) -> _DomKey:
+    """Return the key as it is with shift held."""
+    if len(key.text) == 1 and key.text in PLAIN:
+        return _dom_key(SHIFTED[PLAIN.index(key.text)]) or key
+    return _dom_key(key.text.upper()) or key if key.text.isalpha() else key

@@ -1,0 +1,347 @@
+"""A profile: what an environment's observations, actions and rewards are, in TOML.
+
+    read_profile    a shipped profile by its name, or a file; everything in it is checked
+    Profile         what it says
+    at              the value at a path such as `info.screen`
+    Templates       our actions as the environment's payloads: payloads_of(action, size)
+    read_templates  the table [actions] of a profile
+
+A template is any TOML value, nothing of which is evaluated. In it "$x" stands for the value of that name, with its
+type, and `{ "$call" = ["mouse_click", "$x", "$y"] }` for a call written as text, `mouse_click(3, 4)`, whose arguments
+are Python literals; "$calls" for several, a line each. Any other text is itself; "$$" begins a text with "$".
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bus.errors import TaskError
+from envs.contract.actions import Action, Drag, KeyDown, KeyPress, KeyUp, Scroll, Wait, within
+from envs.contract.base import Task
+from envs.contract.options import first_problem
+from envs.contract.own_code import did_you_mean
+from envs.contract.textfiles import read_text
+from envs.tools.inputs import canonical
+
+_Path = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_Steps = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ObservationTable(_Table):
+    """Where things are in the observation."""
+
+    screenshot: _Path
+    encoding: Literal["list", "base64", "data_url"]
+    """A nested list of numbers [height, width, 3], or an encoded image as text."""
+    shape: _Path | None = None
+    """Of a flat list: where its [height, width, 3] is."""
+    instruction: _Path | None = None
+    """None, or nothing there: the task's own."""
+    failed: _Path | None = None
+    """What is true, or a text, where the last action failed."""
+    error: _Path | None = None
+    """A text that says why an observation has no screenshot."""
+    no_screenshot: str = ""
+    """What to do where there is none."""
+
+
+class RewardTable(_Table):
+    """How the rewards of an episode become a verdict."""
+
+    of: Literal["last", "sum", "max"] = "last"
+    low: float = 0.0
+    high: float = 1.0
+    """These become 0 and 1, what is outside them too."""
+    clip: bool = False
+    """False: a reward outside [low, high] makes the episode invalid."""
+    pass_from: float | None = None
+    """The reward, as the server gives it, from which an episode passes; None: where the reward within [0, 1] is 1."""
+
+
+class ResetTable(_Table):
+    """What a reset is asked for."""
+
+    seed: str = "seed"
+    """The argument that gets the seed; empty: none."""
+    arguments: dict[str, Any] = {}
+    """Those of every task."""
+
+
+class RefusedTable(_Table):
+    """Actions that the environment takes unless its server does not know them at all."""
+
+    actions: list[str]
+    cure: str
+
+
+class TaskTable(_Table):
+    """One task."""
+
+    id: _Name
+    instruction: str = ""
+    reset: dict[str, Any] = {}
+    max_steps: _Steps | None = None
+    heldout: bool = False
+
+
+class _Profile(_Table):
+    name: _Name
+    max_steps: _Steps = 15
+    observation: ObservationTable
+    reset: ResetTable = ResetTable()
+    reward: RewardTable = RewardTable()
+    refused: RefusedTable | None = None
+    actions: dict[str, Any]
+    keys: dict[str, str] = {}
+    join: str = "+"
+    notch_px: int = 100
+    tasks: list[TaskTable] = Field(min_length=1)
+
+
+class Profile:
+    """What a profile says."""
+
+    def __init__(self, file: _Profile, suite: str) -> None:
+        self.name = file.name
+        self.observation = file.observation
+        self.reset = file.reset
+        self.reward = file.reward
+        self.refused = file.refused
+        self.templates: Templates = read_templates(
+            file.actions, file.keys, file.join, file.notch_px
+        )
+        if not file.reward.low < file.reward.high:
+            raise TaskError("reward.low must be below reward.high")
+        self.tasks: dict[str, tuple[Task, Mapping[str, Any]]] = {}
+        for each in file.tasks:
+            task = Task(
+                f"{file.name}/{each.id}",
+                suite,
+                each.instruction,
+                max_steps=each.max_steps or file.max_steps,
+                split="heldout" if each.heldout else "train",
+                params=each.reset,
+            )
+            if task.id in self.tasks:
+                raise TaskError(f"tasks: {each.id} is there twice")
+            self.tasks[task.id] = (task, {**file.reset.arguments, **each.reset})
+
+
+def shipped_profiles() -> list[str]:
+    """Return the names of the profiles that ship."""
+    folder = files("envs.suites.openenv").joinpath("profiles")
+    return sorted(each.name.removesuffix(".toml") for each in folder.iterdir())
+
+
+def read_profile(named: str, suite: str) -> Profile:
+    """Return a shipped profile, or that of a file. Raises TaskError that names the place."""
+    try:
+        text = _text_of(named)
+        return Profile(_Profile.model_validate(tomllib.loads(text)), suite)
+    except ValidationError as error:
+        raise TaskError(f"profile {named}: {first_problem(error)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"profile {named}: no TOML: {error}") from None
+    except TaskError as error:
+        raise TaskError(f"profile {named}: {error}") from None
+
+
+def at(value: object, path: str | None) -> object:
+    """Return what stands at a path; None where there is nothing, or no path."""
+    for part in path.split(".") if path else ():
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if path else None
+
+
+def _text_of(named: str) -> str:
+    shipped = shipped_profiles()
+    if named in shipped:
+        return files("envs.suites.openenv").joinpath("profiles", f"{named}.toml").read_text("utf-8")
+    file = Path(named).expanduser()
+    if not named.endswith(".toml"):
+        raise TaskError(
+            f"there is none of this name{did_you_mean(named, shipped)}; shipped are {', '.join(shipped)}, "
+            "your own is path/to/profile.toml"
+        )
+    try:
+        return read_text(file)
+    except OSError as error:
+        raise TaskError(f"the file cannot be read: {error.strerror}") from None
+
+
+_POINT = ("x", "y", "fx", "fy")
+VALUES: dict[str, tuple[str, ...]] = {
+    "click": (*_POINT, "button", "modifiers"),
+    "double_click": (*_POINT, "modifiers"),
+    "triple_click": (*_POINT, "modifiers"),
+    "move": _POINT,
+    "drag": ("x0", "y0", "x1", "y1", "fx0", "fy0", "fx1", "fy1", "path", "button", "modifiers"),
+    "mouse_down": (*_POINT, "button"),
+    "mouse_up": (*_POINT, "button"),
+    "scroll": (*_POINT, "dx", "dy", "dx_px", "dy_px", "direction", "amount"),
+    "type": ("text",),
+    "keypress": ("keys", "combination"),
+    "key_down": ("key",),
+    "key_up": ("key",),
+    "goto": ("url",),
+    "wait": ("seconds", "ms"),
+    "done": (),
+    "fail": (),
+    "answer": ("text",),
+}
+"""Action -> the values that its templates may name; docs/environments/openenv.md says what each is."""
+
+
+_BUTTONS = ("left", "right", "middle")
+
+Template = Any
+
+
+@dataclass(frozen=True)
+class Templates:
+    """What performs each kind of action; one that is left out does nothing there."""
+
+    by_kind: Mapping[str, Template]  # kind, or kind:button
+    keys: Mapping[str, str]  # our name of a key -> the environment's
+    join: str  # between the keys of a combination
+    notch_px: int  # of a wheel
+
+    def payloads_of(self, action: Action, size: tuple[int, int]) -> list[Any]:
+        """Return the payloads that perform `action` on a screen of `size`; none where it does nothing.
+
+        A template that names no button is for the left one, and one that names no modifiers for none; one that
+        names a place does nothing for an action without one.
+        """
+        button = getattr(action, "button", "left")
+        template = self.by_kind.get(f"{action.kind}:{button}")
+        if template is None:
+            template = self.by_kind.get(action.kind)
+            if button != "left" and "button" not in set(_named(template)):
+                return []
+        named, values = set(_named(template)), self._values(action, size)
+        if template is None or any(values[name] is None for name in named):
+            return []
+        if getattr(action, "modifiers", ()) and "modifiers" not in named:
+            return []
+        filled = _filled(template, values)
+        return filled if isinstance(template, list) else [filled]
+
+    def _values(self, action: Action, size: tuple[int, int]) -> dict[str, Any]:
+        action = within(action, size)
+        values = action.model_dump(mode="json")
+        values.setdefault("modifiers", [])
+        match action:
+            case Drag(path=path):
+                values |= _point(*path[0], size, "0") | _point(*path[-1], size, "1")
+            case Scroll(dx=dx, dy=dy):
+                values |= {
+                    "dx": dx,
+                    "dy": dy,
+                    "dx_px": dx * self.notch_px,
+                    "dy_px": dy * self.notch_px,
+                }
+                across = abs(dx) > abs(dy)
+                ahead = (dx if across else dy) > 0
+                values["direction"] = (("left", "right") if across else ("up", "down"))[ahead]
+                values["amount"] = max(abs(dx), abs(dy))
+            case KeyPress(keys=keys):
+                values["keys"] = [self._key(key) for key in keys]
+                values["combination"] = self.join.join(values["keys"])
+            case Wait(seconds=seconds):
+                values["ms"] = round(seconds * 1000)
+            case KeyDown(key=key) | KeyUp(key=key):
+                values["key"] = self._key(key)
+            case _:
+                values["modifiers"] = [self._key(key) for key in values["modifiers"]]
+        if action.kind != "drag" and "x" in VALUES[action.kind]:
+            x, y = values.get("x"), values.get("y")
+            placed = _point(x, y, size, "") if isinstance(x, int) and isinstance(y, int) else None
+            values |= placed or dict.fromkeys(_POINT)
+        return values
+
+    def _key(self, key: str) -> str:
+        return self.keys.get(canonical(key), key)
+
+
+def read_templates(
+    actions: Mapping[str, Template], keys: Mapping[str, str], join: str, notch_px: int
+) -> Templates:
+    """Return the tables [actions] and [keys] of a profile. Raises TaskError that names the template."""
+    for name, template in actions.items():
+        kind, colon, button = name.partition(":")
+        if kind not in VALUES:
+            raise TaskError(f"actions.{name}: no action {kind!r}{did_you_mean(kind, VALUES)}")
+        if colon and ("button" not in VALUES[kind] or button not in _BUTTONS):
+            raise TaskError(f"actions.{name}: a button is {', '.join(_BUTTONS)}")
+        for value in _named(template, f"actions.{name}"):
+            if value not in VALUES[kind]:
+                known = ", ".join(f"${each}" for each in VALUES[kind]) or "none"
+                raise TaskError(f"actions.{name}: {kind} has no ${value}; its values are {known}")
+    return Templates(actions, keys, join, notch_px)
+
+
+def _named(template: Template, where: str = "") -> Iterator[str]:
+    """Yield the values that a template names; checks its calls where `where` is given."""
+    if isinstance(template, dict):
+        if where:
+            _check_calls(template, where)
+        for value in template.values():
+            yield from _named(value, where)
+    elif isinstance(template, list):
+        for value in template:
+            yield from _named(value, where)
+    elif isinstance(template, str) and template.startswith("$") and not template.startswith("$$"):
+        yield template[1:]
+
+
+def _check_calls(table: Mapping[str, Template], where: str) -> None:
+    for key, value in table.items():
+        if not key.startswith("$"):
+            continue
+        if key not in ("$call", "$calls") or len(table) > 1:
+            raise TaskError(f'{where}: a table with "$call" or "$calls" has nothing beside it')
+        for call in [value] if key == "$call" else value:
+            name = call[0] if isinstance(call, list) and call else None
+            if not isinstance(name, str) or not name.isidentifier():
+                raise TaskError(f'{where}: {key} is a list such as ["mouse_click", "$x", "$y"]')
+
+
+def _filled(template: Template, values: Mapping[str, Any]) -> Any:
+    match template:
+        case {"$call": call}:
+            return _call(call, values)
+        case {"$calls": calls}:
+            return "\n".join(_call(call, values) for call in calls)
+        case dict():
+            return {key: _filled(value, values) for key, value in template.items()}
+        case list():
+            return [_filled(value, values) for value in template]
+        case str() if template.startswith("$$"):
+            return template[1:]
+        case str() if template.startswith("$"):
+            return values[template[1:]]
+        case _:
+            return template
+
+
+def _call(call: list[Any], values: Mapping[str, Any]) -> str:
+    """`name(literal, ...)`: a text stays one, whatever is in it."""
+    return f"{call[0]}({', '.join(repr(_filled(each, values)) for each in call[1:])})"
+
+
+def _point(x: int, y: int, size: tuple[int, int], suffix: str) -> dict[str, Any]:
+    """Return a point on the screen, in pixels and as fractions of it."""
+    names = (f"{name}{suffix}" for name in _POINT)
+    return dict(zip(names, (x, y, (x + 0.5) / size[0], (y + 0.5) / size[1]), strict=True))

@@ -1,0 +1,78 @@
+"""Tasks of environments that are not ours: agents of other programs play them through `dart serve`.
+
+    ServedSuite   `served:tasks.toml`, the suite of a file that lists them
+
+The file, in TOML; of a task only its id is needed:
+
+    max_steps = 30                  # of tasks that name none
+
+    [[tasks]]
+    id = "chrome/bb5e4c0d"
+    instruction = "Clear my browsing history"
+    max_steps = 15
+    split = "heldout"               # never trained on; default train
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bus.errors import MissingPartError, TaskError
+from envs.contract.base import GuiEnv, Split, Task
+from envs.contract.options import read_toml
+
+_Steps = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+MOST_TASKS = 100_000
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(min_length=1, max_length=200)
+    instruction: str = ""
+    max_steps: _Steps | None = None
+    split: Split = "train"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_steps: _Steps = 30
+    tasks: list[_Entry] = Field(min_length=1, max_length=MOST_TASKS)
+
+
+class ServedSuite:
+    """The tasks of a file; it has no environment of ours. Raises TaskError for a mistake in the file."""
+
+    name = "served"
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        file = read_toml(self._path, _File)
+        self.tasks: dict[str, Task] = {}
+        for number, each in enumerate(file.tasks):
+            if not each.id.isprintable() or not each.id.strip():
+                raise TaskError(f"{path}: tasks.{number}.id must be printable, got {each.id!r}")
+            if each.id in self.tasks:
+                raise TaskError(f"{path}: tasks.{number}: {each.id!r} is listed twice")
+            steps = each.max_steps or file.max_steps
+            self.tasks[each.id] = Task(
+                each.id, self.name, each.instruction, max_steps=steps, split=each.split
+            )
+
+    def make_env(self) -> GuiEnv:
+        """There is none. Raises TaskError."""
+        raise TaskError(self._played_elsewhere())
+
+    def check_parts(self) -> None:
+        """Raise MissingPartError: no environment of ours plays these tasks."""
+        raise MissingPartError(self._played_elsewhere())
+
+    def _played_elsewhere(self) -> str:
+        return (
+            f"the tasks of {self._path} are played by an agent of yours through `dart serve`, "
+            "not by `dart env`; set up.serve = true and up.envs = 0 (docs/serve.md)"
+        )

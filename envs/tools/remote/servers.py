@@ -1,0 +1,207 @@
+"""Servers that environments play at: addresses, what a request carries, and how slots share them.
+
+    read_addresses    the option `url` of a suite: one or several
+    Access            TLS and a bearer token; read_access reads the options `token_env` and `ca_file`
+    SharedServers     each serves several slots at once; the least used first, those that failed last
+    Retry             waits between attempts, with a bound in all
+    UnreachableError  there is no server at an address
+    shown             the start of a server's words, for an error
+
+A token is read from the environment where the environment of a slot is made. It is in no configuration,
+message or log.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from urllib.parse import urlsplit
+
+from bus.errors import EnvError, TaskError
+from envs.contract.queueing import queueing
+
+_SECURE = {"http": False, "ws": False, "https": True, "wss": True}
+_LOOPBACK = ("localhost", "127.", "[::1]")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is reached."""
+
+    host: str  # an IPv6 address in brackets
+    port: int
+    secure: bool = False  # TLS
+    path: str = ""  # what stands before the server's own routes, e.g. /space
+
+    @property
+    def http(self) -> str:
+        """As the start of an HTTP address."""
+        return f"http{'s' if self.secure else ''}://{self.host}:{self.port}{self.path}"
+
+    @property
+    def websocket(self) -> str:
+        """As the start of a WebSocket's address."""
+        return f"ws{self.http.removeprefix('http')}"
+
+    @property
+    def bare_host(self) -> str:
+        """The host for a socket: an IPv6 address without brackets."""
+        return self.host.strip("[]")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this machine."""
+        return self.host.startswith(_LOOPBACK)
+
+
+def read_address(url: str, default_port: int) -> Address:
+    """Return the address in `http://HOST:PORT/PATH`, or https, ws, wss. Raises TaskError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.username or parts.password:
+        raise TaskError(
+            "url must not hold a name or password; name an environment variable with the token: "
+            "env.options.token_env"
+        )
+    if parts.scheme not in _SECURE or not parts.hostname or parts.query or parts.fragment:
+        raise TaskError(
+            f"url must be http://HOST:PORT or https://HOST:PORT (ws and wss are the same), got {url!r}"
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    secure = _SECURE[parts.scheme]
+    return Address(host, port or (443 if secure else default_port), secure, parts.path.rstrip("/"))
+
+
+def read_addresses(url: object, default_port: int) -> tuple[Address, ...]:
+    """Return the option `url`: an address or a list of them. Raises TaskError."""
+    named = [url] if isinstance(url, str) else url
+    if not isinstance(named, Sequence) or not all(isinstance(each, str) for each in named):
+        raise TaskError(f"url must be an address or a list of addresses, got {url!r}")
+    addresses = tuple(read_address(each, default_port) for each in named if each)
+    if not addresses:
+        raise TaskError(
+            "url names no server: set env.options.url, or --option url=http://HOST:PORT of dart env check"
+        )
+    if len(set(addresses)) < len(addresses):
+        raise TaskError("url names one server twice")
+    return addresses
+
+
+@dataclass(frozen=True)
+class Access:
+    """What each request carries."""
+
+    token: str = field(default="", repr=False)  # bearer; empty: none
+    ca_file: str = ""  # of the authority that signed the servers' certificates; empty: the system's
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that carry the token."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @cached_property
+    def tls(self) -> ssl.SSLContext:
+        """Certificates and names are checked."""
+        return ssl.create_default_context(cafile=self.ca_file or None)
+
+
+def read_access(token_env: object, ca_file: object, addresses: Sequence[Address]) -> Access:
+    """Return the options `token_env` (the name of an environment variable) and `ca_file`. Raises TaskError."""
+    if not isinstance(token_env, str) or not isinstance(ca_file, str):
+        raise TaskError("token_env and ca_file must be texts")
+    token = os.environ.get(token_env, "") if token_env else ""
+    if token_env and not token:
+        raise TaskError(f"token_env: the environment variable {token_env!r} is not set")
+    if not token.isascii() or not token.isprintable():
+        raise TaskError(f"token_env: {token_env} holds characters that no token has")
+    for address in addresses:
+        if token and not (address.secure or address.is_local):
+            raise TaskError(
+                f"url: {address.http} would carry the token of {token_env} unencrypted; use https, or a "
+                "tunnel that ends on this machine"
+            )
+    access = Access(token, ca_file)
+    try:
+        if ca_file:
+            _ = access.tls
+    except (OSError, ssl.SSLError) as error:
+        raise TaskError(f"ca_file: {ca_file} cannot be read: {error}") from None
+    return access
+
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+
+
+class UnreachableError(EnvError):
+    """There is no server at the address: refused, no such host, no route, or it has just ended."""
+
+
+def shown(text: str) -> str:
+    """Return the start of a server's words, in one line, for an error."""
+    return " ".join(text[:400].split())[:200] or "nothing"
+
+
+class SharedServers:
+    """Addresses that serve several slots each. Thread-safe; counts are those of this process."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._lock = threading.Lock()
+        # Slots in processes of their own know nothing of each other: each begins at another address.
+        begin = os.getpid() % len(addresses)
+        self._used = dict.fromkeys((*addresses[begin:], *addresses[:begin]), 0)
+        self._failed: dict[Address, float] = dict.fromkeys(addresses, 0.0)  # when it last did
+
+    def in_order(self) -> list[Address]:
+        """All of them, in the order in which to try: the least used first, of equals those that work."""
+        with self._lock:
+            return sorted(self._used, key=lambda each: (self._used[each], self._failed[each]))
+
+    def took(self, address: Address) -> None:
+        """One slot more uses it."""
+        with self._lock:
+            self._used[address] += 1
+            self._failed[address] = 0.0
+
+    def gave_back(self, address: Address) -> None:
+        """One slot fewer."""
+        with self._lock:
+            self._used[address] -= 1
+
+    def failed(self, address: Address) -> None:
+        """Note that a server is down or full: the others come first for now."""
+        with self._lock:
+            self._failed[address] = time.monotonic()
+
+
+class Retry:
+    """Pauses that grow, until `seconds` are over. In a pause the deadline of the call stands still."""
+
+    def __init__(self, seconds: float, pause: Callable[[float], object] | None = None) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._next = FIRST_PAUSE_S
+        self._pause = pause or self._wait
+
+    def again(self) -> bool:
+        """Wait, then return True; False once the time is over.
+
+        Raises GivenUpError where the slot no longer waits for the call.
+        """
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return False
+        self._pause(min(self._next, left))
+        self._next = min(2 * self._next, LONGEST_PAUSE_S)
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        with queueing("a server that is down or full", self._seconds) as place:
+            place.pause(seconds)
