@@ -25,7 +25,7 @@ class EpisodeTimes:
     state: TrajectoryState
     reason: str  # why dropped; else empty
     outcome: Outcome | None
-    steps: int | None  # handed in; None while it is played
+    steps: int | None  # submitted; None while it is played
     leased_at: float
     ended_at: float | None  # None while it is played
     reset_s: float | None
@@ -34,7 +34,7 @@ class EpisodeTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """When one step was handed in and what its time went into."""
+    """When one step was submitted and what its time went into."""
 
     trajectory_id: str
     step: int

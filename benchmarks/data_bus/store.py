@@ -2,7 +2,7 @@
 
     python benchmarks/data_bus/store.py [--rounds 3] [--trajectories 96] [--out benchmarks/results/store.json]
 
-hand-in   leases, steps with screenshots, and ends through the real Ledger and Store, TOGETHER
+submission   leases, steps with screenshots, and ends through the real Ledger and Store, TOGETHER
           messages to a transaction as `dart data` groups them, until the database is closed. The
           baseline is plain sqlite3 in the same run, interleaved: the rows that the ledger left
           behind, packed beforehand, with executemany into the same tables and indexes under the
@@ -66,7 +66,7 @@ def main() -> None:
     """Measure, print what is measured, and end in one JSON line."""
     parser = argparse.ArgumentParser(description="Benchmark of the run's database.")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--trajectories", type=int, default=96, help="handed in a round")
+    parser.add_argument("--trajectories", type=int, default=96, help="submitted a round")
     parser.add_argument("--resume", type=int, default=320_000, help="trajectories of the old run")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="on the disk to be measured")
     parser.add_argument("--out", type=Path, help="also write the result here")
@@ -83,7 +83,7 @@ def main() -> None:
             "limit": "one sequential write and fsync of the database's bytes",
             "steps_a_trajectory": STEPS,
             "messages_a_transaction": TOGETHER,
-            "hand_in": measure_hand_in(folder, arguments.rounds, arguments.trajectories),
+            "submit": measure_hand_in(folder, arguments.rounds, arguments.trajectories),
             "disk": {suite: measure_disk(folder, suite) for suite in ("mini", "desk")},
             "resume": measure_resume(folder, arguments.resume),
         }
@@ -92,13 +92,13 @@ def main() -> None:
     print(json.dumps(result))
 
 
-# --- hand-in --------------------------------------------------------------------------------
+# --- submission --------------------------------------------------------------------------------
 
 
 def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, dict[str, float]]:
     """For each size of screenshots: medians over the rounds, each round all three in turn."""
     print(
-        "hand-in      trajectories/s      MB/s: ledger  sqlite3  limit   ledger/sqlite3 time, CPU"
+        "submission      trajectories/s      MB/s: ledger  sqlite3  limit   ledger/sqlite3 time, CPU"
     )
     results = {}
     for screen in SCREENS:
@@ -107,7 +107,7 @@ def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, d
         taken: dict[str, list[Taken]] = {"ledger": [], "sqlite3": [], "limit": []}
         for turn in range(rounds):
             ours, base = folder / f"{screen.name}-{turn}", folder / f"{screen.name}-{turn}.db"
-            taken["ledger"].append(hand_in(ours, screen, number))
+            taken["ledger"].append(submit(ours, screen, number))
             taken["sqlite3"].append(write_plainly(ours / DATABASE, base))
             taken["limit"].append(write_once(base.with_suffix(".raw"), base.stat().st_size))
             for path in (*ours.iterdir(), base, base.with_suffix(".raw")):
@@ -150,7 +150,7 @@ def timed(work: Callable[[], object]) -> Taken:
     return Taken(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def hand_in(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
+def submit(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
     """Lease, play and end so many trajectories; the database is closed when the time is up."""
     config, tasks = configured(run_dir)
     store = open_store(run_dir)

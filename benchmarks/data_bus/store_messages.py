@@ -1,4 +1,4 @@
-"""The messages that environment slots hand in, for benchmarks/data_bus/store.py: steps, ends, screenshots."""
+"""The messages that environment slots submit, for benchmarks/data_bus/store.py: steps, ends, screenshots."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def played(leases: Sequence[Lease], screen: ScreenSize) -> Iterator[StepRecord | TrajectoryEnd]:
-    """Yield what SLOTS environments hand in that play these leases: every other one passes."""
+    """Yield what SLOTS environments submit that play these leases: every other one passes."""
     rng = Random(0)
     for playing in chunks(leases, SLOTS):
         shown: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}

@@ -3,7 +3,7 @@
     python benchmarks/data_bus/store_silence.py [--before CHECKOUT] [--out benchmarks/results/store_silence.json]
 
 `dart data`, a process of its own, serves a batch of 1.5 GB to a client as the trainer is one, while
-another asks for leases and hands in steps, 100 requests a second. Measured is the longest time between
+another asks for leases and submits steps, 100 requests a second. Measured is the longest time between
 two answers that it gets, from a second before the batch is asked for until a second after it is there.
 The limit is the same without a batch. With `--before` another checkout of this repository is measured,
 too, in turn. The last line is one JSON object.

@@ -68,10 +68,10 @@ VARIANTS: dict[str, Variant] = {
     "dapo_clip_higher": Variant(RATIO, trl={"loss_type": "dapo"}),
     "decoupled_ppo": Variant({**CLIP, "correction": "none"}, trl={"loss_type": "bnpo", "old": "q"}),
     "truncated_is": Variant(
-        {**CLIP, "is_cap": "cap"}, trl={"loss_type": "bnpo", "old": "q", "weight": True}
+        {**CLIP, "importance_cap": "cap"}, trl={"loss_type": "bnpo", "old": "q", "weight": True}
     ),
     "dart_step_mean": Variant(
-        {**CLIP, "is_cap": "cap"},
+        {**CLIP, "importance_cap": "cap"},
         "samples",
         {"loss_type": "grpo", "old": "q", "weight": True},
     ),

@@ -207,7 +207,7 @@ def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
 
 
 def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbeat]) -> int:
-    """Return the number of ends that environments handed in and that curation neither kept nor dropped.
+    """Return the number of ends that environments submitted and that curation neither kept nor dropped.
 
     A trajectory with a verdict that was dropped because of a fault was lost; so was one that an
     environment process counts as accepted and the database does not have. An end that came

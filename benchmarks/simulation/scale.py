@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
 
-from benchmarks.data_bus.store import hand_in
+from benchmarks.data_bus.store import submit
 from benchmarks.data_bus.store_messages import STEPS, ScreenSize
 from benchmarks.simulation.bound import bound_of
 from benchmarks.simulation.hosts import Host, NotPermittedError, hosts
@@ -215,7 +215,7 @@ def disk_rate() -> dict[str, Any]:
     """Full-HD screens into the database, through the ledger, until it is closed."""
     trajectories = 64
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".scale-") as folder:
-        taken = hand_in(Path(folder), FULL_HD, trajectories)
+        taken = submit(Path(folder), FULL_HD, trajectories)
     megabytes = trajectories * (STEPS + 1) * FULL_HD.encoded / 1e6
     return {
         "full_hd_mb": FULL_HD.encoded / 1e6,

@@ -3,13 +3,13 @@
 advantage      rewards of a group -> advantages, and which of its steps are trained on
 objective      which formula is used, its numbers, and what the loss is a mean over
 learning_rate  an update's place in the run -> its learning rate
-schedule       success rates -> which task to play next, and how often
-exploration    which action an explorer tries next, by a memory of what was tried
+task_sampling       success rates -> which task to play next, and how often
+action_values    which action an explorer tries next, by a memory of what was tried
 regions        a pointer's distribution over the cells of a screen -> where it points
-trackers       expected rewards of tasks and steps -> advantages without groups
+success_trackers       expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
 statistics     how certain shares of episodes are, and whether policies or raters differ
-mismatch       the distance of two log-probabilities of the same tokens
+logprob_gap       the distance of two log-probabilities of the same tokens
 
 These import torch:
 

@@ -70,9 +70,9 @@ class TokenStats:
             "loss": self.loss.item(),
             "ratio_mean": self.ratio.item() / count,
             "clip_fraction": self.clipped.item() / count,
-            "is_weight_mean": self.weight.item() / sampled,
+            "importance_weight_mean": self.weight.item() / sampled,
             "is_used_mean": self.used.item() / sampled,
-            "is_truncated_fraction": self.truncated.item() / sampled,
+            "importance_truncated_fraction": self.truncated.item() / sampled,
             "ess": self.weight.item() ** 2 / (sampled * squared) if squared > 0 else 0.0,
             "mismatch_kl": self.mismatch_kl.item() / sampled,
             "mismatch_max": self.mismatch_max.item(),
@@ -130,7 +130,7 @@ def policy_loss(
     raw = _clamped(drift).exp()
     used, is_truncated = torch.ones_like(raw), torch.zeros_like(mask)
     if objective.correction == "truncated":
-        used, is_truncated = raw.clamp(max=objective.is_cap), raw > objective.is_cap
+        used, is_truncated = raw.clamp(max=objective.importance_cap), raw > objective.importance_cap
         used = torch.where(is_demonstrated, 1.0, used)
     ratio = _clamped(policy - (behaviour if objective.correction == "ratio" else proximal)).exp()
     held = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high) * advantages

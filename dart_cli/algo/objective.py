@@ -33,7 +33,7 @@ class Objective:
     clip_high: float = 0.28
     correction: CorrectionName = "truncated"
     kl_beta: float = 0.0
-    is_cap: float = 1.0
+    importance_cap: float = 1.0
     """C of truncated importance sampling, no key of [train]: at 1 an older token never weighs more than a
     fresh one (arXiv 2509.23866 section 3)."""
 

@@ -55,7 +55,7 @@ def serve(
     """Serve the policy as an OpenAI-compatible chat endpoint to agents of other programs, and train on what they play.
 
     A process of a run in the place of `dart env`. An agent opens a session, which is one episode of a task,
-    asks for completions with screenshots as data URLs, acts in its own environment, and hands in a reward:
+    asks for completions with screenshots as data URLs, acts in its own environment, and submits a reward:
 
     curl --json '{"task": "mini/click"}' localhost:8480/v1/sessions
 

@@ -5,7 +5,7 @@
     role_host    an actor of Ray's: one command of `dart` as a child process on one node
     process      that child, as the supervisor of the run sees it; the ranks of a trainer as one
     placing      placement groups and actors: where each process runs, and runs again
-    run          the run as a whole: configuration, keys, ports, folders, from its start to its end
+    cluster_run  the run as a whole: configuration, keys, ports, folders, from its start to its end
 
 Nothing but this room imports Ray. The roles are the commands that a person would type on each host
 (docs/box.md): they reach each other over tcp with CURVE keys, and through Ray go the configuration, the

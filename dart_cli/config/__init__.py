@@ -13,7 +13,7 @@ architecture  the sizes of a model and of its pointer head, as its config.json h
 adapters      what `model.lora` needs
 families      families of models (families.toml): recognised by a folder; their values of [policy]
 published     the shape of a checkpoint of each class, for a model whose folder is not here
-rate          the learning rate that follows from the model, where a file sets none
+learning_rate          the learning rate that follows from the model, where a file sets none
 screens       how large a run's screens are, and the caches of engines that follow from it
 task_split    which tasks are trained on, which are held out
 endpoints     the addresses, keys and folders of the run's processes

@@ -1,6 +1,6 @@
 """Whether what comes in can be trained on, before it is filed.
 
-check_step    lengths, ranges, version spans, patches and image hashes of a step that an environment hands in
+check_step    lengths, ranges, version spans, patches and image hashes of a step that an environment submits
 check_end     the end of a trajectory
 model_facts   what the run's model folder says of tokens and images: `ModelFacts.incompatibility`, of a
               step from another run

@@ -445,7 +445,7 @@ class Ledger:
         if row is None:
             return Ack(accepted=False, note=f"no trajectory {name} in this run")
         if row.outcome is not None:
-            return Ack(note="handed in before")
+            return Ack(note="submitted before")
         return Ack(accepted=False, note=f"{name} was dropped: {row.reason}")
 
     def _take_back(

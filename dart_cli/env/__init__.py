@@ -1,6 +1,6 @@
 """`dart env`: slots that lease tasks, play episodes and hand trajectories in.
 
-worker           the process and its slots: lease, play, hand in, repeat
+worker           the process and its slots: lease, play, submit, repeat
 episode          one episode: reset -> (ask the policy -> parse its text -> act) ... -> verdict
 peers            what it is connected with: telemetry, data, rollout workers
 data_client      leases and hand-ins; waits while data is away

@@ -58,12 +58,12 @@ from envs.contract.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.contract.base import Observation, Task, Verdict, content_hash
 from envs.contract.screenshots import prompt_text
 
-Phase = Literal["reset", "model", "env", "hand_in", "over"]
+Phase = Literal["reset", "model", "env", "submit", "over"]
 _COUNTS_AS: dict[Phase, str] = {
     "reset": "resetting",
     "model": "waiting",
     "env": "playing",
-    "hand_in": "idle",
+    "submit": "idle",
     "over": "idle",
 }
 
@@ -203,7 +203,7 @@ class Episode:
         """`timer` is the slot's, a `slot_timer`."""
         self.lease = lease
         self.phase: Phase = "reset"
-        self.steps = 0  # handed in
+        self.steps = 0  # submitted
         self.lease_lost = False  # data took it back; the end counts for nothing
         self.reset_s = 0.0
         self._timer = timer or slot_timer()
@@ -225,25 +225,25 @@ class Episode:
         self._began = time.monotonic()
 
     async def play(self) -> TrajectoryEnd:
-        """Play to the end and hand everything in; returns the end as it was handed in.
+        """Play to the end and hand everything in; returns the end as it was submitted.
 
         A broken environment, evaluator or policy gives an invalid outcome; an environment that the
         policy's own action broke, a failure. Raises what the sink raises. Cancelled, it leaves the steps
-        that were handed in; see `cancelled`.
+        that were submitted; see `cancelled`.
         """
         try:
             try:
                 stop_reason, verdict = await self._play()
             except EnvError as error:
                 stop_reason, verdict = "environment", Verdict("invalid", str(error))
-            self._enter("hand_in")
+            self._enter("submit")
             await self._settle()
         except _AbandonedError as error:
             self.lease_lost = isinstance(error, _LeaseLostError)
             stop_reason = "cancelled" if self.lease_lost else "unanswered"
             verdict = Verdict("invalid", str(error))
         finally:
-            self._enter("hand_in")
+            self._enter("submit")
             if self._ack is not None:
                 self._ack.cancel()
         end = self._end(stop_reason, verdict)
@@ -395,7 +395,7 @@ class Episode:
 
     async def _hand_in(self, record: StepRecord) -> None:
         """Send the step while the episode goes on; steps leave one at a time, in their order."""
-        self._enter("hand_in")
+        self._enter("submit")
         await self._settle()
         self._ack = asyncio.create_task(self._sink.step(record))
         self.steps += 1

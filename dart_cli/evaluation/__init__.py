@@ -1,6 +1,6 @@
 """`dart eval`: success on held-out tasks, compared and told; `dart data judge`: a judge's opinion of a run.
 
-run         `dart eval CONFIG`: plays what is left of an evaluation, in this process or in several
+evaluate         `dart eval CONFIG`: plays what is left of an evaluation, in this process or in several
 episodes    its plan, and what is over of it, in a folder that a second start goes on with
 settings    what its episodes depend on
 protocols   how benchmarks are evaluated, and what deviates from it
@@ -10,7 +10,7 @@ text        an evaluation for people and scripts, and as a row of a leaderboard
 compare     two evaluations over the instances that both have played
 films       some of its episodes as a person would watch them
 marks       how an action, and where a pointer looked, are marked on a screenshot
-filmstrip   episodes as pictures
+filmstrip_png   episodes as pictures
 judging     `dart data judge`: what a judge model says of a run that is over
 
 Below are the options of `dart eval CONFIG`.

@@ -7,7 +7,7 @@ formats   how text models are asked, and how their texts are read
 scorers   what points: an item in, candidates out; a second model that judges the candidates
 scores    hit@1, hit@3, overlap@1, with intervals, by trait; refusals apart
 misses    the page of misses
-run       the verb; settings and answers on disk, so that a second start goes on
+benchmark       the verb; settings and answers on disk, so that a second start goes on
 
 Below are the options of `dart eval grounding`.
 """

@@ -50,7 +50,7 @@ _WHY_ALONE = {
     "cancelled": "its environment process abandoned it",
     "lease_expired": "no step and no heartbeat for {lease_s:g} s",
     "worker_lost": "{row.worker} died, or its slot {row.slot} started again",
-    "incomplete": "steps or images of {row.steps} steps were never handed in",
+    "incomplete": "steps or images of {row.steps} steps were never submitted",
 }
 
 

@@ -124,7 +124,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Step(StepRow):
-    """A step as it was handed in, with what follows from its tokens and what became of it."""
+    """A step as it was submitted, with what follows from its tokens and what became of it."""
 
     logprob: float | None  # mean over the tokens that were drawn, nats
     entropy: float | None  # likewise

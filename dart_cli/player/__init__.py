@@ -2,5 +2,5 @@
 
 episodes   a plan of episodes, a policy for each, and a sink for what came of them
 actions    an episode of a player that acts without a policy: a probe, a person
-model      the model that plays: its engine, its weights, and what tells it from another one
+chosen_model      the model that plays: its engine, its weights, and what tells it from another one
 """

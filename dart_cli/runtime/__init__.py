@@ -11,7 +11,7 @@ background   coroutines that run while a block runs; a verb that a signal stops
 waits        what a process waits for, told to the person who started it; where its time goes
 sqlite_file  a file of SQLite, whose failures are one line with the cure
 http_server  HTTP servers: socket, limits, and who may ask them
-kept_folder  the folder of long work that a second start goes on with
+work_folder  the folder of long work that a second start goes on with
 streams      standard output and error, whose reader may be gone
 options      options of commands as the fields of a dataclass
 tables       how tables and values on a page look; how far a long command is

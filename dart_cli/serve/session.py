@@ -7,7 +7,7 @@ Session    the control flow
     request  ->  the step before is handed to data; prompt -> rollout worker -> completion
     end      ->  the last step and the verdict are handed to data
 
-A step is handed in when the next request shows that its action was done, so that `env_s` is the time between.
+A step is submitted when the next request shows that its action was done, so that `env_s` is the time between.
 What a prompt says of earlier completions is found by their text: the prompt then has their very tokens.
 """
 
@@ -108,7 +108,7 @@ class Session:
         self.slot = slot
         self.state: State = "open"
         self.steps = 0  # completions given
-        self.verdict: Verdict | None = None  # that was handed in
+        self.verdict: Verdict | None = None  # that was submitted
         self.touched_at = time.monotonic()  # of the newest request, or its answer
         self._policy = policy
         self._context = context
@@ -119,13 +119,13 @@ class Session:
         self._answered_at = 0.0  # monotonic seconds of the newest completion
         self._said: defaultdict[str, list[list[int]]] = defaultdict(list)  # text -> sampled tokens
         self._pointer: tuple[int, int] | None = None
-        self._held: StepRecord | None = None  # the newest step, not handed in yet
+        self._held: StepRecord | None = None  # the newest step, not submitted yet
         self._ack: asyncio.Task[Ack] | None = None  # of the step before, while it is on its way
         self._asked: asyncio.Task[Answer] | None = None
         self._digest = b""  # of the newest request's body
         self._finishing: asyncio.Task[Ack] | None = None
         self._shown: dict[bytes, Observation] = {}  # of the newest prompt, as they came
-        self._kept: set[str] = set()  # content hashes of images that were handed in
+        self._kept: set[str] = set()  # content hashes of images that were submitted
         self._waiting: AbstractContextManager[None] = nullcontext()
         self._await_agent()
 
@@ -165,7 +165,7 @@ class Session:
             raise self._over()
         if self.steps >= self.terms.max_steps:
             raise invalid(
-                f"session {self.terms.id} has had its {self.terms.max_steps} steps: hand in the verdict, "
+                f"session {self.terms.id} has had its {self.terms.max_steps} steps: submit the verdict, "
                 f"POST /v1/sessions/{self.terms.id}/end",
                 code="step_limit",
             )
@@ -304,7 +304,7 @@ class Session:
             if not self.steps and verdict.outcome != "invalid":
                 raise invalid(
                     f"session {self.terms.id} has no step that a verdict could be on: ask for a completion, "
-                    "hand in the outcome invalid, or DELETE it",
+                    "submit the outcome invalid, or DELETE it",
                 )
             self.state, self.verdict = "ending", verdict
             self._waiting.__exit__(None, None, None)
@@ -331,10 +331,10 @@ class Session:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self.close(f"its end could not be handed in: {error}")
+            self.close(f"its end could not be submitted: {error}")
         else:
             note = task.result().note
-            self.close(f"handed in{f'; {note}' if note else ''}")
+            self.close(f"submitted{f'; {note}' if note else ''}")
 
     async def give_back(self, reason: str) -> None:
         """Return the lease: nothing of the episode is trained on."""

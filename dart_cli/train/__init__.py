@@ -7,11 +7,12 @@ publishing      publications beside the updates, and the weight channel
 base            what the loop needs of a learner, and metrics of a batch
 learner         one update from one batch: PolicyLearner
 packs/          a batch becomes packs: sequences of many steps, each pack one forward pass
-model           log-probabilities of given tokens and of patches, with gradient
+trained_policy           log-probabilities of given tokens and of patches, with gradient
 sharded         the model over several GPUs (FSDP2)
+rank_group      what a rank needs of the others; what an update found, gathered of all
 ranks/          the processes that train one model together
 checkpoints/    where a trainer goes on after its end
 parity          compares engine and trainer on tokens of the same weights; stops the run if they differ
-sight           whether the model sees: what grey screens change
+blindness           whether the model sees: what grey screens change
 metric_writer   metrics to TensorBoard and Weights & Biases
 """

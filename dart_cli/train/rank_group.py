@@ -76,7 +76,7 @@ class Found:
     mismatches: list[StepMismatch]
     sight: tuple[
         float, ...
-    ] = ()  # of each rank that looked, what grey screens change, nats (sight.py)
+    ] = ()  # of each rank that looked, what grey screens change, nats (blindness.py)
 
 
 def gathered(rank_group: RankGroup, mine: Found) -> Found:

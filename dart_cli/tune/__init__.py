@@ -1,6 +1,6 @@
 """Supervised training of a model folder: the `dart tune` verb.
 
-run             the verb, from a configuration to a folder
+tuning             the verb, from a configuration to a folder
 data            what is learned from, read and checked
 trajectories    of it, successes of runs and Parquet files, as they were sampled
 episodes        of it, episodes that others played -> prompts with their actions
@@ -13,7 +13,7 @@ trainer         one stage: what is trained, the updates, the state to go on from
 stages          all stages, update by update: their rate and curve
 pace            their budget, and what is said while they go on: loss, held-out rows, time left
 settings        all that the weights depend on; what a second start is refused for
-kept            the folder of a training that is not over: curve, state, first measurement
+training_state            the folder of a training that is not over: curve, state, first measurement
 output          the folder that comes of it
 verifier_rows   rows for a verifier from a grounding set: the `dart model verifier-rows` verb
 """

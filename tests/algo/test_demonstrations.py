@@ -65,7 +65,13 @@ def test_other_tokens_and_what_is_said_of_them_are_as_without_it(
     )
     assert mixed.loss.item() == pytest.approx(alone.loss.item() - 1.0)
     before, after = alone.stats.metrics(), mixed.stats.metrics()
-    for name in ("ess", "is_weight_mean", "is_used_mean", "is_truncated_fraction", "mismatch_kl"):
+    for name in (
+        "ess",
+        "importance_weight_mean",
+        "is_used_mean",
+        "importance_truncated_fraction",
+        "mismatch_kl",
+    ):
         assert after[name] == pytest.approx(before[name])
     assert before["demonstrated_fraction"] == 0
     assert after["demonstrated_fraction"] == pytest.approx(1 / (len(logprobs) + 1))

@@ -63,7 +63,7 @@ def weight_by_hand(token: Token, o: Objective) -> float:
     drift = token.proximal - token.behaviour
     if o.correction in ("none", "ratio"):
         return 1.0
-    return min(math.exp(limited(drift)), o.is_cap)
+    return min(math.exp(limited(drift)), o.importance_cap)
 
 
 def old(token: Token, o: Objective) -> float:
@@ -190,7 +190,7 @@ _batch = st.lists(_step, min_size=1, max_size=5)
 _numbers = {
     "clip_low": st.sampled_from([0.05, 0.2, 1.0]),
     "clip_high": st.sampled_from([0.05, 0.28, 2.0]),
-    "is_cap": st.sampled_from([0.5, 1.0, 5.0]),
+    "importance_cap": st.sampled_from([0.5, 1.0, 5.0]),
     "kl_beta": st.sampled_from([0.0, 0.1]),
 }
 CORRECTIONS = get_args(CorrectionName)
@@ -276,10 +276,12 @@ def test_metrics_are_those_computed_by_hand(batch: list[Step], o: Objective) -> 
     expected = {
         "mismatch_kl": (np.exp(drifts) - 1 - drifts).sum() / n,
         "mismatch_max": max((abs(t.proximal - t.behaviour) for _, t in seen), default=0.0),
-        "is_weight_mean": raw.sum() / n,
+        "importance_weight_mean": raw.sum() / n,
         "is_used_mean": sum(used) / n,
         "ess": raw.sum() ** 2 / (n * (raw**2).sum()) if seen else 0.0,
-        "is_truncated_fraction": (raw > o.is_cap).sum() / n if o.correction == "truncated" else 0.0,
+        "importance_truncated_fraction": (raw > o.importance_cap).sum() / n
+        if o.correction == "truncated"
+        else 0.0,
         "entropy": sum(t.entropy for _, t in seen) / n,
         "ratio_mean": sum(ratios) / n,
     }
@@ -323,7 +325,7 @@ def test_without_clip_and_cap_the_gradient_is_reinforce_with_importance_sampling
         -math.exp(t.policy - t.behaviour) * s.advantage / count for s in batch for t in s.tokens
     ]
     for o in (
-        Objective(is_cap=1e30, **NO_CLIP),
+        Objective(importance_cap=1e30, **NO_CLIP),
         Objective(correction="ratio", **NO_CLIP),
     ):
         assert ours(batch, o)[1] == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -344,7 +346,10 @@ def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: No
         got = ours(batch, Objective(correction=correction), mean)
         assert got[1] == pytest.approx(plain[1], rel=1e-9, abs=1e-12)
         metrics = got[0].stats.metrics()
-        assert [metrics[share] for share in ("clip_fraction", "is_truncated_fraction")] == [0, 0]
+        assert [metrics[share] for share in ("clip_fraction", "importance_truncated_fraction")] == [
+            0,
+            0,
+        ]
         assert metrics["ess"] == pytest.approx(1)
 
 
@@ -386,7 +391,7 @@ def in_one_formula(
     importance = (proximal - behaviour).clamp(-LIMIT, LIMIT).exp()
     free = ratio * advantages
     held = ratio.clamp(1.0 - o.clip_low, 1.0 + o.clip_high) * advantages
-    token_loss = -importance.clamp(max=o.is_cap) * torch.minimum(free, held)
+    token_loss = -importance.clamp(max=o.importance_cap) * torch.minimum(free, held)
     d = (reference - policy).clamp(-LIMIT, LIMIT)
     token_loss = token_loss + o.kl_beta * (d.expm1() - d).clamp(max=10.0)
     return (token_loss * weights).sum() / tokens

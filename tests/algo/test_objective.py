@@ -21,7 +21,7 @@ from dart_cli.config.schema import BY_TRACKER, DataConfig, TrainConfig
 def test_its_defaults_are_the_configurations() -> None:
     config = TrainConfig()
     ours = asdict(Objective())
-    assert ours.pop("is_cap") == 1  # no key
+    assert ours.pop("importance_cap") == 1  # no key
     assert ours == {name: getattr(config, name) for name in ours}
 
 
@@ -42,7 +42,7 @@ def test_the_effective_sample_size_is_kishs_whatever_the_cap(drifts: list[float]
     proximal = torch.full_like(behaviour, -5)
     one = torch.ones_like(behaviour)
     output = policy_loss(
-        proximal, proximal, behaviour, one, one, Objective(is_cap=0.5), divisor=1.0
+        proximal, proximal, behaviour, one, one, Objective(importance_cap=0.5), divisor=1.0
     )
     w = np.exp(np.asarray(drifts, dtype=np.float64))
     ess = output.stats.metrics()["ess"]

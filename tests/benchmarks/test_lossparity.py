@@ -24,7 +24,7 @@ def test_loss_and_gradient_are_those_of_other_libraries(name: str) -> None:
     ("name", "changed"),
     [
         ("grpo_token_mean", {"clip_high": 0.01}),
-        ("truncated_is", {"is_cap": 1e9}),
+        ("truncated_is", {"importance_cap": 1e9}),
         ("kl_k3_clamped", {"kl_beta": 0.0}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Collected successes are what a rollout would have handed in, and enough of them, once."""
+"""Collected successes are what a rollout would have submitted, and enough of them, once."""
 
 from __future__ import annotations
 

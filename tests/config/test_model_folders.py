@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_work_is_one_line_before_anything_starts(
     path = tmp_path / "c.toml"
     path.write_text(
         f'[model]\npath = "{folder}"\n[run]\ndir = "{tmp_path}/run"\n'
-        '[policy]\ncodec = "uitars"\ncoordinates = "thousand"\n'
+        '[policy]\naction_parser = "uitars"\ncoordinates = "thousand"\n'
     )
     for verb, more in (("up", "--dry-run"), ("rollout", ""), ("train", ""), ("eval", "")):
         with pytest.raises(SystemExit) as exit_:
@@ -240,7 +240,7 @@ def test_resized_numbers_need_the_preprocessor_where_episodes_are_played(
     path = tmp_path / "c.toml"
     path.write_text(
         f'[model]\npath = "{tmp_path}/away"\n[run]\ndir = "{tmp_path}/run"\n'
-        '[policy]\ncodec = "uitars"\ncoordinates = "resized"\n'
+        '[policy]\naction_parser = "uitars"\ncoordinates = "resized"\n'
     )
     with pytest.raises(SystemExit) as exit_:
         main(["env", str(path), "--dry-run"])

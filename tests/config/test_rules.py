@@ -86,19 +86,19 @@ CASES = [
     ),
     Case(
         "misspelt action parser",
-        '[policy]\ncodec = "uitar"\n',
+        '[policy]\naction_parser = "uitar"\n',
         "policy.action_parser",
         "did you mean 'uitars'?",
     ),
     Case(
         "action parser of no file",
-        '[policy]\ncodec = "no.py:C"\n',
+        '[policy]\naction_parser = "no.py:C"\n',
         "policy.action_parser",
         "no file no.py",
     ),
     Case(
         "action parser that is none",
-        '[policy]\ncodec = "json:loads"\n',
+        '[policy]\naction_parser = "json:loads"\n',
         "policy.action_parser",
         "lacks limits",
     ),
@@ -123,7 +123,7 @@ CASES = [
     ),
     Case(
         "tiny speaks compact",
-        '[policy]\ncodec = "uitars"\n',
+        '[policy]\naction_parser = "uitars"\n',
         "policy.action_parser",
         'must be "compact"',
     ),

@@ -87,12 +87,12 @@ class Client:
     async def play(
         self, slot: int, outcome: Outcome = "pass", *, steps: int = 2, version: int = 0
     ) -> Lease:
-        """Lease, play and hand in one trajectory."""
+        """Lease, play and submit one trajectory."""
         lease = await self.must_lease(slot)
-        await self.hand_in(lease, outcome, steps=steps, version=version)
+        await self.submit(lease, outcome, steps=steps, version=version)
         return lease
 
-    async def hand_in(
+    async def submit(
         self, lease: Lease, outcome: Outcome, *, steps: int = 2, version: int = 0
     ) -> None:
         """Hand in a whole trajectory."""
@@ -106,7 +106,7 @@ class Client:
         leases = [await self.must_lease(slot) for slot in range(len(outcomes))]
         assert len({lease.group_id for lease in leases}) == 1
         for lease, outcome in zip(leases, outcomes, strict=True):
-            await self.hand_in(lease, outcome, version=version)
+            await self.submit(lease, outcome, version=version)
         return leases[0].group_id
 
     async def batch(self, version: int = 0) -> BatchReply:

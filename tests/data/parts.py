@@ -207,7 +207,7 @@ def ask_lease(
 def play(
     ledger: Ledger, slot: int, outcome: Outcome = "pass", *, steps: int = 2, version: int = 0
 ) -> Lease:
-    """Lease, play and hand in one trajectory."""
+    """Lease, play and submit one trajectory."""
     lease = ask_lease(ledger, slot)
     for step in range(steps):
         assert ledger.step(step_record(lease.trajectory_id, step, version=version)).accepted

@@ -30,7 +30,7 @@ async def test_a_held_lease_request_is_answered_the_moment_a_place_is_free(
         leases = [await client.must_lease(slot) for slot in range(8)]
         held = asyncio.create_task(client.lease(99))
         for lease in leases[:4]:
-            await client.hand_in(lease, "fail")  # the group is dropped, its place is free
+            await client.submit(lease, "fail")  # the group is dropped, its place is free
         assert (await held).lease is not None
 
 
@@ -49,7 +49,7 @@ async def test_a_slot_of_a_process_that_stops_is_leased_nothing(
             client.publisher.publish(heartbeat("env-1", state="stopping"))
             await asyncio.sleep(0.05)
         assert (await held[0]).lease is None
-        await client.hand_in(leases[0], "invalid")
+        await client.submit(leases[0], "invalid")
         assert (await held[1]).lease is not None
 
 
@@ -68,7 +68,7 @@ async def test_what_a_slot_has_leased_already_is_answered_at_once(
         assert again.group_id == leases[5].group_id
         assert again.trajectory_id != leases[5].trajectory_id
         for lease in leases[8:12]:
-            await client.hand_in(lease, "fail")
+            await client.submit(lease, "fail")
         assert (await held).lease is not None
 
 

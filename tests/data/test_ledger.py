@@ -129,7 +129,7 @@ def test_a_pass_that_lacks_a_step_counts_nowhere_also_after_a_restart(tmp_path: 
         end = trajectory_end(lease.trajectory_id, 2, "pass")
         assert "1 of 2 steps" in ledger.end(end).note
         again = ledger.end(end)
-        assert (again.accepted, again.note) == (True, "handed in before")
+        assert (again.accepted, again.note) == (True, "submitted before")
         for seen in (ledger, make_ledger(config, store)):
             task = seen.progress.tasks[lease.task_id]
             assert (task.average.value, task.passed, task.invalid) == (None, 0, 1)

@@ -38,12 +38,12 @@ def play_group(ledger: Ledger, judged: list[Judged]) -> str:
     """Play one group whose members get these verdicts, two steps each; returns its id."""
     leases = [ask_lease(ledger, slot) for slot in range(len(judged))]
     for lease, verdict in zip(leases, judged, strict=True):
-        hand_in(ledger, lease.trajectory_id, verdict)
+        submit(ledger, lease.trajectory_id, verdict)
     [group_id] = {lease.group_id for lease in leases}
     return group_id
 
 
-def hand_in(ledger: Ledger, name: str, verdict: Judged) -> None:
+def submit(ledger: Ledger, name: str, verdict: Judged) -> None:
     """Two steps and the end of one trajectory."""
     for step in range(2):
         ledger.step(step_record(name, step))
@@ -115,12 +115,12 @@ def test_early_stop_ends_a_group_only_where_the_passes_have_one_reward(tmp_path:
         for rewards, over in (((1.0, 0.75), False), ((0.75, 0.75), True)):
             leases = [ask_lease(ledger, slot) for slot in range(2)]
             for lease, reward in zip(leases, rewards, strict=True):
-                hand_in(ledger, lease.trajectory_id, ("pass", reward))
+                submit(ledger, lease.trajectory_id, ("pass", reward))
             following = ask_lease(ledger, 0)
             assert (following.group_id != leases[0].group_id) == over
             if not over:
-                hand_in(ledger, following.trajectory_id, ("pass", 1.0))
-                hand_in(ledger, ask_lease(ledger, 0).trajectory_id, ("pass", 1.0))
+                submit(ledger, following.trajectory_id, ("pass", 1.0))
+                submit(ledger, ask_lease(ledger, 0).trajectory_id, ("pass", 1.0))
 
 
 def test_with_values_frontier_and_group_size_follow_the_reward(tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ def test_rewards_survive_a_restart_in_the_middle_of_a_group(tmp_path: Path) -> N
         ledger = make_ledger(config, store)
         leases = [ask_lease(ledger, slot) for slot in range(4)]
         for lease, verdict in zip(leases[:2], FAILURES, strict=False):
-            hand_in(ledger, lease.trajectory_id, verdict)
+            submit(ledger, lease.trajectory_id, verdict)
         store.commit()
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         for lease in leases[2:]:
-            hand_in(ledger, lease.trajectory_id, ("fail", 0.25))
+            submit(ledger, lease.trajectory_id, ("fail", 0.25))
         samples = a_batch(next_batch(ledger, 0)).samples
         rewards = np.array([reward for _, reward in FAILURES])
         wanted = (rewards - rewards.mean()) / (rewards.std() + 1e-6)

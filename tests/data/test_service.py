@@ -162,7 +162,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
         assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         again = asyncio.create_task(client.must_batch())  # the trainer asks again meanwhile
         lease = await client.must_lease(0)
-        await client.hand_in(lease, "pass", steps=3)
+        await client.submit(lease, "pass", steps=3)
         with open_reader(config.run.dir) as reader:
             assert reader.batches() == []  # nothing is filed before it is known to fit
         assert not first.done()
@@ -190,7 +190,7 @@ async def test_steps_are_acknowledged_while_a_batch_is_encoded(
             await client.play_group(MIXED)
         batch = asyncio.create_task(client.must_batch())
         assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-        await client.hand_in(await client.must_lease(0), "pass", steps=3)
+        await client.submit(await client.must_lease(0), "pass", steps=3)
         assert not batch.done()
         go_on.set()
         assert (await batch).batch_id == 1
@@ -295,13 +295,13 @@ async def test_a_batch_that_was_filed_too_large_is_refused_with_another_cure(
 async def test_open_groups_go_on_after_a_restart(config: Config) -> None:
     async with serving(config) as client:
         leases = [await client.must_lease(slot) for slot in range(4)]
-        await client.hand_in(leases[0], "pass")
+        await client.submit(leases[0], "pass")
         await client.tell(step_record(leases[1].trajectory_id, 0))
     async with serving(config) as client:
         await client.tell(step_record(leases[1].trajectory_id, 1))
         await client.tell(trajectory_end(leases[1].trajectory_id, 2, "fail"))
         for lease in leases[2:]:
-            await client.hand_in(lease, "fail")
+            await client.submit(lease, "fail")
         await client.play_group(MIXED)
         assert leases[0].group_id in (await client.must_batch()).group_ids
 
@@ -429,7 +429,7 @@ async def test_a_run_ends_when_it_has_learned_stays_over_and_goes_on_for_more(
             for _ in range(most):
                 if (reply := await client.lease(0)).lease is None:
                     return [reply.reason]
-                await client.hand_in(reply.lease, "pass", steps=1)
+                await client.submit(reply.lease, "pass", steps=1)
             return []
 
     assert await play(0.8, 12) == []  # a task has too few, whatever the other has
@@ -500,7 +500,7 @@ async def test_a_stop_request_ends_the_run_but_not_before_the_others_have_left(
         async with background(beat(client)):
             await client.tell(StopRequest(reason="enough"))
             assert (await client.lease(1)).reason == "the run is over: enough"
-            await client.hand_in(lease, "pass")  # what is in play may still be handed in
+            await client.submit(lease, "pass")  # what is in play may still be submitted
             monkeypatch.setattr(
                 run_end, "STOP_LEAST_S", 1.0
             )  # twenty times as long as between beats
@@ -533,7 +533,7 @@ async def test_stopping_the_process_does_not_stop_the_run(config: Config) -> Non
         lease = await client.must_lease(0)
     async with serving(config) as client:
         assert not (await client.state()).stopping
-        await client.hand_in(lease, "pass")
+        await client.submit(lease, "pass")
 
 
 @pytest.mark.usefixtures("short_holds")
@@ -641,7 +641,7 @@ async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
     config: Config, processes: Processes
 ) -> None:
     acknowledged: list[str] = []
-    handed_in: asyncio.Queue[str] = asyncio.Queue()
+    submitted: asyncio.Queue[str] = asyncio.Queue()
     enough = 40
 
     async def slot(client: Client, number: int) -> None:
@@ -653,7 +653,7 @@ async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
             ack = await client.tell(trajectory_end(lease.trajectory_id, 3, outcome))
             if ack.accepted:
                 acknowledged.append(lease.trajectory_id)
-                handed_in.put_nowait(lease.trajectory_id)
+                submitted.put_nowait(lease.trajectory_id)
 
     async def trainer(client: Client) -> None:
         version = 0
@@ -669,7 +669,7 @@ async def test_kill_9_loses_nothing_acknowledged_and_clients_go_on(
     async def killer() -> None:
         for _ in range(3):
             for _ in range(enough // 4):
-                await handed_in.get()
+                await submitted.get()
             await asyncio.to_thread(processes.kill)
             processes.start()
 

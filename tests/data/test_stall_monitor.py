@@ -217,7 +217,7 @@ async def test_a_full_disk_is_named_when_data_could_not_go_on(run: Run) -> None:
         with contextlib.suppress(DartError):
             async with asyncio.timeout(PATIENCE_S):
                 while child.poll() is None:
-                    await client.hand_in(lease, "pass", steps=8)
+                    await client.submit(lease, "pass", steps=8)
                     lease = await client.must_lease(0)
     assert child.wait(PATIENCE_S) == 1
     with (

@@ -334,7 +334,7 @@ async def test_a_full_disk_of_data_costs_no_step_and_no_verdict(
         for kind in (LeaseRequest, StepRecord, TrajectoryEnd):
             data.refuse = (kind, StoreError("disk full"))
             await until(lambda: data.refuse is None)
-        whole = data.leased - 1  # the next one is leased only when all before are handed in
+        whole = data.leased - 1  # the next one is leased only when all before are submitted
         await until(lambda: data.gauge("episodes") > whole)
         assert data.gauge("invalid") == 0
     ended = {end.trajectory_id: end.steps for end in data.ends if end.stop_reason != "cancelled"}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from bus.errors import ActionError, ConfigError
+from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import ACTION_PARSERS
 from dart_cli.language.coordinates import CoordinateConvention, CoordinateMap, make_coordinate_map
 from dart_cli.language.parsers import compact, make_action_parser, point_parser, uitars
@@ -434,7 +435,7 @@ TOKENS = {"tiny": "79dab34f162be001", "small": "8e93cf1aa318e306"}
 
 @pytest.mark.parametrize("model", list(TOKENS))
 def test_the_shipped_models_write_the_actions_they_know_in_the_same_tokens(model: str) -> None:
-    folder = Path(compact.__file__).parents[1] / model
+    folder = BUILTIN[f"builtin:{model}"]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in KNOWN]
     assert hashlib.sha256(repr(ids).encode()).hexdigest()[:16] == TOKENS[model]
@@ -596,7 +597,7 @@ def test_a_call_that_the_guides_action_parser_does_not_have_is_malformed(argumen
     [
         ("uitar", "must be compact, uitars, toolcall"),
         ("no/such.py:X", "action parser no/such.py:X: no file no/such.py"),
-        (f"{__file__}:WIDTH", "is no Action parser; it needs limits, parse, format, as_history"),
+        (f"{__file__}:WIDTH", "is no ActionParser; it needs limits, parse, format, as_history"),
     ],
 )
 def test_an_action_parser_that_is_none_is_refused_by_name(name: str, said: str) -> None:

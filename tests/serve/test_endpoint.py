@@ -102,7 +102,7 @@ async def test_a_text_in_a_language_of_the_agent_is_kept_without_an_action() -> 
 
 
 @pytest.mark.parametrize(
-    ("handed_in", "outcome", "reward", "stop"),
+    ("submitted", "outcome", "reward", "stop"),
     [
         ({"reward": 0.4}, "fail", 0.4, "done"),
         ({"reward": 0.4, "outcome": "pass"}, "pass", 0.4, "done"),
@@ -111,12 +111,12 @@ async def test_a_text_in_a_language_of_the_agent_is_kept_without_an_action() -> 
     ],
 )
 async def test_a_verdict_is_a_reward_or_an_outcome(
-    handed_in: dict[str, Any], outcome: str, reward: float | None, stop: str
+    submitted: dict[str, Any], outcome: str, reward: float | None, stop: str
 ) -> None:
     async with endpoint() as there:
         name = await there.open()
         await there.chat(name, first())
-        await there.end(name, **handed_in)
+        await there.end(name, **submitted)
         [end] = there.data.ends
         assert (end.outcome, end.reward, end.stop_reason) == (outcome, reward, stop)
 

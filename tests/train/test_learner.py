@@ -121,7 +121,7 @@ def test_the_gradient_is_that_of_the_objective_written_out(
         loss = loss + sample.weight * token_losses.sum() / divisor
     loss.backward()
     update = made.update(batch, 0)
-    acts = {"default": "is_truncated_fraction", "coupled": "clip_fraction"}
+    acts = {"default": "importance_truncated_fraction", "coupled": "clip_fraction"}
     for name, share in acts.items():
         assert (0 < update.metrics[share] < 1) == (changes == OBJECTIVES[name])
     assert update.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
@@ -418,7 +418,7 @@ def test_a_demonstration_joins_a_batch_without_log_probabilities(
     assert with_it["demonstrated_fraction"] == pytest.approx(
         tokens / sum(len(step.token_ids) for step in fresh)
     )
-    for name in ("ess", "is_weight_mean", "parity_max"):
+    for name in ("ess", "importance_weight_mean", "parity_max"):
         assert with_it.get(name) == pytest.approx(without.get(name), abs=1e-4)
     assert any(not torch.equal(gradient[name], other_gradient[name]) for name in gradient)
 

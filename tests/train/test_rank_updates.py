@@ -187,7 +187,7 @@ def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
             if (
-                name == "is_truncated_fraction"
+                name == "importance_truncated_fraction"
             ):  # of fresh tokens rounding decides on which side of 1 they are
                 continue
             assert mine[name] == pytest.approx(value, **tolerance(name)), name

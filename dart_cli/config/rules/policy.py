@@ -49,7 +49,7 @@ def _parser_problem(config: Config) -> str:
     if ":" not in name:
         return ""
     try:
-        action_parser = load_own("action_parser", name, name)
+        action_parser = load_own("action parser", name, name)
         lacking = [part for part in ACTION_PARSER_PARTS if not hasattr(action_parser, part)]
         no_points = [part for part in POINT_PARTS if not hasattr(action_parser, part)]
     except TaskError as error:

@@ -72,7 +72,7 @@ class TrajectoryRow:
     outcome: Outcome | None
     verdict_reason: str | None
     stop_reason: str | None
-    steps: int | None  # handed in; None while it is played
+    steps: int | None  # submitted; None while it is played
     oldest_version: int | None  # of the weights that sampled its tokens
     newest_version: int | None
     final_screenshot: str | None  # key of screenshots

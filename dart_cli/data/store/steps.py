@@ -1,6 +1,6 @@
 """A step as it is stored: its row, and its numbers <-> the compact blobs there.
 
-StepRow     a step that was handed in, with all that it holds
+StepRow     a step that was submitted, with all that it holds
 BatchStep   a step of a batch, with what is trained on
 columns_of  a step -> the columns of its row
 step_of     the columns -> a StepRow; batch_step_of -> a BatchStep
@@ -46,7 +46,7 @@ _HIGHEST = 3 if sys.byteorder == "little" else 0
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step as it was handed in; lists as in StepRecord."""
+    """One step as it was submitted; lists as in StepRecord."""
 
     trajectory_id: str
     step: int

@@ -250,7 +250,7 @@ class Store(Reader, Transactions):
             (trajectory_id,),
         )
         if [row["step"] for row in rows] != list(range(steps)):
-            return f"{len(rows)} of {steps} steps were handed in"
+            return f"{len(rows)} of {steps} steps were submitted"
         hashes = {name for row in rows for name in from_json(row["image_hashes"])}
         [[known]] = self._each(
             "SELECT COUNT(*) FROM screenshots WHERE hash IN (SELECT value FROM json_each(?))",

@@ -53,12 +53,12 @@ def action_parser_identity(name: str) -> str:
 
 def _own_parser(name: str) -> ActionParser:
     try:
-        action_parser = load_own("action_parser", name, name)
+        action_parser = load_own("action parser", name, name)
     except TaskError as error:
         raise ConfigError(f"policy.action_parser: {error}") from error
     if not isinstance(action_parser, ActionParser):
         raise ConfigError(
-            f"policy.action_parser: {name} is no Action parser; it needs {', '.join(ACTION_PARSER_PARTS)}"
+            f"policy.action_parser: {name} is no ActionParser; it needs {', '.join(ACTION_PARSER_PARTS)}"
         )
     return action_parser
 

@@ -1,6 +1,5 @@
 """The processes that train one model together (docs/box.md).
 
-group         what a rank needs of the others; what an update found, gathered of all
 distributed   the ranks as one torch.distributed group
 processes     the ranks of `train.ranks = N`: started, watched, ended as one
 lead          what rank 0 tells the others

@@ -1,7 +1,7 @@
 """The channels `gloo` and `nccl`: one broadcast brings a version to all workers that lack it.
 
 channel     BroadcastChannel, the trainer's end: publishes, and answers the workers' requests
-rounds      RoundsThread: collects workers, forms their group, broadcasts
+broadcaster      RoundsThread: collects workers, forms their group, broadcasts
 receiver    BroadcastReceiver, a worker's end: takes part, receives into its own copy, checks
 group       a process group of the trainer and some workers; over TCP, from memory to memory
 transport   what groups of both backends have in common, and their deadlines

@@ -363,5 +363,5 @@ def test_a_suite_file_without_its_class_is_answered_with_the_classes_in_it(
 
 
 def test_a_module_without_its_class_is_answered_so_too() -> None:
-    with pytest.raises(TaskError, match=r"name its class, too: envs\.gym\.env:GymSuite$"):
+    with pytest.raises(TaskError, match=r"name its class, too: envs\.suites\.gym\.env:GymSuite$"):
         load_suite("envs.suites.gym.env")
