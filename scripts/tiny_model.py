@@ -6,8 +6,8 @@
     initialise    random initial values with the geometry of the screen that a pre-trained model knows
     save          a standard Hugging Face folder, so that one loader serves tiny and real models
 
-Two trained checkpoints ship with dart: `dart_cli/policy/tiny/` (build_tiny_base.py) and
-`dart_cli/policy/small/` (build_small_base.py, which spells what it does not know).
+Two trained checkpoints ship with dart: `dart_cli/policy/tiny/` (shipped_models/build_tiny.py) and
+`dart_cli/policy/small/` (shipped_models/build_small.py, which spells what it does not know).
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -45,7 +44,6 @@ from benchmarks.learning.curation_study import (
     summarize,
 )
 from benchmarks.learning.curves import PALETTE, ArmLine, ArmPanel, draw
-from benchmarks.learning.outcome_variance import counted_groups, told
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing, settings_of
 from bus.errors import DartError
 from dart_cli.config.load import load_config
@@ -74,9 +72,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/bench-curation"))
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "curation.toml")
     parser.add_argument("--set", action="append", default=[], help="passed to every run")
-    parser.add_argument(
-        "--variance", type=Path, help="a run of plain GRPO: what its outcomes vary by"
-    )
     parser.add_argument("--out", type=Path, help="also write the result here")
     arguments = parser.parse_args()
     work, names, seeds, budget = (
@@ -94,24 +89,12 @@ def main() -> None:
             arms = [replace(arm, budget=budget) for arm in arms]
         chosen = range(arguments.first_seed, arguments.first_seed + seeds)
         result = measure(study, arms, chosen, arguments.levels, arguments.at_once)
-        if arguments.variance:
-            result["variance"] = variance_of(arguments.variance)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     if arguments.out:
         kept = {name: value for name, value in result.items() if name != "pictures"}
         arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
-
-
-def variance_of(run: Path) -> dict[str, float | None]:
-    """Means over five parts of a run of what its outcomes vary by (outcome_variance.py). Raises RunDirectoryError."""
-    found = told(counted_groups(run), 5)
-    names = {"task": "between_tasks", "instance": "between_instances", "within": "within"}
-    shares = {
-        name: round(fmean(part[key] for part in found["parts"]), 3) for key, name in names.items()
-    }
-    return {**shares, "bound_trajectories_ratio": found["bound_trajectories_ratio"]}
 
 
 def measure(

@@ -95,7 +95,7 @@ def up(config: Path, out: Path, name: str, seed: int, sets: Sequence[str]) -> di
 def imitate(out: Path, seconds: float, sets: Sequence[str]) -> dict[str, Any]:
     """More of the base's own training, then the same evaluation."""
     folder = out / "imitation-model"
-    script = str(ROOT / "scripts" / "build_tiny_base.py")
+    script = str(ROOT / "scripts" / "shipped_models" / "build_tiny.py")
     call(
         [
             sys.executable,

@@ -23,7 +23,7 @@ from dart_cli.algo.statistics import wilson
 from envs.suites.miniwob.tasks import TASKS
 
 SUITE = "miniwob"
-PUBLISHED = Path(__file__).parents[1] / "suites" / "miniwob_published.toml"
+PUBLISHED = Path(__file__).with_name("miniwob_published.toml")
 
 TWELVE: Mapping[str, str] = {
     "click-link": "a word in running text",

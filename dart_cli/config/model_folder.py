@@ -56,7 +56,7 @@ CLASSES_CURE = (
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
 _MADE_BY = {
-    "recall-base": "scripts/build_recall_base.py",
+    "recall-base": "scripts/shipped_models/build_recall.py",
 }
 """Folders that configurations and pages name, and what makes them."""
 _FOR_A_PLAN = "; for a plan alone, `dart doctor CONFIG`, its config.json and preprocessor_config.json are enough"

@@ -435,7 +435,7 @@ def test_a_base_that_is_made_by_a_script_is_not_fetched(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         check_config(load_config(ROOT / "configs" / "history.toml"))
-    cure = "python scripts/build_recall_base.py --out runs/recall-base"
+    cure = "python scripts/shipped_models/build_recall.py --out runs/recall-base"
     assert f"model.path is no folder: runs/recall-base; make it with `{cure}`, or set" in str(
         caught.value
     )

@@ -1,7 +1,7 @@
 """The canvas: flat fills, cached anti-aliased shapes and text; and its bytes, as PNG or JPEG.
 
 The PNG is lossless, of palette indices: one byte a pixel, no filter, deflate level 1. At 448x336 this takes a
-third of the time of JPEG (benchmarks/speed/embedded.py measures both). Written by hand, since with Pillow's
+third of the time of JPEG (benchmarks/results/embedded.json has both). Written by hand, since with Pillow's
 writer (mode P, level 1, the same pixels) suite mini makes 0.60 of the steps/s at 168x168, suite
 desk 0.93 to 0.99 at 448x336.
 """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learning.history import ARMS
 from bus.messages import Turn
 from dart_cli.config.load import load_config
 from dart_cli.language.history import history_of
@@ -17,6 +16,16 @@ from envs.suites.embedded.suites import RecallSuite
 from envs.suites.embedded.tasks.mini import MOST_BEFORE, RecallScene
 
 LAGS = list(RecallSuite.lags)
+ARMS: dict[str, list[str]] = {
+    "slide": [],
+    "evict": [
+        "policy.history_images=3",
+        "policy.history_images_most=7",
+        "policy.history_turns=2",
+    ],
+    "single": ["policy.history_images=1", "policy.history_turns=0"],
+}
+"""Keys that make three kinds of history of configs/history.toml: a window that slides, evictions, one screen."""
 CONFIG = Path(__file__).parents[4] / "configs" / "history.toml"
 
 

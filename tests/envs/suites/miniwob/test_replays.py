@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.suites.miniwob_replays import (
+from bus.errors import MissingPartError
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
+from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.tasks import PARTIAL, TASKS
+from tests.envs.suites.miniwob.replays import (
     FRAGMENTS,
     OURS_ALONE,
     RECORDING,
     disagreements,
     replay,
 )
-from bus.errors import MissingPartError
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
-from envs.suites.miniwob.tasks import PARTIAL, TASKS
 
 try:
     find_chromium()

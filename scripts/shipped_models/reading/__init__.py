@@ -1,0 +1,1 @@
+"""Sources, questions and training of builtin:small (scripts/shipped_models/build_small.py)."""

@@ -1,1 +1,0 @@
-"""Sources, questions and training of builtin:small (scripts/build_small_base.py)."""
