@@ -53,7 +53,7 @@ def test_broken_links_and_a_page_that_the_navigation_does_not_name_fail_the_buil
     """Strict mode tells all of them before it aborts."""
     links = ["nowhere.md", "bus.md#nowhere", "../README.md"]
     text = "".join(f"[a link]({link})\n\n" for link in links)
-    (root / "docs" / "start.md").write_text(f"# Start\n\n{text}", encoding="utf-8")
+    (root / "docs" / "index.md").write_text(f"# Start\n\n{text}", encoding="utf-8")
     (root / "docs" / "stray.md").write_text("# Stray\n", encoding="utf-8")
     built = build(root)
     assert built.returncode != 0
