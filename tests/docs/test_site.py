@@ -58,5 +58,5 @@ def test_broken_links_and_a_page_that_the_navigation_does_not_name_fail_the_buil
     built = build(root)
     assert built.returncode != 0
     for link in links:
-        assert re.search(rf"'start\.md' contains a link '{re.escape(link)}'", built.stderr), link
+        assert re.search(rf"'index\.md' contains a link '{re.escape(link)}'", built.stderr), link
     assert "stray.md" in built.stderr
