@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks.learning.miniwob_pages import (
+    HALF,
     HIGH,
     TWELVE,
     pix2act_pages,
@@ -270,6 +271,7 @@ def _means(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
 
 
 def _by_page(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
+    """Return a row for each page that passes half of its episodes, before or after; all pages are in the result file."""
     if not bases:
         return []
     shared, others = set(pix2act_pages()), _published_columns()
@@ -278,6 +280,8 @@ def _by_page(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
     rows = [["page", *heads, "trajectories", "in Pix2Act's table", *others]]
     for page in sorted(pages):
         parts = [results[base]["pages"].get(page) for base in bases]
+        if max(part[side] for part in parts if part for side in ("before", "after")) < HALF:
+            continue
         cells = [_success(part, side) for part in parts for side in ("before", "after")]
         played = " / ".join(str(part["episodes"]) if part else "-" for part in parts)
         given = [_number(column.get(page)) for column in others.values()]
