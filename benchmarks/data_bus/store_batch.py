@@ -258,7 +258,7 @@ def numbers(run_dir: Path, kind: str) -> None:
     parts: dict[str, float] = {}
     import torch  # these before memory is counted
 
-    import dart_cli.train.packs.share  # noqa: F401
+    import dart_cli.train.packs.rank_shares  # noqa: F401
 
     start = resident_kb("VmRSS")
 
@@ -296,8 +296,9 @@ def raw_rows(reader: Any, plan: BatchPlan) -> list[Any]:
 
 def as_packed(reader: Reader, plan: BatchPlan, part: Callable[..., Any]) -> int:
     """As the processes do it; with a model's tables in place of a model."""
+    from dart_cli.train.packs.batch_check import check_batch
     from dart_cli.train.packs.pack import PackMaker
-    from dart_cli.train.packs.share import check, packed_batches
+    from dart_cli.train.packs.rank_shares import packed_batches
 
     policy: Any = stand_in()
     batch: Batch = part("load", load, reader, plan)
@@ -306,7 +307,7 @@ def as_packed(reader: Reader, plan: BatchPlan, part: Callable[..., Any]) -> int:
     del batch, reply
     received: Any = part("decode", decode, frames, BATCH_LIMITS)
     del frames
-    part("check", check, received.batch, policy)
+    part("check", check_batch, received.batch, policy)
     [share] = part("plan", lambda: packed_batches(received.batch, policy, pack_tokens=PACK_TOKENS))
 
     def tensors() -> int:

@@ -42,7 +42,7 @@ from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.rollout.worker import load_model
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import SEEN, ComparedTokens, all_of, rescore
+from dart_cli.train.logprob_check import SEEN, ComparedTokens, all_of, rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel
 from scripts.small_models import FAMILIES, build

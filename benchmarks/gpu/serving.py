@@ -83,7 +83,7 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
     from dart_cli.doctor.parity import judge, parted
     from dart_cli.policy.loader import weight_tensors
-    from dart_cli.train.parity import ComparedTokens, alarm_of, all_of, limit_of, rescore
+    from dart_cli.train.logprob_check import ComparedTokens, alarm_of, all_of, limit_of, rescore
     from dart_cli.train.trained_policy import TrainModel
     from dart_cli.weights.file import FileChannel
 

@@ -1,7 +1,7 @@
 """Which formula the trainer optimises, its numbers, and what it is a mean over; torch-free.
 
 Objective     the fields of [train] that choose the formula
-loss_shares   the weight of each sample's tokens in the batch's loss
+loss_weights   the weight of each sample's tokens in the batch's loss
 
 The loss is `sum over samples of share * (sum over its tokens of their loss) / divisor`. Shares and
 divisor are the whole batch's, not a pack's, so that gradients accumulated over packs of any size, on
@@ -39,7 +39,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class LossShares:
+class LossWeights:
     """The weight of a token in its batch."""
 
     normalise: Normalise
@@ -55,9 +55,9 @@ class LossShares:
         return 1.0
 
 
-def loss_shares(
+def loss_weights(
     samples: Iterable[tuple[Hashable, int]], normalise: Normalise = "tokens"
-) -> LossShares:
+) -> LossWeights:
     """Return the shares in a batch of these samples, each (trajectory, completion tokens).
 
     A trajectory is named by its group and its id: one of the pool that joined two groups of the batch
@@ -84,4 +84,4 @@ def loss_shares(
         "samples": count,
         "trajectories": len(trajectory_tokens),
     }
-    return LossShares(normalise, float(divisors[normalise]), trajectory_tokens)
+    return LossWeights(normalise, float(divisors[normalise]), trajectory_tokens)

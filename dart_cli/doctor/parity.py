@@ -41,7 +41,7 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.language.history import History, history_of
 from dart_cli.policy.loader import LoadedPolicy, fits
 from dart_cli.runtime.role import limit_threads
-from dart_cli.train.parity import (
+from dart_cli.train.logprob_check import (
     LEAST_TOKENS,
     ComparedTokens,
     alarm_of,

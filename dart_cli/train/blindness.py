@@ -5,7 +5,7 @@
     blinded    a pack whose screens are grey
     sight_of   how much the screens matter to the scores of a pack
 
-An engine that answers from other pixels than the trainer's is found by parity.py. Where pixels are lost in
+An engine that answers from other pixels than the trainer's is found by logprob_check.py. Where pixels are lost in
 both, in a processor that scales them away or a tower whose output is not read, the two agree, and a run
 learns from words alone: that is found here.
 """

@@ -6,7 +6,7 @@ An update is one pass over the batch and one optimizer step. The pass runs on th
 update, which are the proximal policy: its log-probabilities, detached, are the proximal ones, and nothing
 is computed twice (docs/objective.md).
 
-Rank 0 cuts a batch into shares (packs/share.py), one for each rank; all ranks train on theirs at
+Rank 0 cuts a batch into shares (packs/rank_shares.py), one for each rank; all ranks train on theirs at
 once. A rank adds up the gradients of its packs; what decides about the step is gathered first, so that
 all ranks skip, clip and end alike.
 
@@ -35,9 +35,17 @@ from dart_cli.policy.loader import weight_tensors
 from dart_cli.train.base import BETAS, SavedState, Tensors, Update, restore, state_of
 from dart_cli.train.blindness import BLIND, EVERY, sight_of
 from dart_cli.train.critic import PREFIX, Critic, Judged, Steps, key_of
+from dart_cli.train.logprob_check import (
+    ComparedTokens,
+    LogprobCheck,
+    all_of,
+    compare,
+    step_mismatches,
+)
+from dart_cli.train.packs.batch_check import check_batch
+from dart_cli.train.packs.batch_tokens import batch_loss_weights, pad_of
 from dart_cli.train.packs.pack import Pack, PackFeed
-from dart_cli.train.packs.share import batch_shares, check, pad_of, shares_of
-from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare, step_mismatches
+from dart_cli.train.packs.rank_shares import shares_by_rank
 from dart_cli.train.rank_group import Found, RankGroup, SingleRank, gathered
 from dart_cli.train.sharded import Gradients, whole
 from dart_cli.train.trained_policy import TokenScores, TrainModel
@@ -64,7 +72,7 @@ class PolicyLearner:
         schedule = {part.name: getattr(config, part.name) for part in fields(Schedule)}
         self._schedule = Schedule(**schedule | {"lr": config.rate})
         self._parameters = model.trainable()
-        self._gate = ParityGate(config, model)
+        self._gate = LogprobCheck(config, model)
         width = int(model.policy.model.config.get_text_config().hidden_size)
         self.critic = None if config.critic == "off" else Critic(width, config.gae_lambda)
         self._gradients = Gradients(model.scorer, self._parameters.values())
@@ -98,7 +106,7 @@ class PolicyLearner:
         self, batch: Batch, updates_done: int, policy_version: int | None = None
     ) -> list[Share]:
         """Return what each rank does for the update on `batch`; as `update`. Changes nothing."""
-        check(batch, self.model.policy)
+        check_batch(batch, self.model.policy)
         if self.critic is not None:
             for sample in batch.samples:
                 if sample.reward is None or sample.expected is None:
@@ -107,10 +115,10 @@ class PolicyLearner:
                         "reward and what its tracker expected; start dart data with the same configuration"
                     )
         looked_back, version = self._gate.to_look_back(batch, policy_version)
-        return shares_of(
+        return shares_by_rank(
             batch,
             looked_back,
-            batch_shares(batch, self._config.normalise, pad_of(self.model.policy)),
+            batch_loss_weights(batch, self._config.normalise, pad_of(self.model.policy)),
             self.model.policy,
             rate=learning_rate(self._schedule, _run_point(batch, updates_done)),
             policy_version=policy_version,

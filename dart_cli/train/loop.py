@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from bus.errors import CheckpointError, ConfigError, DartError, ParityError
+from bus.errors import CheckpointError, ConfigError, DartError, LogprobCheckError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
     REPLAY_METRIC,
@@ -345,7 +345,7 @@ class Trainer:
     async def _step(self, learner: Learner, batch: Batch, curves: MetricWriter) -> dict[str, float]:
         """Update on `batch`, checkpoint and publish where due; returns the metrics.
 
-        Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
+        Raises LogprobCheckError where engine and trainer disagree; the batch is then not acknowledged.
         """
         began = time.monotonic()
         self._time.enter("training")
@@ -359,7 +359,7 @@ class Trainer:
             )
         if update.alarm:
             curves.add(self._progress.updates + 1, named_metrics(batch, update.metrics))
-            raise ParityError(update.alarm)
+            raise LogprobCheckError(update.alarm)
         self._note(batch, update)
         self._time.enter("publishing")
         times = {"checkpoint_s": 0.0}

@@ -54,7 +54,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
 
     Writes a last checkpoint at the end. Raises ConfigError, ModelError, CheckpointError,
-    WeightsError, ParityError, and the errors that data answers with.
+    WeightsError, LogprobCheckError, and the errors that data answers with.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     others = _Others()

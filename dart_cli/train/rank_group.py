@@ -24,7 +24,7 @@ from bus.messages import StepMismatch
 from bus.packed import float64s, int32s
 from bus.ranks import Scored, ScoredTokens
 from dart_cli.algo.loss import TokenStats
-from dart_cli.train.parity import ComparedTokens, all_of
+from dart_cli.train.logprob_check import ComparedTokens, all_of
 
 
 class RankGroup(Protocol):
@@ -72,7 +72,7 @@ class Found:
 
     stats: TokenStats
     tokens: ComparedTokens
-    looked_back: ComparedTokens  # scored by weights that were kept for them (parity.py)
+    looked_back: ComparedTokens  # scored by weights that were kept for them (logprob_check.py)
     mismatches: list[StepMismatch]
     sight: tuple[
         float, ...

@@ -18,8 +18,9 @@ from typing import Protocol
 
 from dart_cli.config.schema import TrainConfig
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.train.packs.batch_tokens import completion_tokens, pad_of
 from dart_cli.train.packs.pack import PackFeed
-from dart_cli.train.packs.share import completion_tokens, packed_batches, pad_of
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.tune.examples import Example
 from dart_cli.tune.loss import Costs, LossSettings, batch_loss, collate_batch, counts_of

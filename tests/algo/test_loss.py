@@ -25,7 +25,7 @@ from dart_cli.algo.objective import (
     CorrectionName,
     Normalise,
     Objective,
-    loss_shares,
+    loss_weights,
 )
 
 LIMIT = LOG_RATIO_LIMIT
@@ -137,7 +137,7 @@ def ours(
     batch: list[Step], o: Objective, mean: Normalise = "tokens", part: slice | None = None
 ) -> tuple[LossOutput, list[float]]:
     """Output and gradient by log-probabilities, of the batch or of a part of it."""
-    shares = loss_shares(
+    shares = loss_weights(
         [(step.trajectory, len(step.tokens)) for step in batch if step.weight != 0], mean
     )
     steps = batch[part or slice(None)]

@@ -15,7 +15,7 @@ from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.packs import pack as feed
 from dart_cli.train.packs.pack import PackFeed
-from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from tests.train.test_packs import config_of
 from tests.train.trees import tree_batch

@@ -15,8 +15,9 @@ from dart_cli.config.schema import Config
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.policy.forward import logits
 from dart_cli.train.learner import REPLAY_ESS, PolicyLearner
+from dart_cli.train.packs.batch_tokens import completion_tokens
 from dart_cli.train.packs.pack import Pack
-from dart_cli.train.packs.share import completion_tokens, packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel
 from tests.steps import changed, steps_of, with_changes, with_steps

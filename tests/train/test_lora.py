@@ -27,7 +27,7 @@ from dart_cli.train.checkpoints.checkpoint import load as load_checkpoint
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import rescore
+from dart_cli.train.logprob_check import rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel, load
 from scripts.small_models import FAMILIES

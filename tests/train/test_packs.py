@@ -18,7 +18,7 @@ from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.packs.share import batch_shares, trajectory_of
+from dart_cli.train.packs.batch_tokens import batch_loss_weights, trajectory_of
 from dart_cli.train.trained_policy import TrainModel
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
@@ -77,7 +77,7 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
     """The update's loss, statistics and gradients, one forward and backward for each sample."""
     names = Objective.__annotations__.keys() & TrainConfig.model_fields.keys()
     objective = Objective(**{name: getattr(config, name) for name in names})
-    shares = batch_shares(batch, config.normalise)
+    shares = batch_loss_weights(batch, config.normalise)
     total: TokenStats | None = None
     mismatches, fresh = {}, 0
     for sample in batch.samples:

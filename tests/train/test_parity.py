@@ -21,7 +21,7 @@ from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import limit_of
+from dart_cli.train.logprob_check import limit_of
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from tests.devices import DEVICES

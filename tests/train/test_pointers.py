@@ -21,8 +21,8 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.packs.share import check
-from dart_cli.train.parity import rescore
+from dart_cli.train.logprob_check import rescore
+from dart_cli.train.packs.batch_check import check_batch
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
@@ -232,7 +232,7 @@ def test_a_sharded_model_points_and_a_batch_without_pointers_has_the_same_gradie
 def test_what_a_model_could_not_have_drawn_is_refused(folders: dict[str, Path]) -> None:
     policy = load_policy(folders["qwen2_vl"], pointing="pointer")
     batch = tree_batch(policy, groups=1)
-    check(batch, policy)
+    check_batch(batch, policy)
     pointing = [step for step in steps_of(batch) if step.patches]
     wrong: list[tuple[dict[str, Any], str]] = [
         (
@@ -245,13 +245,13 @@ def test_what_a_model_could_not_have_drawn_is_refused(folders: dict[str, Path]) 
     for changes, cause in wrong:
         other = with_steps(batch, [with_changes(pointing[0], **changes)])
         with pytest.raises(ProtocolError, match=cause):
-            check(other, policy)
+            check_batch(other, policy)
     text = load_policy(folders["qwen2_vl"])
     with pytest.raises(ProtocolError, match="a token that is never sampled"):
-        check(batch, text)
+        check_batch(batch, text)
     plain = with_changes(pointing[0], token_ids=[5], behaviour_logprobs=[-1.0], patches=[0])
     with pytest.raises(ProtocolError, match="the policy writes numbers"):
-        check(with_steps(batch, [plain]), text)
+        check_batch(with_steps(batch, [plain]), text)
 
 
 def test_engine_and_trainer_agree_on_patches_before_and_after_a_live_update(

@@ -11,8 +11,9 @@ from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.parity import draw
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.train.packs.batch_tokens import pad_of
 from dart_cli.train.packs.pack import Pack, PackFeed
-from dart_cli.train.packs.share import packed_batches, pad_of
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from envs.contract.base import content_hash
 

@@ -26,9 +26,9 @@ from bus.messages import Reply, Request
 from bus.requests import Replier, RequestClient, Requester
 from bus.weights import TransferRequest
 from dart_cli.runtime.background import background
-from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast import gloo as groups
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.group import GlooGroup
+from dart_cli.weights.broadcast.gloo import GlooGroup
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import load

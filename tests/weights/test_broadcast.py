@@ -25,7 +25,7 @@ from bus.weights import RendezvousRequest, TransferReply, TransferRequest
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import broadcaster as rounds
 from dart_cli.weights.broadcast import channel as channels
-from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast import gloo as groups
 from dart_cli.weights.broadcast import receiver as receivers
 from dart_cli.weights.broadcast import transport as transports
 from dart_cli.weights.broadcast.group import join

@@ -16,7 +16,7 @@ from bus.messages import Reply, Request
 from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.weights.broadcast import broadcaster as rounds
 from dart_cli.weights.broadcast.broadcaster import RoundsThread, Version
-from dart_cli.weights.broadcast.group import GlooGroup
+from dart_cli.weights.broadcast.gloo import GlooGroup
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.broadcast.transport import Member, Transport

@@ -38,7 +38,7 @@ from dart_cli.policy.forward import ImageFeatures, image_features, rope_position
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
-from dart_cli.train.packs.share import ids, image_sizes, pad_of
+from dart_cli.train.packs.batch_tokens import image_sizes, int32_array, pad_of
 
 MOST_PATCHES = 1 << 17
 """Patches of screens that go through a frozen tower at once: a dozen of full HD."""
@@ -194,7 +194,7 @@ class PackMaker:
         )
 
     def _tokens(self, chain: int) -> NDArray[np.int32]:
-        return ids(self._batch.chains[chain].token_ids)
+        return int32_array(self._batch.chains[chain].token_ids)
 
     def _places(self, number: int, chain: int, starts: NDArray[np.intp]) -> NDArray[np.int64]:
         """Where in the pack each token of a chain is, along its path."""
@@ -226,7 +226,7 @@ class PackMaker:
 
 
 def _table(values: IntArray, columns: int) -> list[list[int]]:
-    rows: list[list[int]] = ids(values).reshape(-1, columns).tolist()
+    rows: list[list[int]] = int32_array(values).reshape(-1, columns).tolist()
     return rows
 
 

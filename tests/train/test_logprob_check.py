@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.errors import ParityError
+from bus.errors import LogprobCheckError
 from bus.messages import Batch, BatchTrained, VersionSpan
 from dart_cli.config.schema import Config
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
+from dart_cli.train.logprob_check import LEAST_TOKENS, LIMITS, STALEST
 from dart_cli.train.trained_policy import TrainModel
 from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Data, train
@@ -248,8 +248,8 @@ async def test_a_run_that_disagrees_ends_with_the_explanation_and_keeps_its_batc
     config: Config, batches: list[Batch]
 ) -> None:
     data = Data([batches[0], changed(of_version(batches[1], 1), shifted)])
-    with pytest.raises(ParityError, match=r"disagree on \d+ tokens of v1"):
+    with pytest.raises(LogprobCheckError, match=r"disagree on \d+ tokens of v1"):
         await train(config, data)
-    assert ParityError.exit_code == 2
+    assert LogprobCheckError.exit_code == 2
     assert [message.batch_id for message in data.of(BatchTrained)] == [1]  # type: ignore[attr-defined]
     assert data.trained == 1

@@ -3,7 +3,7 @@
     ComparedTokens       tokens with both log-probabilities, their version, the screens of their prompt
     compare              those of a pack that has just been scored
     step_mismatches      how far the two differ in each step, for the viewer; sent with BatchTrained
-    ParityGate           metrics, which weights are kept for comparison, when the run must stop
+    LogprobCheck           metrics, which weights are kept for comparison, when the run must stop
     describe, alarm_of   metrics and an explanation; `dart doctor --parity` reports the same
 
 Only tokens that one version alone sampled can be compared, and only with that version's weights:
@@ -35,8 +35,9 @@ from bus.messages import Batch, Sample, StepMismatch
 from bus.ranks import PackedBatch
 from dart_cli.algo.logprob_gap import Mismatch, mismatch
 from dart_cli.config.schema import TrainConfig
+from dart_cli.train.packs.batch_check import check_batch
 from dart_cli.train.packs.pack import Pack, PackFeed
-from dart_cli.train.packs.share import check, packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.sharded import local_shard
 from dart_cli.train.trained_policy import TrainModel
 
@@ -175,8 +176,8 @@ def all_of(parts: Sequence[ComparedTokens]) -> ComparedTokens:
 
 
 def rescore(model: TrainModel, batch: Batch, pack_tokens: int) -> ComparedTokens:
-    """Return the trainer's forward pass over a batch. Raises as `check` does (packs/share.py)."""
-    check(batch, model.policy)
+    """Return the trainer's forward pass over a batch. Raises as `check` does (packs/rank_shares.py)."""
+    check_batch(batch, model.policy)
     [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
     return rescore_part(model, part)
 
@@ -193,7 +194,7 @@ def rescore_part(model: TrainModel, part: PackedBatch) -> ComparedTokens:
     return all_of(found)
 
 
-class ParityGate:
+class LogprobCheck:
     """Compares batch by batch. Not thread-safe: the learner's thread."""
 
     def __init__(self, config: TrainConfig, model: TrainModel) -> None:
