@@ -27,7 +27,7 @@ import torch
 from bus.errors import ProtocolError
 from bus.messages import Batch, Sample, StepMismatch
 from bus.ranks import Share
-from dart_cli.algo.learning_rate import RunPoint, Schedule, learning_rate
+from dart_cli.algo.learning_rate import LearningRateSchedule, RunPoint, learning_rate
 from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import TrainConfig
@@ -69,8 +69,8 @@ class PolicyLearner:
         self._objective = Objective(
             config.clip_low, config.clip_high, config.correction, config.kl_beta
         )
-        schedule = {part.name: getattr(config, part.name) for part in fields(Schedule)}
-        self._schedule = Schedule(**schedule | {"lr": config.rate})
+        schedule = {part.name: getattr(config, part.name) for part in fields(LearningRateSchedule)}
+        self._schedule = LearningRateSchedule(**schedule | {"lr": config.rate})
         self._parameters = model.trainable()
         self._gate = LogprobCheck(config, model)
         width = int(model.policy.model.config.get_text_config().hidden_size)

@@ -22,7 +22,7 @@ from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
 from dart_cli.algo.objective import (
     K3_LIMIT,
     LOG_RATIO_LIMIT,
-    CorrectionName,
+    ImportanceSampling,
     Normalise,
     Objective,
     loss_weights,
@@ -193,7 +193,7 @@ _numbers = {
     "importance_cap": st.sampled_from([0.5, 1.0, 5.0]),
     "kl_beta": st.sampled_from([0.0, 0.1]),
 }
-CORRECTIONS = get_args(CorrectionName)
+CORRECTIONS = get_args(ImportanceSampling)
 _objective = st.builds(
     Objective,
     correction=st.sampled_from(CORRECTIONS),
@@ -220,7 +220,7 @@ def away_from_kinks(token: Token, o: Objective) -> bool:
 @settings(max_examples=40)
 @given(batch=_batch, mean=_mean, data=st.data())
 def test_loss_and_gradient_are_those_computed_by_hand(
-    correction: CorrectionName, batch: list[Step], mean: Normalise, data: st.DataObject
+    correction: ImportanceSampling, batch: list[Step], mean: Normalise, data: st.DataObject
 ) -> None:
     o = data.draw(st.builds(Objective, correction=st.just(correction), **_numbers))
     assume(all(away_from_kinks(token, o) for step in batch for token in step.tokens))
@@ -277,7 +277,7 @@ def test_metrics_are_those_computed_by_hand(batch: list[Step], o: Objective) -> 
         "mismatch_kl": (np.exp(drifts) - 1 - drifts).sum() / n,
         "mismatch_max": max((abs(t.proximal - t.behaviour) for _, t in seen), default=0.0),
         "importance_weight_mean": raw.sum() / n,
-        "is_used_mean": sum(used) / n,
+        "importance_used_mean": sum(used) / n,
         "ess": raw.sum() ** 2 / (n * (raw**2).sum()) if seen else 0.0,
         "importance_truncated_fraction": (raw > o.importance_cap).sum() / n
         if o.correction == "truncated"
@@ -356,7 +356,7 @@ def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: No
 @few
 @given(_near_batch, st.sampled_from(CORRECTIONS), st.sampled_from([0.0, 0.2, 1.0]))
 def test_in_the_one_pass_of_an_update_the_clip_acts_under_ratio_alone(
-    batch: list[Step], correction: CorrectionName, clip: float
+    batch: list[Step], correction: ImportanceSampling, clip: float
 ) -> None:
     """p = q: r is exactly 1 but with `ratio`, whose r is to b."""
     assume(correction != "ratio")
@@ -474,7 +474,7 @@ def test_float32_stays_finite_at_any_ratio(batch: list[Step], o: Objective) -> N
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_masked_token_of_impossible_log_probability_does_no_harm(
-    correction: CorrectionName,
+    correction: ImportanceSampling,
 ) -> None:
     """All is as if it were not there."""
     inf = float("-inf")

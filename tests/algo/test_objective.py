@@ -29,7 +29,7 @@ def test_the_configuration_offers_every_formula_there_is() -> None:
     def offered(section: type, name: str) -> tuple[str, ...]:
         return get_args(section.model_fields[name].annotation)  # type: ignore[attr-defined]
 
-    assert offered(TrainConfig, "correction") == get_args(objective.CorrectionName)
+    assert offered(TrainConfig, "correction") == get_args(objective.ImportanceSampling)
     assert offered(TrainConfig, "normalise") == get_args(objective.Normalise)
     assert offered(DataConfig, "advantage") == get_args(trackers.Advantage)
     assert get_args(trackers.Baseline) == BY_TRACKER
