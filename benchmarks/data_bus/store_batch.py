@@ -316,7 +316,7 @@ def as_packed(reader: Reader, plan: BatchPlan, part: Callable[..., Any]) -> int:
         prepared = SimpleNamespace(grid=GRID)
         digest = 0
         for number in range(len(maker)):
-            shown: Any = dict.fromkeys(maker.shown(number), prepared)
+            shown: Any = dict.fromkeys(maker.image_names(number), prepared)
             pack = maker.make(number, shown)
             digest += int(pack.token_ids.sum()) + int(1e6 * pack.behaviour_logprobs.sum())
         return digest

@@ -51,7 +51,7 @@ from bus.errors import DartError  # noqa: E402
 from bus.messages import Batch  # noqa: E402
 from dart_cli.config.load import load_config  # noqa: E402
 from dart_cli.config.schema import Config  # noqa: E402
-from dart_cli.train.critic import Critic, Judged, Steps, explained  # noqa: E402
+from dart_cli.train.critic import Critic, Estimates, Steps, explained_variance  # noqa: E402
 
 BATCH = 32
 """Trajectories of a batch."""
@@ -92,9 +92,9 @@ class Shuffled(Critic):
         super().__init__(width, share)
         self._tasks = tasks
 
-    def judge(self, steps: Steps) -> Judged:
+    def estimate(self, steps: Steps) -> Estimates:
         """With the states of others."""
-        return super().judge(self._shuffled(steps))
+        return super().estimate(self._shuffled(steps))
 
     def _shuffled(self, steps: Steps) -> Steps:
         """Each step with the state of another episode of the same task and step, else of the same task, else its own."""
@@ -166,9 +166,9 @@ class CriticLoop(Loop):
                 strict=True,
             )
         )
-        by_tracker = explained(rewards, expected)
+        by_tracker = explained_variance(rewards, expected)
         self.told.append(
-            (by_tracker, explained(rewards, used) if self._arm.instance else by_tracker)
+            (by_tracker, explained_variance(rewards, used) if self._arm.instance else by_tracker)
         )
         return batch.model_copy(update={"samples": samples})
 

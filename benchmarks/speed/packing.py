@@ -330,7 +330,7 @@ def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> 
     for number, pack in enumerate(part.packs):
         begins, ends = pack.nodes[2::4], pack.nodes[3::4]
         nodes += [(end - begin, begin) for begin, end in zip(begins, ends, strict=True)]
-        screens += len(maker.shown(number))
+        screens += len(maker.image_names(number))
     screens = len(batch.images) if freeze else screens
     return (
         formula(shape, by_itself, heads + len(batch.samples), shown * one, freeze=freeze),

@@ -56,7 +56,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.weights import WeightsPublished
 from dart_cli.train.publishing import Publications
-from dart_cli.train.sharded import published
+from dart_cli.train.sharded import published_stream
 from dart_cli.weights.file import FileChannel
 from dart_cli.weights.flat_weights import FlatWeights, TensorStream, specs_of, stream_of
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS, TensorSpec
@@ -292,7 +292,7 @@ def member(rank: int, size: int, folder: Path, megabytes: float, count: int) -> 
         del tensors
         distributed.barrier()
         began = time.monotonic()
-        stream = published(named, torch.bfloat16)
+        stream = published_stream(named, torch.bfloat16)
         if rank:
             for _ in stream.tensors:
                 pass

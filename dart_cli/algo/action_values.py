@@ -8,14 +8,14 @@
     shortlist        a few different actions, drawn by their values
 
 This is our form of GUI-Bee's Q-ICRL (arXiv 2501.13896). An action that changed nothing, or was an error, is
-worth 0. An action that was never tried is worth 1, and up to a quarter more by the policy's probability of it. An
-action that led to a state is worth 0.9 of the best that can be reached from there: the untried actions of that
-state, or a tried one that leads further. If it led to several states, their mean counts: a dialog leads back to
-where it was opened, and two screens that look alike are one state.
+worth 0. An action that was never tried is worth 1, and up to a quarter more by the policy's probability of
+it. An action that led to a state is worth 0.9 of the best that can be reached from there: the untried
+actions of that state, or a tried one that leads further. If it led to several states, their mean counts: a
+dialog leads back to where it was opened, and two screens that look alike are one state.
 
-At each step values are swept from 0 until they settle. It does not suffice to do a few sweeps from the values of
-the step before: two exhausted screens that lead to each other would each keep 0.9 of the other's value, for
-dozens of steps.
+At each step values are swept from 0 until they settle. It does not suffice to do a few sweeps from the
+values of the step before: two exhausted screens that lead to each other would each keep 0.9 of the other's
+value, for dozens of steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def untried_value(prior: float = 0.0) -> float:
 
 
 def frontier_value(untried: Sequence[float], actions: int) -> float:
-    """Return the value of a state with so many actions: the best of its untried values [U], times their share."""
+    """Return the value of a state: its best `untried` value [U] times the untried share of its `actions`."""
     return max(untried) * len(untried) / actions if untried else 0.0
 
 

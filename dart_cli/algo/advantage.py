@@ -67,7 +67,7 @@ def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std
 
 
 def step_advantages(values: Sequence[float], reward: float, gae_lambda: float) -> list[float]:
-    """Return the GAE [T] of one episode (arXiv 1506.02438, equation 16, with gamma 1 and lambda `gae_lambda`).
+    """Return the GAE [T] of one episode (arXiv 1506.02438, equation 16, with gamma 1).
 
     `values` [T] are the rewards that were expected before its steps; the only reward comes at its end:
 

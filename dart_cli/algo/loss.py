@@ -62,8 +62,9 @@ class TokenStats:
     def metrics(self) -> dict[str, float]:
         """Return means over the tokens, by metric name; `ess` is a fraction of the token count.
 
-        Statistics of importance weights are over the tokens whose behaviour policy is known. `ess` is Kish's effective
-        sample size of exp(q - b), (sum)^2 / (N * sum of squares): in [1 / N, 1], 1 where all are equal.
+        Statistics of importance weights are over the tokens whose behaviour policy is known. `ess` is
+        Kish's effective sample size of exp(q - b), (sum)^2 / (N * sum of squares): in [1 / N, 1], 1 where
+        all are equal.
         """
         count = max(1.0, self.tokens.item())
         sampled = max(1.0, self.sampled.item())
@@ -168,7 +169,10 @@ def policy_loss(
 
 
 def _clamped(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Return a log-ratio clamped so that float32 can exponentiate, square and sum it; beyond, its gradient is 0."""
+    """Return a log-ratio clamped so that float32 can exponentiate, square and sum it.
+
+    Outside of the bounds its gradient is 0.
+    """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""Sizes that bound the trainer's memory, without torch: the trainer and `dart doctor` read the same numbers."""
+"""Sizes that bound the trainer's memory; without torch, so that `dart doctor` can read them."""
 
 from __future__ import annotations
 

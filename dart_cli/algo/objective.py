@@ -28,7 +28,10 @@ K3_LIMIT = 10.0
 
 @dataclass(frozen=True)
 class Objective:
-    """The formula's settings. Fields have the names and defaults of the keys of [train] (docs/objective.md)."""
+    """The formula's settings.
+
+    Fields have the names and defaults of the keys of [train] (docs/objective.md).
+    """
 
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -85,7 +85,8 @@ def pointing_kl(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def mass_outside(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the probability [N] of the cells with t = 0; V2P adds it to the KL to empty the background.
 
-    Its gradient with respect to a logit is p (outside - mass), with `outside` 1 for such a cell and 0 for the others.
+    Its gradient with respect to a logit is p (outside - mass), with `outside` 1 for such a cell and 0 for
+    the others.
     """
     outside = (target == 0).to(logits)
     return (torch.softmax(logits, dim=-1) * outside).sum(dim=-1)

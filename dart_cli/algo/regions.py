@@ -35,11 +35,11 @@ class Region:
 
 
 def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD) -> list[Region]:
-    """Return the regions of `probabilities` [rows, columns], best first: the first `top`, or all if that is 0.
+    """Return the regions of `probabilities` [rows, columns], best first.
 
-    They are ranked by mean probability. Among equals, the one with the first cell in reading order comes
-    first. Sums are exact, so the order of the cells changes nothing. Return an empty list if all
-    probabilities are 0.
+    The first `top` regions are returned, or all if `top` is 0. They are ranked by mean probability; among
+    equals, the one with the first cell in reading order comes first. Sums are exact, so the order of the cells
+    changes nothing. Return an empty list if all probabilities are 0.
     """
     values = np.asarray(probabilities, dtype=np.float64)
     is_above = values > threshold * values.max(initial=0.0)
@@ -52,8 +52,9 @@ def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD
 def ranked_places(probabilities: ArrayLike, most: int) -> list[tuple[float, float, float]]:
     """Return (x, y, probability) of at most `most` candidates for a verifier, best first.
 
-    x and y are fractions of the screen. First come the centres of the regions of `probabilities` [rows, columns], then the centres of single cells, as
-    GUI-Actor's verifier has them (arXiv 2506.03143, 3.4, and its released code).
+    x and y are fractions of the screen. First come the centres of the regions of `probabilities` [rows,
+    columns], then the centres of single cells, as GUI-Actor's verifier has them (arXiv 2506.03143, 3.4, and
+    its released code).
     """
     values = np.asarray(probabilities, dtype=np.float64)
     rows, columns = values.shape

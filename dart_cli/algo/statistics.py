@@ -56,7 +56,7 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """Return C(c, k) / C(n, k), the estimate that all of k attempts pass (tau-bench, arXiv 2406.12045, section 3)."""
+    """Return C(c, k) / C(n, k): the same for all of k attempts (tau-bench, arXiv 2406.12045, section 3)."""
     _check(attempts, passed, k)
     return float(Fraction(comb(passed, k), comb(attempts, k)))
 
@@ -185,7 +185,7 @@ class Agreement:
 
     @property
     def kappa_interval(self) -> tuple[float, float] | None:
-        """95 % interval of kappa, from its large-sample variance (Fleiss, Cohen and Everitt 1969), within [-1, 1].
+        """95 % interval of kappa from its large-sample variance (Fleiss, Cohen and Everitt 1969).
 
         None if kappa is None. If the raters agree on all episodes, or on none, the variance is 0 and says
         nothing about certainty: look at `n`.

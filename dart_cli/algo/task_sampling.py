@@ -91,9 +91,9 @@ def deviation_weights(
 ) -> list[float]:
     """Return the probability [T] of each task to be played next, from the standard deviation of its rewards.
 
-    It is proportional to sqrt(v) + 0.05, where v is the variance of the rewards, p (1 - p) if these are 0 or 1
-    (SPO, arXiv 2509.13232): the expected size of a trajectory's advantage. A task without a verdict (None)
-    has v = 1 / 4. The weight is multiplied by max(1 - share, FLOOR), as in `frontier_weights`.
+    It is proportional to sqrt(v) + 0.05, where v is the variance of the rewards, p (1 - p) if these are 0
+    or 1 (SPO, arXiv 2509.13232): the expected size of a trajectory's advantage. A task without a verdict
+    (None) has v = 1 / 4. The weight is multiplied by max(1 - share, FLOOR), as in `frontier_weights`.
 
     Raises ValueError for a variance outside [0, 1 / 4].
     """
@@ -139,7 +139,10 @@ def _check_variances(variances: Sequence[float | None]) -> None:
 
 
 def _shares(raw: Sequence[float], invalid_shares: Sequence[float], floor: float) -> list[float]:
-    """Return weights [T] that sum to 1; each is first multiplied by the valid share of its task's episodes."""
+    """Return weights [T] that sum to 1.
+
+    Each is first multiplied by the valid share of its task's episodes.
+    """
     if invalid_shares:
         raw = [
             weight * max(1 - share, floor)

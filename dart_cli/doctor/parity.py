@@ -127,7 +127,7 @@ def judge(
 
     `of_run` are tokens of prompts as large as the run's, which `shown` tells of.
     """
-    kinds = {_NAMES[kind]: each for kind, each in compared.by_seen().items()}
+    kinds = {_NAMES[kind]: each for kind, each in compared.by_screens().items()}
     if of_run is not None and of_run.engine.size:
         kinds[_OWN] = of_run.mismatch()
     for name, each in kinds.items():

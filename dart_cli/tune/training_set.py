@@ -120,7 +120,7 @@ class StepSet:
         with PackFeed(part, weights, self._policy) as packs:
             for pack in packs:
                 scores = self._model.score(pack, 1.0)
-                drawn = pack.drawn.to(scores.logprobs.device)
+                drawn = pack.is_drawn.to(scores.logprobs.device)
                 nll = -(scores.logprobs * drawn).sum() / count
                 entropy = (scores.entropies * drawn).sum() / count
                 costs = Costs(nll)

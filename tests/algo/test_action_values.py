@@ -59,16 +59,16 @@ def along_all_paths(
     """Value of a tried action: the best state that is at most `longest` actions away, that action included."""
     if graph[state][move] in (None, state):
         return 0.0
-    best, seen = 0.0, {graph[state][move]: 1}
+    best, values_seen = 0.0, {graph[state][move]: 1}
     waiting = deque([graph[state][move]])
     while waiting:
         at = waiting.popleft()
         untried = [1 + priors[at, each] / 4 for each in MOVES if each not in graph[at]]
         if untried:
-            best = max(best, 0.9 ** seen[at] * max(untried) * len(untried) / len(MOVES))
+            best = max(best, 0.9 ** values_seen[at] * max(untried) * len(untried) / len(MOVES))
         for after in graph[at].values():
-            if after is not None and after not in seen and seen[at] < longest:
-                seen[after] = seen[at] + 1
+            if after is not None and after not in values_seen and values_seen[at] < longest:
+                values_seen[after] = values_seen[at] + 1
                 waiting.append(after)
     return best
 

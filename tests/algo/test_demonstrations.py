@@ -40,12 +40,12 @@ def test_it_has_the_gradient_of_the_likelihood(
 ) -> None:
     """d/d theta of the sum of log softmax, by autograd from the logits of a choice of two."""
 
-    def chosen(logits: torch.Tensor) -> torch.Tensor:
+    def demonstrated_logprobs(logits: torch.Tensor) -> torch.Tensor:
         return torch.stack([logits, torch.zeros_like(logits)]).log_softmax(0)[0]
 
     ours, theirs = double(logprobs).requires_grad_(), double(logprobs).requires_grad_()
-    chosen(theirs).sum().backward()
-    policy = chosen(ours)
+    demonstrated_logprobs(theirs).sum().backward()
+    policy = demonstrated_logprobs(ours)
     never_read = torch.full_like(policy, math.nan)
     loss_of(policy, never_read, [True] * len(logprobs), kind).loss.backward()
     assert ours.grad is not None

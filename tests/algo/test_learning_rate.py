@@ -33,7 +33,9 @@ def test_eleven_updates_have_the_rates_of_the_table(
     changes: dict[str, float], rates: list[float]
 ) -> None:
     schedule = replace(LearningRateSchedule(lr=1.0, updates=11), **changes)
-    assert [learning_rate(schedule, RunPoint(done)) for done in range(11)] == pytest.approx(rates)
+    assert [
+        learning_rate(schedule, RunPoint(updates_done)) for updates_done in range(11)
+    ] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("bound", ["updates", "minutes", "trajectories"])
@@ -72,7 +74,7 @@ def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
         replace(whole, updates=0, max_trajectories=0),
         replace(whole, updates=0, max_minutes=0),
     ]
-    points = [RunPoint(done, *moment) for done, moment in enumerate(moments)]
+    points = [RunPoint(updates_done, *moment) for updates_done, moment in enumerate(moments)]
     rates = [learning_rate(whole, point) for point in points]
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     for point, rate in zip(points, rates, strict=True):
@@ -81,20 +83,20 @@ def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
 
 @given(
     updates=st.integers(0, 50), warmup=st.integers(0, 60), lr_end=st.floats(0, 1),
-    done=st.integers(0, 60)
+    updates_done=st.integers(0, 60)
 )  # fmt: skip
 def test_the_rate_rises_and_then_falls_to_its_end(
-    updates: int, warmup: int, lr_end: float, done: int
+    updates: int, warmup: int, lr_end: float, updates_done: int
 ) -> None:
     schedule = LearningRateSchedule(lr=0.5, updates=updates, warmup=warmup, lr_end=lr_end)
-    rates = [learning_rate(schedule, RunPoint(index)) for index in range(done + 2)]
-    peak = min(warmup, done + 1)
+    rates = [learning_rate(schedule, RunPoint(index)) for index in range(updates_done + 2)]
+    peak = min(warmup, updates_done + 1)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert all(0 <= rate <= 0.5 for rate in rates)
-    if warmup <= done + 1:
+    if warmup <= updates_done + 1:
         assert rates[warmup] == 0.5
-    if updates - 1 > warmup and updates - 1 <= done:
+    if updates - 1 > warmup and updates - 1 <= updates_done:
         assert rates[updates - 1] == pytest.approx(0.5 * lr_end)
 
 

@@ -265,29 +265,29 @@ def test_parts_of_a_batch_add_up_to_the_whole(
 def test_metrics_are_those_computed_by_hand(batch: list[Step], o: Objective) -> None:
     assume(all(away_from_kinks(token, o) for step in batch for token in step.tokens))
     output, _ = ours(batch, o)
-    seen = [(step, token) for step in batch if step.weight != 0 for token in step.tokens]
-    n = max(1, len(seen))
-    drifts = np.array([limited(t.proximal - t.behaviour) for _, t in seen], dtype=np.float64)
+    counted = [(step, token) for step in batch if step.weight != 0 for token in step.tokens]
+    n = max(1, len(counted))
+    drifts = np.array([limited(t.proximal - t.behaviour) for _, t in counted], dtype=np.float64)
     raw = np.exp(drifts)
-    used = [weight_by_hand(token, o) for _, token in seen]
-    ratios = [math.exp(limited(t.policy - old(t, o))) for _, t in seen]
+    used = [weight_by_hand(token, o) for _, token in counted]
+    ratios = [math.exp(limited(t.policy - old(t, o))) for _, t in counted]
     metrics = output.stats.metrics()
-    assert output.stats.tokens.item() == len(seen)
+    assert output.stats.tokens.item() == len(counted)
     expected = {
         "mismatch_kl": (np.exp(drifts) - 1 - drifts).sum() / n,
-        "mismatch_max": max((abs(t.proximal - t.behaviour) for _, t in seen), default=0.0),
+        "mismatch_max": max((abs(t.proximal - t.behaviour) for _, t in counted), default=0.0),
         "importance_weight_mean": raw.sum() / n,
         "importance_used_mean": sum(used) / n,
-        "ess": raw.sum() ** 2 / (n * (raw**2).sum()) if seen else 0.0,
+        "ess": raw.sum() ** 2 / (n * (raw**2).sum()) if counted else 0.0,
         "importance_truncated_fraction": (raw > o.importance_cap).sum() / n
         if o.correction == "truncated"
         else 0.0,
-        "entropy": sum(t.entropy for _, t in seen) / n,
+        "entropy": sum(t.entropy for _, t in counted) / n,
         "ratio_mean": sum(ratios) / n,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-7, abs=1e-9)
     assert metrics["clip_fraction"] == pytest.approx(
-        sum(is_clipped(s, r, o) for (s, _), r in zip(seen, ratios, strict=True)) / n
+        sum(is_clipped(s, r, o) for (s, _), r in zip(counted, ratios, strict=True)) / n
     )
 
 
@@ -343,9 +343,9 @@ def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: No
     expected = slopes_by_hand(batch, mean, Objective(correction="none"))
     assert plain[1] == pytest.approx(expected, rel=1e-9, abs=1e-12)
     for correction in CORRECTIONS:
-        got = ours(batch, Objective(correction=correction), mean)
-        assert got[1] == pytest.approx(plain[1], rel=1e-9, abs=1e-12)
-        metrics = got[0].stats.metrics()
+        result = ours(batch, Objective(correction=correction), mean)
+        assert result[1] == pytest.approx(plain[1], rel=1e-9, abs=1e-12)
+        metrics = result[0].stats.metrics()
         assert [metrics[share] for share in ("clip_fraction", "importance_truncated_fraction")] == [
             0,
             0,
@@ -365,8 +365,8 @@ def test_in_the_one_pass_of_an_update_the_clip_acts_under_ratio_alone(
         for step in batch
     ]
     free = ours(batch, Objective(correction=correction, **NO_CLIP))
-    held = ours(batch, Objective(correction=correction, clip_low=clip, clip_high=clip))
-    assert held[1] == free[1]
+    clipped = ours(batch, Objective(correction=correction, clip_low=clip, clip_high=clip))
+    assert clipped[1] == free[1]
 
 
 # --- the defaults, in one formula of tensors ------------------------------------------------------
@@ -390,8 +390,8 @@ def in_one_formula(
     ratio = (policy - proximal).clamp(-LIMIT, LIMIT).exp()
     importance = (proximal - behaviour).clamp(-LIMIT, LIMIT).exp()
     free = ratio * advantages
-    held = ratio.clamp(1.0 - o.clip_low, 1.0 + o.clip_high) * advantages
-    token_loss = -importance.clamp(max=o.importance_cap) * torch.minimum(free, held)
+    clipped = ratio.clamp(1.0 - o.clip_low, 1.0 + o.clip_high) * advantages
+    token_loss = -importance.clamp(max=o.importance_cap) * torch.minimum(free, clipped)
     d = (reference - policy).clamp(-LIMIT, LIMIT)
     token_loss = token_loss + o.kl_beta * (d.expm1() - d).clamp(max=10.0)
     return (token_loss * weights).sum() / tokens

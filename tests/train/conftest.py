@@ -40,9 +40,9 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers computes norms and rotations in float32; here nothing of float64 is rounded to it."""
     to, single = torch.Tensor.to, torch.Tensor.float
 
-    def wide_to(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*given, *named.values())
-        return self if is_narrowed else to(self, *given, **named)
+    def wide_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*args, *kwargs.values())
+        return self if is_narrowed else to(self, *args, **kwargs)
 
     def wide_float(self: torch.Tensor) -> torch.Tensor:
         return self if self.dtype == torch.float64 else single(self)
@@ -90,9 +90,9 @@ def engine(tiny_folder: Path) -> Iterator[TransformersEngine]:
 def batches(tiny_folder: Path) -> list[Batch]:
     """Four batches that the untrained model played, ids 1 to 4."""
     engine = TransformersEngine(load_policy(tiny_folder), max_batch=32)
-    played = [_play(engine, 5, 2, batch_id=number) for number in (1, 2, 3, 4)]
+    play_group = [_play(engine, 5, 2, batch_id=number) for number in (1, 2, 3, 4)]
     asyncio.run(engine.close())
-    return played
+    return play_group
 
 
 @pytest.fixture(scope="session")
@@ -141,9 +141,9 @@ def _play(
                     ),
                 )
             )
-            shown = [turn.screenshot for turn in visible if turn.screenshot is not None]
-            shown.append(observation.screenshot)
-            images.update({content_hash(blob): blob for blob in shown})
+            visible_screens = [turn.screenshot for turn in visible if turn.screenshot is not None]
+            visible_screens.append(observation.screenshot)
+            images.update({content_hash(blob): blob for blob in visible_screens})
             steps_made.append(
                 BatchStep(
                     group_id="g0",
@@ -153,7 +153,7 @@ def _play(
                     token_ids=int32s(completion.sampled.token_ids),
                     behaviour_logprobs=float64s(completion.sampled.behaviour_logprobs),
                     version_spans=completion.sampled.version_spans,
-                    image_hashes=[content_hash(blob) for blob in shown],
+                    image_hashes=[content_hash(blob) for blob in visible_screens],
                     advantage=advantage,
                     weight=1.0,
                 )

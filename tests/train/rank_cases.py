@@ -90,21 +90,21 @@ def _case(
     model = TrainModel.load(config, rank_group.mesh)
     fill_b(model)
     learner = PolicyLearner(model, config.train, rank_group)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if rank_group.rank:
         follow(learner, rank_group, _saver(config, rank_group))
     else:
         lead = RankedLearner(learner, rank_group)
         before = published(read_all(lead.model.stream()))
-        updates = [lead.update(batch, done, done) for done, batch in enumerate(batches)]
-        found = told(updates)
+        updates = [lead.update(batch, index, index) for index, batch in enumerate(batches)]
+        results = as_numbers(updates)
         whole = read_all(lead.model.stream())
-        found |= {"before": before, "published": published(whole)}
-        found["digests"] = digests(folder, lead.model.stream(), whole)
+        results |= {"before": before, "published": published(whole)}
+        results["digests"] = digests(folder, lead.model.stream(), whole)
         lead.beat()
         rank_group.tell(Command.STOP)
-    found["gradients"] = gradients(model)
-    return found if rank_group.rank == 0 else {}
+    results["gradients"] = gradients(model)
+    return results if rank_group.rank == 0 else {}
 
 
 def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
@@ -113,28 +113,30 @@ def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
     fill_b(model)
     learner = PolicyLearner(model, config.train)
     before = published(model.weights())
-    found = told([learner.update(batch, done, done) for done, batch in enumerate(batches)])
-    found |= {"before": before, "published": published(model.weights())}
-    found["gradients"] = gradients(learner.model)
-    return found
+    results = as_numbers(
+        [learner.update(batch, index, index) for index, batch in enumerate(batches)]
+    )
+    results |= {"before": before, "published": published(model.weights())}
+    results["gradients"] = gradients(learner.model)
+    return results
 
 
 def digests(folder: Path, stream: TensorStream, whole: dict[str, torch.Tensor]) -> list[str]:
     """Of the version that a channel makes of the stream, and of that of all tensors at once."""
     folder.mkdir(parents=True)
-    found = []
+    results = []
     for name, tensors in (("streamed", stream), ("whole", whole)):
         channel = FileChannel(folder / name)
         channel.resume(whole, 0)
-        found.append(channel.begin(tensors, 1).result().digest)
-    return found
+        results.append(channel.begin(tensors, 1).result().digest)
+    return results
 
 
 def published(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: each.detach().float().cpu().numpy().copy() for name, each in weights.items()}
 
 
-def told(updates: list[Any]) -> dict[str, Any]:
+def as_numbers(updates: list[Any]) -> dict[str, Any]:
     return {
         "metrics": [
             {name: value for name, value in each.metrics.items() if not name.endswith("_s")}
@@ -149,7 +151,7 @@ def told(updates: list[Any]) -> dict[str, Any]:
 
 
 def gradients(model: TrainModel) -> dict[str, Any]:
-    found = {}
+    results = {}
     for name, parameter in model.trainable().items():
         if parameter.grad is not None:
             whole = (
@@ -157,5 +159,5 @@ def gradients(model: TrainModel) -> dict[str, Any]:
                 if isinstance(parameter.grad, DTensor)
                 else parameter.grad
             )
-            found[name] = whole.float().cpu().numpy().copy()
-    return found
+            results[name] = whole.float().cpu().numpy().copy()
+    return results

@@ -72,10 +72,10 @@ def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
     asyncio.run(engine.update_weights(published.path, 1))
     after = trial_of(engine, temperature=1.0, seed=1)
     asyncio.run(engine.close())
-    found = rescore(learner.model, after, 512)
-    assert set(found.versions.tolist()) == {1}
-    assert found.mismatch().max <= CLOSE
-    assert set(found.by_seen()) == {"text", "one", "several"}
+    result = rescore(learner.model, after, 512)
+    assert set(result.versions.tolist()) == {1}
+    assert result.mismatch().max <= CLOSE
+    assert set(result.by_screens()) == {"text", "one", "several"}
 
 
 @every_family
@@ -100,13 +100,13 @@ def test_samples_that_share_a_pack_score_as_alone(model_type: str, family: Famil
     crowded = with_steps(batch, crowd)
 
     def scored(size: int) -> dict[tuple[str, int], list[float]]:
-        held: dict[tuple[str, int], list[float]] = {}
+        by_step: dict[tuple[str, int], list[float]] = {}
         for pack in packs_of(model, crowded, size):
             values = model.score(pack, 1.0).logprobs.tolist()
             for sample in pack.samples:
-                held[sample.trajectory_id, sample.step] = values[: len(sample)]
+                by_step[sample.trajectory_id, sample.step] = values[: len(sample)]
                 values = values[len(sample) :]
-        return held
+        return by_step
 
     with torch.no_grad():
         together, alone = scored(100_000), scored(1)

@@ -41,9 +41,9 @@ def screens_in_another_order(patch: pytest.MonkeyPatch, _engine: TransformersEng
     of = FeatureCache.of_images
 
     def reversed_order(cache: FeatureCache, policy: Any, images: Any) -> Any:
-        found = of(cache, policy, images)
-        deep = tuple(tuple(reversed(level)) for level in found.deepstack)
-        return replace(found, embeds=tuple(reversed(found.embeds)), deepstack=deep)
+        result = of(cache, policy, images)
+        deep = tuple(tuple(reversed(level)) for level in result.deepstack)
+        return replace(result, embeds=tuple(reversed(result.embeds)), deepstack=deep)
 
     patch.setattr(FeatureCache, "of_images", reversed_order)
 
@@ -93,7 +93,7 @@ def test_without_a_fault_there_is_no_alarm(
         (other_temperature, None),
     ],
 )
-def test_the_gate_finds(
+def test_the_check_finds(
     config: Config,
     play: Any,
     tmp_path: Path,

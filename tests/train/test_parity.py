@@ -73,17 +73,17 @@ def test_a_model_that_only_scores_has_the_trainers_scores_bit_for_bit(
     update = {
         name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
     }
-    chosen = config.model_copy(update=update)
-    trained, frozen = TrainModel.load(chosen), TrainModel.load_frozen(chosen)
+    changed = config.model_copy(update=update)
+    trained, frozen = TrainModel.load(changed), TrainModel.load_frozen(changed)
     if kind == "adapters":  # whose B begins at zero, so that it would add nothing
         fill_b(trained)
         put(frozen, trained.weights())
     batch = tree_batch(frozen.policy, groups=1)
     with torch.no_grad():
         for one, other in zip(*(packs_of(m, batch, 512) for m in (trained, frozen)), strict=True):
-            wanted, found = trained.score(one, 0.7), frozen.score(other, 0.7)
-            assert torch.equal(found.logprobs, wanted.logprobs)
-            assert torch.equal(found.entropies, wanted.entropies)
+            expected, result = trained.score(one, 0.7), frozen.score(other, 0.7)
+            assert torch.equal(result.logprobs, expected.logprobs)
+            assert torch.equal(result.entropies, expected.entropies)
     assert not frozen.trainable()
     assert frozen.reference is None
     assert {each.dtype for each in frozen.policy.model.parameters()} == {getattr(torch, dtype)}

@@ -43,11 +43,11 @@ def folders(pointer_folder: Family) -> dict[str, Path]:
 
 
 def config_of(folder: Path, *, model: dict[str, Any] | None = None, **changes: Any) -> Config:
-    given = {"lr": 0.0, "grad_clip": 1e9, "weight_decay": 0.0, "parity_every": 0, **changes}
+    args = {"lr": 0.0, "grad_clip": 1e9, "weight_decay": 0.0, "parity_every": 0, **changes}
     return Config(
         model=ModelConfig(path=str(folder), **(model or {})),
         policy=PolicyConfig(pointing="pointer"),
-        train=TrainConfig(updates=4, **given),
+        train=TrainConfig(updates=4, **args),
     )
 
 
@@ -167,10 +167,10 @@ def test_loss_and_gradient_of_pointers_are_those_of_numpy(
         update = PolicyLearner(model, train).update(batch, 0, policy_version=0)
         assert update.metrics["loss"] == pytest.approx(loss, rel=1e-9)
         assert update.metrics["tokens"] == sum(objective.drawn(s).sum() for s in objective.samples)
-        found = {name: each.grad for name, each in model.trainable().items()}
+        result = {name: each.grad for name, each in model.trainable().items()}
         for name, before in gradients.items():
-            assert (found[name] - before).abs().max() <= 1e-9 * before.abs().max().clamp(min=1e-4)
-        gradients = {name: each.clone() for name, each in found.items() if each is not None}
+            assert (result[name] - before).abs().max() <= 1e-9 * before.abs().max().clamp(min=1e-4)
+        gradients = {name: each.clone() for name, each in result.items() if each is not None}
     pointed = [sum(patch >= 0 for patch in sample.patches) for sample in objective.samples]
     assert {0, 1, 2} <= set(pointed)
     if model_type != "qwen3_vl":  # the other differs in the tower alone, which the loss has seen

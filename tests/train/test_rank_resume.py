@@ -32,13 +32,13 @@ async def test_a_run_of_1_rank_goes_on_with_3_and_then_1_as_if_it_had_been_one(
             async with serving(config.run.dir, data):
                 await run(ranked, data.idle)
         else:
-            code, said = await run_trainer(ranked, data, stop=data.idle)
-            assert code == 0, said
+            code, output = await run_trainer(ranked, data, stop=data.idle)
+            assert code == 0, output
         assert data.trained == last
     straight = PolicyLearner(TrainModel.load(config), config.train)
     began = {name: value.clone() for name, value in straight.state().items()}
-    for done, batch in enumerate(batches[:last]):
-        straight.update(batch, done)
+    for index, batch in enumerate(batches[:last]):
+        straight.update(batch, index)
     checkpoint = load_newest(config.run.dir / "checkpoints")
     assert checkpoint is not None
     expected = straight.state()

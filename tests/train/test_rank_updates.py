@@ -94,16 +94,16 @@ def cases(
     recipe = {"lr": 1e-5}
     tiny = changed(make_config(tiny_folder), **recipe)
     two = batches[:2]
-    found: dict[str, Case] = {}
+    results: dict[str, Case] = {}
     for kind in CLASSES:
         folder = family(kind)
         engine = TransformersEngine(load_policy(folder), max_batch=32)
         played = [play(engine, 3, 2, 1.0, number) for number in (1, 2)]
         asyncio.run(engine.close())
-        found[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
+        results[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
     everything = {"kl_beta": 0.1}
     skipping = [two[0], weighing(two[1], lambda _: 0.0)]
-    return found | {
+    return results | {
         "a KL": (changed(tiny, **everything), two),
         "a frozen tower": (changed(tiny, model={"freeze_vision": True}, **everything), two),
         "layers computed again": (changed(tiny, correction="ratio", recompute="layer"), two),
@@ -138,13 +138,13 @@ def on_many(
     """on_many(size) -> what the cases of so many ranks gave."""
 
     @cache
-    def found(size: int) -> dict[str, Any]:
+    def results(size: int) -> dict[str, Any]:
         chosen = {name: cases[name] for name in NAMES[size]}
         folder = tmp_path_factory.mktemp("world")
         result: dict[str, Any] = run_world(size, rank_cases.updated, folder, chosen)[0]
         return result
 
-    return found
+    return results
 
 
 NAMES = {
@@ -181,9 +181,9 @@ def test_what_ranks_gather_for_a_channel_is_what_they_hold(
         assert streamed == whole, name
 
 
-def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert got["told"] == wanted["told"]
-    for mine, theirs in zip(got["metrics"], wanted["metrics"], strict=True):
+def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual["told"] == expected["told"]
+    for mine, theirs in zip(actual["metrics"], expected["metrics"], strict=True):
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
             if (
@@ -191,16 +191,16 @@ def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
             ):  # of fresh tokens rounding decides on which side of 1 they are
                 continue
             assert mine[name] == pytest.approx(value, **tolerance(name)), name
-    for mine, theirs in zip(got["mismatches"], wanted["mismatches"], strict=True):
+    for mine, theirs in zip(actual["mismatches"], expected["mismatches"], strict=True):
         assert [each[:2] for each in mine] == [each[:2] for each in theirs]
         assert np.allclose([e[2:] for e in mine], [e[2:] for e in theirs], atol=NATS)
-    assert got["gradients"].keys() == wanted["gradients"].keys()
-    for key, gradient in wanted["gradients"].items():
+    assert actual["gradients"].keys() == expected["gradients"].keys()
+    for key, gradient in expected["gradients"].items():
         if key in NO_GRADIENT:
             continue
-        difference = np.abs(got["gradients"][key] - gradient).max()
+        difference = np.abs(actual["gradients"][key] - gradient).max()
         assert difference <= TOLERANCE * np.abs(gradient).max(), key
-    same_published(got, wanted)
+    same_published(actual, expected)
 
 
 def tolerance(metric: str) -> dict[str, float]:
@@ -212,19 +212,19 @@ def tolerance(metric: str) -> dict[str, float]:
     return {"rel": TOLERANCE, "abs": 0.0}
 
 
-def same_published(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+def same_published(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Equal weights are published alike bit by bit; after updates they have moved alike."""
-    assert got["published"].keys() == wanted["published"].keys() == wanted["before"].keys()
+    assert actual["published"].keys() == expected["published"].keys() == expected["before"].keys()
     moved = different = 0.0
-    for name, value in wanted["before"].items():
-        assert np.array_equal(got["before"][name], value), name
+    for name, value in expected["before"].items():
+        assert np.array_equal(actual["before"][name], value), name
         if name in NO_GRADIENT:
             continue
-        moved += np.square(wanted["published"][name] - value, dtype=np.float64).sum()
-        difference = got["published"][name] - wanted["published"][name]
+        moved += np.square(expected["published"][name] - value, dtype=np.float64).sum()
+        difference = actual["published"][name] - expected["published"][name]
         different += np.square(difference, dtype=np.float64).sum()
     assert different <= MOVED**2 * moved
-    is_changed = any(told[0] for told in wanted["told"])
+    is_changed = any(told[0] for told in expected["told"])
     assert (moved > 0) == is_changed
 
 

@@ -105,16 +105,16 @@ def test_pinned_memory_is_hardly_more_than_what_is_staged() -> None:
     }
     sizes = {f"{name}.{n}": rows * 3_584 * 4 for name, rows in layer.items() for n in range(28)}
     sizes |= {f"norm.{n}": 3_584 * 4 for n in range(28)} | {"none": 0}
-    found = blocks(sizes)
-    assert {name: end - begin for _, each in found for name, (begin, end) in each.items()} == sizes
-    for size, places in found:
+    result = blocks(sizes)
+    assert {name: end - begin for _, each in result for name, (begin, end) in each.items()} == sizes
+    for size, places in result:
         assert size.bit_count() == 1
         ends = [0, *(end for _, end in places.values())]
         for before, (begin, end) in zip(ends, places.values(), strict=False):
             assert before <= begin
             assert begin % 64 == 0
             assert end <= size
-    assert sum(size for size, _ in found) < 1.1 * sum(sizes.values())
+    assert sum(size for size, _ in result) < 1.1 * sum(sizes.values())
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1 << 10, 1 << 30])

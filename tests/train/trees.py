@@ -38,7 +38,7 @@ class Author:
     def text(self, length: int) -> list[int]:
         return self.dice.choices(self._plain, k=length)
 
-    def said(self, images: list[str]) -> tuple[list[int], list[int]]:
+    def completion_ids(self, images: list[str]) -> tuple[list[int], list[int]]:
         """A completion and its patches: where the policy points, of any number of pointers, one perhaps cut off."""
         if self._policy.pointing == "text" or not images:
             return self.text(self.dice.randint(1, 7)), []

@@ -100,14 +100,14 @@ async def test_what_is_published_arrives_bit_for_bit_and_what_is_frozen_only_onc
         assert same(await take(mine, announced, tensors(0)), tensors(0.1))
         assert mine.read_bytes == announced.size_bytes
         for version in (1, 2):
-            wanted = tensors(version * 0.3)
+            expected = tensors(version * 0.3)
             before = mine.read_bytes
-            announced = channel.publish(wanted, version)
+            announced = channel.publish(expected, version)
             assert not (announced.path / WEIGHTS).exists()
-            assert same(await take(mine, announced, tensors(0)), wanted)
+            assert same(await take(mine, announced, tensors(0)), expected)
             assert mine.read_bytes - before == announced.size_bytes - 40 * 4
             # As files too, for an engine that takes these.
-            assert same(load(mine.mirror.directory, tensors(0)), wanted)
+            assert same(load(mine.mirror.directory, tensors(0)), expected)
 
 
 async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
@@ -118,14 +118,14 @@ async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
     async with serving(run_dir, channel), all_receiving(run_dir, transport) as mine:
         names = set()
         for version in (0, 1, 2):
-            wanted = tensors(0.1 + version)
+            expected = tensors(0.1 + version)
             if version:
-                channel.publish(wanted, version)
+                channel.publish(expected, version)
             await asyncio.gather(*(each.prepare(version) for each in mine))
             for each in mine:
-                assert each.mirror.held is not None
-                assert each.mirror.held.policy_version == version
-                assert same(dict(each.mirror.load(tensors(0))), wanted)
+                assert each.mirror.version is not None
+                assert each.mirror.version.policy_version == version
+                assert same(dict(each.mirror.load(tensors(0))), expected)
             names |= {each.group for each in mine}
         assert len(names) == 1
 
@@ -158,12 +158,12 @@ async def test_only_what_some_worker_lacks_is_broadcast(
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
         await mine[0].prepare(0)
         whole = mine[0].read_bytes
-        made = channel.publish(tensors(0.1) | {"b": torch.ones(50).bfloat16()}, 1)
+        published = channel.publish(tensors(0.1) | {"b": torch.ones(50).bfloat16()}, 1)
         await mine[0].prepare(1)
         assert mine[0].read_bytes == whole + 50 * 2
         channel.publish(tensors(0.7), 2)
         await asyncio.gather(*(each.prepare(2) for each in mine))
-        assert [each.read_bytes for each in mine] == [2 * whole + 50 * 2, made.size_bytes]
+        assert [each.read_bytes for each in mine] == [2 * whole + 50 * 2, published.size_bytes]
 
 
 async def test_a_set_of_other_shapes_is_received_whole(run_dir: Path, transport: Transport) -> None:
@@ -171,8 +171,8 @@ async def test_a_set_of_other_shapes_is_received_whole(run_dir: Path, transport:
     announced = channel.resume(tensors(1), 0)
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
         await take(mine, announced, tensors(0))
-        wanted = tensors(1, size=7)
-        assert same(await take(mine, channel.publish(wanted, 1), wanted), wanted)
+        expected = tensors(1, size=7)
+        assert same(await take(mine, channel.publish(expected, 1), expected), expected)
 
 
 async def test_the_settings_of_adapters_come_with_the_set(
@@ -250,7 +250,7 @@ async def test_what_does_not_match_the_manifest_is_refused_and_then_asked_for_ag
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
         broken[5] = 7.0
         await mine.prepare(1)  # says nothing; what serves is not touched
-        assert mine.mirror.held is None
+        assert mine.mirror.version is None
         assert mine.group == ""
         with pytest.raises(WeightsError, match="a does not match the manifest of v1"):
             await take(mine, announced, tensors(0))
@@ -418,7 +418,7 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
         assert mine.group
         for wrong in (
             ask,
-            RendezvousRequest(group="of before", wanted=["0/0"]),
+            RendezvousRequest(group="of before", expected=["0/0"]),
             RendezvousRequest(group=mine.group, values={"a": bytes(1 << 20)}),
             RendezvousRequest(group=mine.group, values=keys),
         ):
@@ -438,8 +438,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> dict[str, object]:
     mine = of_rank(transport, rank)
-    found = {"backend": mine.backend, "address": mine.address, "device": mine.device}
-    return {"run_dir": str(run_dir), "transport": found, "hold": True, **more}
+    result = {"backend": mine.backend, "address": mine.address, "device": mine.device}
+    return {"run_dir": str(run_dir), "transport": result, "hold": True, **more}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -450,14 +450,16 @@ async def test_a_broadcast_whose_trainer_dies_or_hangs_ends_by_its_deadline(
     """Some bytes have come when it happens; the worker keeps what serves and asks again."""
     monkeypatch.setattr(receivers, "ASK_S", 1.0)
     with process("trainer", **options(run_dir, transport, 0, size=LARGE)) as trainer:
-        made = await line_of(trainer)
+        published = await line_of(trainer)
         async with all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
-            taking = asyncio.create_task(mine.receive(Path(made["path"]), 1, made["digest"]))
+            taking = asyncio.create_task(
+                mine.receive(Path(published["path"]), 1, published["digest"])
+            )
             assert "begun" in await line_of(trainer)
             trainer.send_signal(how)
             with pytest.raises(WeightsError, match="v1 did not come from the trainer"):
                 await taking
-            assert mine.mirror.held is None
+            assert mine.mirror.version is None
 
 
 @pytest.mark.usefixtures("impatient")
@@ -485,8 +487,8 @@ async def test_a_worker_that_dies_or_hangs_costs_the_others_one_deadline(
             if how == signal.SIGSTOP:
                 third.send_signal(signal.SIGCONT)
                 go_on(third)
-                found = await line_of(third)
-                assert found["held"] == 1
+                result = await line_of(third)
+                assert result["held"] == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -582,7 +584,7 @@ async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served
             await asyncio.gather(both, bad.prepare(version))
             for each in mine:
                 assert same(dict(each.mirror.load(tensors(0, LARGE))), tensors(1 + version, LARGE))
-            assert bad.mirror.held is None
+            assert bad.mirror.version is None
         await begun
 
 
@@ -673,8 +675,8 @@ def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
         )
         for version in range(3):
             assert next_line(trainer) == {"published": version}
-            found = next_line(worker)
-            assert found == {"held": version, "differ": [], "sees": False}
+            result = next_line(worker)
+            assert result == {"held": version, "differ": [], "sees": False}
             assert trainer.stdin is not None
             trainer.stdin.write("next\n")
             trainer.stdin.flush()
@@ -703,11 +705,11 @@ def _listening() -> set[tuple[str, str]]:
     for handle in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             mine.add(str(handle.readlink()))
-    found = set()
+    result = set()
     for table in ("tcp", "tcp6"):
         lines = Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()
         for line in lines[1:]:
             part = line.split()
             if f"socket:[{part[9]}]" in mine:
-                found.add((part[1].partition(":")[0], part[9]))
-    return found
+                result.add((part[1].partition(":")[0], part[9]))
+    return result

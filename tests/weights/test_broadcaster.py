@@ -126,15 +126,15 @@ async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: bool
 ) -> None:
     """Also where the trainer names a newer version each time."""
-    asked, manifests = 0, {}
+    answers, manifests = 0, {}
 
     class Train:
         async def request(self, message: Request, _: float) -> Reply:
-            nonlocal asked
+            nonlocal answers
             if isinstance(message, ManifestRequest):
                 return ManifestReply(text=manifests[message.policy_version].text().encode())
-            asked += 1
-            version = asked if is_newer else 1
+            answers += 1
+            version = answers if is_newer else 1
             flat = FlatWeights.in_memory(specs_of(tensors(1))).fill(tensors(1))
             made = flat.manifest(version, flat.digests())
             manifests[version], path = made, Path("absent")
@@ -148,5 +148,5 @@ async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_b
         with pytest.raises(WeightsError, match=r"no broadcast in 0\.25 s"):
             await receiver.receive(Path("absent"), 0, "digest 0")
     if not is_newer:
-        assert asked <= 5  # at once, for its manifest; then every 0.1 s
+        assert answers <= 5  # at once, for its manifest; then every 0.1 s
     receiver.close()

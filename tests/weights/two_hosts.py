@@ -43,12 +43,14 @@ async def worker(config: Config) -> None:
     async with receiving(config, "rollout-0") as receiver:
         assert isinstance(receiver, BroadcastReceiver)
         for version in range(100):
-            while receiver.mirror.held is None or receiver.mirror.held.policy_version < version:
+            while (
+                receiver.mirror.version is None or receiver.mirror.version.policy_version < version
+            ):
                 await receiver.prepare(version)
                 await asyncio.sleep(0.05)
-            wanted = tensors(version)
-            mine = receiver.mirror.load(wanted)
-            differ = [name for name in wanted if not torch.equal(mine[name], wanted[name])]
+            expected = tensors(version)
+            mine = receiver.mirror.load(expected)
+            differ = [name for name in expected if not torch.equal(mine[name], expected[name])]
             sees = await asyncio.to_thread(Path(sys.argv[3]).exists)
             tell(held=version, differ=differ, sees=sees)
 

@@ -23,15 +23,15 @@ _NONE = np.zeros(0)
 
 
 def check_batch(batch: Batch, policy: LoadedPolicy) -> None:
-    """Refuse a batch that cannot be trained on. Raises ProtocolError naming sample and cause."""
+    """Raise ProtocolError for a batch that cannot be trained on; the error names the sample and the cause."""
     vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
-    never = np.zeros(vocabulary, dtype=bool)
-    never[list(policy.absent_token_ids)] = True
+    is_never_sampled = np.zeros(vocabulary, dtype=bool)
+    is_never_sampled[list(policy.absent_token_ids)] = True
     sizes = image_sizes(batch, policy)
-    chains = [_chain_fault(chain, vocabulary, policy, sizes) for chain in batch.chains]
+    chain_faults = [_chain_fault(chain, vocabulary, policy, sizes) for chain in batch.chains]
     for sample in batch.samples:
-        cause = _fault(sample, batch, policy) or chains[sample.chain]
-        if not cause and never[int32_array(batch.completion(sample))].any():
+        cause = _fault(sample, batch, policy) or chain_faults[sample.chain]
+        if not cause and is_never_sampled[int32_array(batch.completion(sample))].any():
             cause = "its completion holds a token that is never sampled"
         cause = cause or _image_fault(sample, batch, policy, sizes)
         if cause or (cause := _pointer_fault(batch, sample, policy, sizes)):
@@ -42,7 +42,7 @@ def check_batch(batch: Batch, policy: LoadedPolicy) -> None:
 
 
 def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
-    """Return what is wrong with a sample but for its tokens; empty if nothing is."""
+    """Describe what is wrong with a sample apart from its token ids; empty if nothing is."""
     if not sample.chain < len(batch.chains):
         return f"chain {sample.chain} is missing"
     chain = batch.chains[sample.chain]
@@ -63,7 +63,7 @@ def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
 def _chain_fault(
     chain: Chain, vocabulary: int, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """Return what is wrong with the tokens and images of a chain."""
+    """Describe what is wrong with the tokens and images of a chain; empty if nothing is."""
     missing = [name for name in chain.image_hashes if name not in sizes]
     if missing:
         return f"image {missing[0]} is missing"
@@ -71,9 +71,9 @@ def _chain_fault(
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
         return "a token id is not in the vocabulary"
     places = np.flatnonzero(token_ids == policy.image_token_id)
-    needed = sum(sizes[name] for name in chain.image_hashes)
-    if len(places) != needed:
-        return f"{len(places)} image placeholders, its images need {needed}"
+    count = sum(sizes[name] for name in chain.image_hashes)
+    if len(places) != count:
+        return f"{len(places)} image placeholders, its images need {count}"
     begins = _firsts(places, [sizes[name] for name in chain.image_hashes])
     for first, name in zip(begins, chain.image_hashes, strict=True):
         if (token_ids[first : first + sizes[name]] != policy.image_token_id).any():
@@ -84,31 +84,36 @@ def _chain_fault(
 def _image_fault(
     sample: Sample, batch: Batch, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """Whether the prompt shows as many images as it says, whole."""
+    """Describe a prompt that does not hold all placeholders of its images; empty if it does."""
     prompt = int32_array(batch.chains[sample.chain].token_ids)[: sample.start]
-    shown = int((prompt == policy.image_token_id).sum())
-    needed = sum(sizes[name] for name in batch.image_hashes(sample))
-    return "" if shown == needed else f"{shown} image placeholders, its images need {needed}"
+    placeholders = int((prompt == policy.image_token_id).sum())
+    count = sum(sizes[name] for name in batch.image_hashes(sample))
+    if placeholders == count:
+        return ""
+    return f"{placeholders} image placeholders, its images need {count}"
 
 
 def _pointer_fault(
     batch: Batch, sample: Sample, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """Return what is wrong with a sample's patches; empty if nothing. `sizes` are cells of an image by its hash."""
+    """Describe what is wrong with a sample's patches; empty if nothing is.
+
+    `sizes` are the numbers of cells of images, by their content hashes.
+    """
     if policy.pointer is None or policy.pointing == "text":
         return "it points, the policy writes numbers (policy.pointing)" if sample.patches else ""
-    shown = batch.image_hashes(sample)
-    if sample.patches and not shown:
+    images = batch.image_hashes(sample)
+    if sample.patches and not images:
         return "it points, but its prompt shows no screen"
     return patch_mistake(
         batch.completion(sample).tolist(),
         sample.patches,
         np.frombuffer(sample.behaviour_logprobs).tolist() if sample.behaviour_logprobs else (),
         triple=policy.pointer.triple,
-        cells=sizes[shown[-1]] if shown else None,
+        cells=sizes[images[-1]] if images else None,
     )
 
 
 def _firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
-    """Where each image begins, of the places of all placeholders."""
+    """Return where each image begins, from the places of all placeholders."""
     return [int(places[index]) for index in np.cumsum([0, *counts])[: len(counts)]]

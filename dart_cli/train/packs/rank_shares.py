@@ -1,10 +1,10 @@
-"""The parts of a batch that the ranks train on; rank 0 makes them, for all.
+"""The parts of a batch that the ranks train on; rank 0 makes them for all ranks.
 
     packed_batches   a batch -> for each rank its samples, and the packs in which it scores them
-    shares_by_rank   a batch -> the Share of each rank
+    shares_by_rank   a batch -> the Share of each rank, with all that the rank needs for the update
 
-Which samples are in one pack, and on which rank, changes no number of the update (up to the order in
-which gradients are added): divisors are the whole batch's, and ranks add up their results before
+Which samples are in one pack, and on which rank, changes no number of the update (except for the order in
+which gradients are added): divisors are of the whole batch, and the results of all ranks are added up before
 anything is decided (rank_group.py).
 """
 
@@ -34,7 +34,7 @@ from dart_cli.train.packs.plan import IMAGE, Costs, PlannedPack, Tokens, plan
 def packed_batches(
     batch: Batch, policy: LoadedPolicy, *, pack_tokens: int, ranks: int = 1
 ) -> list[PackedBatch]:
-    """Return the part of each rank; samples of weight 0 are in none. The batch must have passed `check`."""
+    """Return the part of each rank; samples of weight 0 are left out. `check_batch` must have passed."""
     lengths: dict[int, int] = {}  # chain -> its tokens up to the last sample's end
     for sample in batch.samples:
         if sample.weight != 0:
@@ -61,18 +61,18 @@ def _part(
     chains: Sequence[int],
     packs: Sequence[PlannedPack],
 ) -> PackedBatch:
-    """Return the packs of one rank, with those of the batch's chains, samples and images that they need.
+    """Return the packs of one rank, with the chains, samples and images of the batch that they need.
 
-    `cut` are the chains, by their index in the batch, up to their last sample; `chains` those indices
-    as the plan counts them.
+    `cut` maps the index of a chain in the batch to the chain, cut behind its last sample. `chains` maps the
+    index of a sequence in the plan to the index of its chain in the batch.
     """
     scored = {chains[sequence] for pack in packs for sequence, _ in pack.ends}
-    needed = sorted(scored | {chains[node.sequence] for pack in packs for node in pack.nodes})
-    place = {chain: index for index, chain in enumerate(needed)}
-    names = {name: None for chain in needed for name in cut[chain].image_hashes}
+    indices = sorted(scored | {chains[node.sequence] for pack in packs for node in pack.nodes})
+    place = {chain: index for index, chain in enumerate(indices)}
+    names = {name: None for chain in indices for name in cut[chain].image_hashes}
     own = batch.model_copy(
         update={
-            "chains": [cut[chain] for chain in needed],
+            "chains": [cut[chain] for chain in indices],
             "samples": [
                 sample.model_copy(update={"chain": place[sample.chain]})
                 for sample in batch.samples
@@ -103,30 +103,30 @@ def _part(
 
 def shares_by_rank(
     batch: Batch,
-    looked_back: Batch,
+    earlier: Batch,
     weights: LossWeights,
     policy: LoadedPolicy,
     *,
     rate: float,
     policy_version: int | None,
-    looked_back_version: int | None,
+    earlier_version: int | None,
     pack_tokens: int,
     ranks: int = 1,
-    looks: bool = False,
+    tests_sight: bool = False,
 ) -> list[Share]:
-    """Return what each rank does for the update on `batch`; `weights` are of its whole loss.
+    """Return the share of each rank in the update on `batch`; `weights` are of the whole batch's loss.
 
-    `looked_back` are the samples that are first compared with weights other than the present ones, those
-    of `looked_back_version` (logprob_check.py).
+    `earlier` are samples that are first scored with the weights of `earlier_version` in place of the present
+    ones (logprob_check.py). With `tests_sight` each rank scores one pack once more with grey screens.
     """
     works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
     pad = pad_of(policy)
-    others = packed_batches(looked_back, policy, pack_tokens=pack_tokens, ranks=ranks)
+    earlier_parts = packed_batches(earlier, policy, pack_tokens=pack_tokens, ranks=ranks)
     return [
         Share.model_construct(
             work=work,
-            looked_back=other,
-            looked_back_version=looked_back_version,
+            looked_back=earlier_part,
+            looked_back_version=earlier_version,
             token_weights=float64s(
                 sample.weight
                 * weights.of(trajectory_of(sample), drawn_tokens(work.batch, sample, pad))
@@ -137,52 +137,55 @@ def shares_by_rank(
             policy_version=policy_version,
             samples=len(batch.samples),
             tokens=completion_tokens(batch, pad),
-            looks=looks,
+            looks=tests_sight,
         )
-        for work, other in zip(works, others, strict=True)
+        for work, earlier_part in zip(works, earlier_parts, strict=True)
     ]
 
 
 def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:
-    """Return the first `length` tokens, with the images that they show; `sizes` in tokens by content hash."""
+    """Return the first `length` tokens of a chain with their images.
+
+    `sizes` are the numbers of tokens of images, by content hash.
+    """
     if length == len(chain.token_ids):
         return chain
     token_ids = chain.token_ids[:length]
-    left, names = int((int32_array(token_ids) == image_token).sum()), []
+    placeholders, names = int((int32_array(token_ids) == image_token).sum()), []
     for name in chain.image_hashes:
-        if left > 0:
+        if placeholders > 0:
             names.append(name)
-            left -= sizes[name]
+            placeholders -= sizes[name]
     return chain.model_copy(update={"token_ids": token_ids, "image_hashes": names})
 
 
 def _tokens_of(
     chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Tokens:
-    """Return the chain as the plan reads it: each image by its number.
+    """Return a chain as the plan reads it, with an id of its own for the tokens of each image.
 
-    `numbers` and `sizes` are those of images by content hash: any number, and tokens.
+    `numbers` and `sizes` are by content hash: any number that identifies the image, and its number of tokens.
     """
     token_ids = int32_array(chain.token_ids)
-    read = token_ids.astype(np.uint32)
+    tokens = token_ids.astype(np.uint32)
     counts = [sizes[name] for name in chain.image_hashes]
     images = np.array([IMAGE + numbers[name] for name in chain.image_hashes], dtype=np.uint32)
-    read[token_ids == image_token] = images.repeat(counts)
-    return read
+    tokens[token_ids == image_token] = images.repeat(counts)
+    return tokens
 
 
 def _costs_of(policy: LoadedPolicy) -> Costs:
-    """Floating-point operations of a forward pass.
+    """Return the floating-point operations of a forward pass.
 
-    Two for each weight that a token meets; four for each pair of tokens, head and its width (arXiv
-    2001.08361 section 2.1).
+    These are two for each weight that a token meets, and four for each pair of tokens, attention head and
+    channel of the head (arXiv 2001.08361 section 2.1).
     """
     inner: Any = policy.model.model
     text: Any = policy.model.config.get_text_config()
     heads = int(text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    language = sum(each.numel() for each in inner.language_model.layers.parameters())
-    tower = sum(each.numel() for each in inner.visual.blocks.parameters())
+    language = sum(weight.numel() for weight in inner.language_model.layers.parameters())
+    tower = sum(weight.numel() for weight in inner.visual.blocks.parameters())
     return Costs(
         token=2.0 * language,
         pair=4.0 * int(text.num_hidden_layers) * heads * width,

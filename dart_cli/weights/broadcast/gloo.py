@@ -30,15 +30,17 @@ _distributed: Any = torch.distributed  # whose type stubs lack most of what is u
 
 
 class GlooGroup:
-    """See ByteGroup. Any error ends it: gloo aborts a process that receives another number of bytes than it expects.
+    """A ByteGroup over gloo.
 
-    Gloo's sockets have no authentication: they are bound to one address, loopback where the run is on one host.
+    Any error ends it, since gloo aborts a process that receives too many or too few bytes.
+    Gloo's sockets have no authentication. They are bound to one address, which is loopback if the run is on
+    one host.
     """
 
     def __init__(self, transport: Transport, member: Member, store: GroupStore) -> None:
-        """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
+        """Join the group. Raises WeightsError if a process does not join within `JOIN_S`."""
         self.name = member.group
-        self._store = store  # the backend calls it as long as it lives
+        self._store = store  # the backend calls it as long as the group exists
         options = _distributed.ProcessGroupGloo._Options()  # noqa: SLF001 - its only constructor
         options._timeout = timedelta(seconds=STALL_S)  # noqa: SLF001
         options._threads = IN_FLIGHT  # noqa: SLF001
