@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, arguments, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import CheckpointError, ModelError, RunDirectoryError
@@ -235,7 +235,7 @@ def of_several_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@arguments(data=st.data())
+@given(data=st.data())
 def test_any_byte_that_flips_is_noticed(of_several_files: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(sorted(of_several_files.iterdir())))
     before = file.read_bytes()
