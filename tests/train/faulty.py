@@ -25,7 +25,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def break_at(rank: int, doing: str, number: int, how: str) -> None:
-    """Let this rank break where it begins what starts with `doing` for the number-th time."""
+    """Make this rank break when it begins work whose name starts with `doing` for the `number`-th time."""
     calls: Counter[str] = Counter()
     begin = RankWatch.doing
 
@@ -40,7 +40,7 @@ def break_at(rank: int, doing: str, number: int, how: str) -> None:
 
 
 def main() -> int:
-    """Be the rank that the environment says."""
+    """Run the rank that the environment names."""
     gc.set_threshold(20_000)  # as `dart` does
     if fault := os.environ.get("FAULT"):
         rank, doing, number, how = fault.split(":")

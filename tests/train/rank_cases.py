@@ -1,4 +1,4 @@
-"""What the ranks of tests/train/test_rank_updates.py run."""
+"""The program of the ranks of tests/train/test_rank_updates.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Case = tuple[Config, list[Batch]]
 def updated(
     rank: int, size: int, folder: Path, cases: dict[str, Case], device: str = "cpu"
 ) -> dict[str, Any]:
-    """What each case's updates gave, as rank 0 tells the others; empty on the others."""
+    """Return the results of each case's updates on rank 0; an empty dict on the other ranks."""
     rank_group = _group(rank, size, folder, device)
     return {name: _case(rank_group, folder / name, *case) for name, case in cases.items()}
 
@@ -43,7 +43,7 @@ def _group(rank: int, size: int, folder: Path, device: str = "cpu") -> Distribut
 
 
 def slowed(rank: int, size: int, folder: Path, case: Case, seconds: float) -> dict[str, float]:
-    """What rank 0 tells in its heartbeats where a layer of rank 1 takes so much longer."""
+    """Return the gauges of rank 0's heartbeats if a layer of rank 1 takes so much longer."""
     rank_group = _group(rank, size, folder)
     config, batches = case
     model = TrainModel.load(config, rank_group.mesh)
@@ -73,7 +73,7 @@ def _saver(config: Config, rank_group: DistributedGroup) -> CheckpointSaver:
 
 
 def fill_b(model: TrainModel) -> None:
-    """Give adapters a B, which begins at zero; so A has a gradient, and a rank's shard matters."""
+    """Set B of the adapters, which begins at zero, so that A has a gradient and a rank's shard matters."""
     for name, parameter in model.trainable().items():
         if ".lora_B." in name:
             draw = torch.Generator().manual_seed(len(name) + 1000 * sum(name.encode()))
@@ -122,7 +122,7 @@ def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
 
 
 def digests(folder: Path, stream: TensorStream, whole: dict[str, torch.Tensor]) -> list[str]:
-    """Of the version that a channel makes of the stream, and of that of all tensors at once."""
+    """Return the digests of a version published from the stream, and from all tensors at once."""
     folder.mkdir(parents=True)
     results = []
     for name, tensors in (("streamed", stream), ("whole", whole)):

@@ -1,4 +1,4 @@
-"""What the ranks of tests/train/test_sharded.py run."""
+"""The program of the ranks of tests/train/test_sharded.py."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def trained(
     plain: bool = False,
     updates: int = 2,
 ) -> dict[str, Any]:
-    """Loss and norm of some updates, the last gradients and the weights as they are published."""
+    """Return loss and norm of some updates, the last gradients, and the weights as they are published."""
     if plain:
         policy = load_policy(folder, compute)
         freeze(policy.model)
@@ -140,19 +140,19 @@ def published(rank: int, size: int, folder: Path) -> dict[str, Any]:
 
 
 def all_of(rank: int, size: int, cases: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Several cases of `trained` in one world."""
+    """Run several cases of `trained` in one world."""
     return {
         name: trained(rank, size, folder, **options) for name, (folder, options) in cases.items()
     }
 
 
 def all_loaded(rank: int, size: int, folders: dict[str, Path]) -> dict[str, Any]:
-    """`loaded` of several models in one world."""
+    """Run `loaded` for several models in one world."""
     return {kind: loaded(rank, size, folder) for kind, folder in folders.items()}
 
 
 def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    """What one rank reads and holds of a model, against what is whole."""
+    """Return what one rank reads and holds of a model, and whether it equals the whole model."""
     sizes: dict[str, int] = {}
     read: list[model_files.PolicyFiles] = []
 

@@ -1,4 +1,4 @@
-"""Trainer and engine on a device that is not there: a GPU's rules, the CPU's numbers (tests/apart.py)."""
+"""Trainer and engine on a pretended device: a GPU's rules, the CPU's numbers (tests/apart.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAYS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 """Changes of [model] and of [train]."""
 
 FEWER = {"max_tokens": 3, "trajectories": 2, "texts": 1}
-"""Of a trial: each operation passes through Python, so their number is what a test costs."""
+"""Steps of a trial: each operation passes through Python, so their number decides what a test costs."""
 
 CASES = [(name, "whole") for name in FAMILIES] + [("qwen3_vl", way) for way in WAYS]
 

@@ -1,4 +1,4 @@
-"""Promises of checkpoints: resumed is uninterrupted, damaged is noticed, only the complete count."""
+"""Promises of checkpoints: a resumed run equals an uninterrupted one; only whole, intact ones count."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def saved_in_memory(state: Mapping[str, torch.Tensor]) -> Held:
 
 @pytest.fixture
 def held_back(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """(the writing has begun, it may go on): the files are written, state.json is not."""
+    """Return events (writing has begun, it may go on): the files are written, state.json is not."""
     has_begun, go_on = threading.Event(), threading.Event()
     original = saving.write
 

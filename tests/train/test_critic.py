@@ -1,4 +1,4 @@
-"""Promises of a critic: it begins as trackers do, learns, is told before it learns, and outlives its process."""
+"""Promises of a critic: it begins with the baselines, learns, estimates before it learns, and is resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learner(config: Config) -> PolicyLearner:
 
 
 def random_steps(rows: int, seed: int = 0, expected: float = 0.3) -> Steps:
-    """Steps of episodes of two, whose reward their state tells."""
+    """Return random steps of episodes with two steps; the state determines the reward."""
     states = torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
     rewards = (states[::2, 0] > 0).float().repeat_interleave(2)
     told = torch.full((rows,), expected)
@@ -111,7 +111,7 @@ def test_what_is_explained_is_one_less_the_share_of_variance_that_is_left() -> N
 def test_the_first_update_is_by_what_trackers_expect(
     config: Config, batches: list[Batch], share: float
 ) -> None:
-    """All values are alike then: only the last step of an episode learns with lambda 0."""
+    """Compare: all values are equal then, so with lambda 0 only the last step of an episode learns."""
     batch = tracked(batches[0])
     plain, ours = learner(config), learner(with_critic(config, share))
     update = ours.update(batch, 0)
@@ -134,7 +134,7 @@ def test_the_first_update_is_by_what_trackers_expect(
 def test_values_are_told_before_the_head_learns_of_a_batch(
     config: Config, batches: list[Batch]
 ) -> None:
-    """Estimated a second time, the head knows the rewards; the first time it did not."""
+    """Estimate twice: only the second time the head has learned from the rewards."""
     trainee, batch = learner(with_critic(config)), tracked(batches[0])
     first = trainee.update(batch, 0)
     again = trainee.update(batch, 1)
@@ -211,7 +211,7 @@ def test_a_batch_without_rewards_is_refused_before_anything_changes(
 
 
 def test_steps_of_several_ranks_are_those_of_one(batches: list[Batch]) -> None:
-    """In one order, whichever rank has a step."""
+    """Gather steps: their order does not depend on which rank has a step."""
     batch = tracked(batches[0])
     states = torch.randn(len(batch.samples), 8)
 

@@ -1,4 +1,4 @@
-"""Engine and trainer mean the same distribution, and learn, with every class of model folder."""
+"""Engine and trainer compute the same distribution, and learn, with every class of model folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
 
 @every_family
 def test_samples_that_share_a_pack_score_as_alone(model_type: str, family: Family) -> None:
-    """Completions of one prompt branch from it; positions and what they see are each one's own."""
+    """Score completions that branch from one prompt, each with its own positions and its own path."""
     folder = family(model_type)
     model = TrainModel.load(config_of(folder))
     engine = TransformersEngine(model.policy)

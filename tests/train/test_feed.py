@@ -27,7 +27,7 @@ FROZEN = {"freeze_vision": True}
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each image goes through a tower outside a pack's pass."""
+    """Count how often each image goes through a tower outside a pack's pass."""
     count: Counter[str] = Counter()
 
     def counted(model: object, images: Sequence[PreparedImage]) -> ImageFeatures:
@@ -40,7 +40,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each image is decoded."""
+    """Count how often each image is decoded."""
     count: Counter[str] = Counter()
     prepare = ImagePreparer._prepare
 
@@ -77,7 +77,7 @@ def test_the_reference_has_no_tower_of_its_own_where_it_is_frozen(family: Family
 
 
 def test_features_are_those_of_the_tower_in_the_pass(family: Family) -> None:
-    """Also where only some screens of a pack are new, in every class's order."""
+    """Test it also if only some screens of a pack are new, in the order of every class."""
     for model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         model = TrainModel.load(config_of(family(model_type), **FROZEN))
         batch = tree_batch(model.policy, seed=3)

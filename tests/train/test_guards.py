@@ -1,4 +1,4 @@
-"""Faults of an engine that would go unseen, injected one at a time: the parity gate finds each.
+"""Faults of an engine that would go unseen, injected one at a time: the log-probability check finds each.
 
 The engine serves a version that the trainer has published, as in a run, and is broken in one place. Without
 a fault there is no alarm. Episodes that vanish are the ledger's (tests/inspection/test_stats.py),
@@ -114,7 +114,7 @@ def second_update(
     lora: LoraConfig | None,
     break_it: Callable[[TransformersEngine], None],
 ) -> Update:
-    """One update on steps of the first weights, then one on steps that the broken engine played with the second."""
+    """Update on steps of the first weights, then on steps that the broken engine played with the second."""
     model = config.model.model_copy(update={"lora": lora})
     train = config.train.model_copy(update={"lr": 0.01})
     config = config.model_copy(update={"model": model, "train": train})

@@ -1,4 +1,4 @@
-"""Promises of an update: what it computes does not depend on how the batch is cut and padded."""
+"""Promises of an update: its result does not depend on how the batch is cut and padded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ OBJECTIVES: dict[str, dict[str, object]] = {
 def test_the_gradient_is_that_of_the_objective_written_out(
     config: Config, batches: list[Batch], changes: dict[str, object]
 ) -> None:
-    """Each sample alone, unpadded, in float64, with the formulas of docs/objective.md."""
+    """Compute each sample alone, unpadded, in float64, with the formulas of docs/objective.md."""
     batch = around_chance(uneven(grouped(batches[1], seed=2)))
     trainee = learner(config, **changes)
     reference = TrainModel.load(config).policy
@@ -157,7 +157,7 @@ def test_defaults_are_bit_for_bit_one_formula(config: Config, batches: list[Batc
 
 
 def scores_by_sample(packs: list[Pack], model: TrainModel) -> dict[tuple[str, int], torch.Tensor]:
-    """Log-probabilities and entropies [2, A] of each sample."""
+    """Return log-probabilities and entropies [2, A] of each sample."""
     results: dict[tuple[str, int], torch.Tensor] = {}
     for pack in packs:
         with torch.no_grad():
@@ -404,7 +404,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_cause(
 def test_a_demonstration_joins_a_batch_without_log_probabilities(
     config: Config, batches: list[Batch]
 ) -> None:
-    """It is trained on, is part of no parity, and the other samples' statistics stay."""
+    """Train on a demonstration: it is not compared, and the statistics of other samples do not change."""
     fresh = [step for step in steps_of(batches[0]) if step.weight][:4]
     shown = with_changes(fresh[-1], behaviour_logprobs=[], version_spans=[], advantage=1.5)
 
@@ -447,7 +447,7 @@ def test_each_step_carries_how_far_trainer_and_engine_are_apart(
 def test_parity_is_asked_of_tokens_that_one_version_alone_made(
     config: Config, batches: list[Batch]
 ) -> None:
-    """Behind a swap in flight tokens come of two versions: their gap is no fault of the engine."""
+    """Use tokens after a swap in mid-completion, of two versions: their gap is no fault of the engine."""
     first = batches[0]
     long = next(step for step in steps_of(first) if step.weight and len(step.token_ids) > 1)
 

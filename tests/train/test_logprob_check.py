@@ -54,7 +54,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_fresh_and_stale_tokens_are_distinguished(config: Config, batches: list[Batch]) -> None:
-    """Half of the samples are of other weights, and a long way off: that is no fault."""
+    """Use other weights for half of the samples: their large difference is no fault."""
     steps, half = steps_of(batches[0]), len(batches[0].samples) // 2
     mixed = steps[:half] + [
         with_changes(step, **shifted(step, by=1.0))

@@ -1,4 +1,4 @@
-"""Promises of the trainer's process, over real sockets, against a data process that keeps notes."""
+"""Promises of the trainer's process, over real sockets, with a data service that records what it receives."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_a_trainer_that_waits_for
 
 
 class Lead:
-    """What the loop asks of a learner of several ranks; notes when they are told that rank 0 lives."""
+    """A learner of several ranks as the loop needs it; it records when they are told that rank 0 lives."""
 
     def __init__(self) -> None:
         self.gauges: dict[str, float] = {}
@@ -313,7 +313,7 @@ class Lead:
         self.beats.set()
 
     def begin_checkpoint(self, *_: object) -> None:
-        """There are no others."""
+        """Do nothing: there are no other ranks."""
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -325,7 +325,7 @@ class Lead:
 async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_checkpoint(
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for the last one, which each run waits for."""
+    """Test also the last checkpoint, for which each run waits."""
     lead, make, write = Lead(), loop.Trainer._make_learner, checkpoints.write
 
     def made(self: loop.Trainer) -> object:
@@ -347,7 +347,7 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
 async def test_other_ranks_are_told_what_rank_0_does_alone(
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever reads or writes the files of a whole model: they wait for it longer than for a command."""
+    """Read or write the files of a whole model: ranks wait longer for that than for a command."""
     lead, make = Lead(), loop.Trainer._make_learner
     result: dict[str, set[str]] = {}
 

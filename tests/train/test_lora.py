@@ -158,7 +158,7 @@ def test_a_step_changes_the_adapters_and_nothing_else(config: Config, batches: l
 def test_the_reference_is_the_same_model_without_its_adapters(
     config: Config, batches: list[Batch]
 ) -> None:
-    """No second model; numbers and gradients are those with the base as a reference of its own."""
+    """Use no second model: numbers and gradients equal those with the base as a separate reference."""
     train = config.train.model_copy(update={"kl_beta": 0.3})
     config = config.model_copy(update={"train": train})
     trainee = PolicyLearner(TrainModel.load(adapted(config)), train)

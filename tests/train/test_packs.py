@@ -30,7 +30,7 @@ EXACT = 1e-9
 
 @dataclass
 class OneByOne:
-    """What an update computes, each sample by itself."""
+    """Compute what an update computes, each sample alone."""
 
     stats: TokenStats
     gradients: dict[str, torch.Tensor]
@@ -51,7 +51,7 @@ def doubled(config: Config) -> TrainModel:
 
 
 def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor:
-    """Log-probabilities [A, V] of a sample alone, by transformers' own forward pass, in float64."""
+    """Return log-probabilities [A, V] of a sample alone, by transformers' forward pass, in float64."""
     token_ids = [*batch.prompt(sample), *batch.completion(sample)]
     images = [policy.images.prepare(batch.images[key], key) for key in batch.image_hashes(sample)]
     inputs = policy.inputs_of([token_ids], [images])
@@ -197,7 +197,7 @@ def test_an_update_on_packs_is_that_of_each_sample_alone(
 def test_the_gradient_of_a_demonstration_is_behaviour_cloning_times_its_advantage(
     family: Family, normalise: str
 ) -> None:
-    """Another completion on a step's prompt; the other samples, of advantage 0, have no gradient."""
+    """Add a completion to a step's prompt; the other samples have advantage 0 and no gradient."""
     config = config_of(family(next(iter(FAMILIES))), normalise=normalise)
     model = doubled(config)
     batch = tree_batch(model.policy, groups=1)

@@ -1,4 +1,4 @@
-"""Behaviour log-probabilities are those that the trainer's forward pass gives the same tokens.
+"""The trainer's forward pass gives tokens the log-probabilities with which the engine sampled them.
 
 Engine and trainer hold models of their own, which share nothing but the folder they load and the
 weight sets that are published.
@@ -35,7 +35,7 @@ CLOSE = 1e-5  # nats
 
 
 def largest_gap(model: TrainModel, batch: Batch) -> float:
-    """Largest difference between behaviour and trainer's log-probabilities, over all tokens."""
+    """Return the largest difference of behaviour and trainer's log-probabilities over all tokens."""
     gaps, tokens = [], 0
     with torch.no_grad():
         for pack in packs_of(model, batch, 2048):
@@ -66,7 +66,7 @@ FROZEN: dict[str, dict[str, Any]] = {
 def test_a_model_that_only_scores_has_the_trainers_scores_bit_for_bit(
     config: Config, pointer_folder: Callable[[str], Path], kind: str, model_type: str, dtype: str
 ) -> None:
-    """Its weights are those that the trainer rounds its masters to, and nothing else is rounded."""
+    """Compare the scores: the frozen model has the weights to which the trainer rounds its float32 masters."""
     sections = {"model": {"dtype": dtype, "path": str(pointer_folder(model_type))}}
     for name, update in FROZEN[kind].items():
         sections[name] = sections.get(name, {}) | update

@@ -20,7 +20,7 @@ def tokens(values: list[int]) -> Tokens:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Tokens]:
-    """Sequences that branch at random places from one another, some the same, some prefixes."""
+    """Return sequences that branch at random places; some are equal, some are prefixes of others."""
     sequences: list[list[int]] = []
     dice = random.Random(draw(st.integers(0, 2**32)))
     for _ in range(draw(st.integers(1, 14))):
@@ -32,7 +32,7 @@ def batches(draw: st.DrawFn) -> list[Tokens]:
 
 
 def path(pack: PlannedPack, node: int) -> list[int]:
-    """Nodes from the root to `node`."""
+    """Return the nodes from the root to `node`."""
     result: list[int] = []
     while node >= 0:
         result.insert(0, node)
@@ -41,7 +41,7 @@ def path(pack: PlannedPack, node: int) -> list[int]:
 
 
 def read(pack: PlannedPack, node: int, sequences: list[Tokens]) -> Tokens:
-    """What the last token of a node has seen, itself included."""
+    """Return the tokens that the last token of a node attends to, including itself."""
     parts = [pack.nodes[index] for index in path(pack, node)]
     return np.concatenate([sequences[n.sequence][n.begin : n.end] for n in parts])
 
@@ -117,7 +117,7 @@ def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 def test_ranks_wait_little_for_each_other(ranks: int) -> None:
-    """Trajectories of unequal length: every rank's work, pack by pack, is near the mean."""
+    """Plan trajectories of unequal length: the work of each rank, pack by pack, is near the mean."""
     dice = random.Random(ranks)
     sequences = []
     for group in range(6):

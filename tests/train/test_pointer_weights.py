@@ -48,7 +48,7 @@ def pointing(config: Config, folder: Path, pointing: str = "pointer", **train: A
 
 
 def moved(tensors: Tensors, by: float = 0.125) -> Tensors:
-    """After an update of the head alone."""
+    """Publish after an update of the head alone."""
     return {
         name: tensor + by if name.startswith("pointer_head.") else tensor.clone()
         for name, tensor in tensors.items()
@@ -87,7 +87,7 @@ async def test_the_head_arrives_by_a_broadcast(tensors: Tensors, tmp_path: Path)
 
 
 def stepped(learner: PolicyLearner, updates: int) -> None:
-    """Updates of all that is trained, by gradients of a pointer."""
+    """Update all trained parameters by gradients of a pointer."""
     head = head_of(learner.model.policy.model)
     assert head is not None
     for update in range(updates):

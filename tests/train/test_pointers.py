@@ -52,7 +52,7 @@ def config_of(folder: Path, *, model: dict[str, Any] | None = None, **changes: A
 
 
 def sharpened(model: TrainModel) -> TrainModel:
-    """In float64, with a head that prefers some patches, and a reference whose head and layers differ."""
+    """Return a model in float64 whose head prefers some patches, and a reference that differs from it."""
     for number, each in enumerate((model.policy, model.reference)):
         if each is not None:
             each.model.double()
@@ -66,7 +66,7 @@ def sharpened(model: TrainModel) -> TrainModel:
 
 
 class Scores:
-    """Log-probabilities and entropies [A] of a sample alone; of pads 0."""
+    """Return log-probabilities and entropies [A] of a sample alone; 0 for pads."""
 
     def __init__(self, policy: LoadedPolicy, batch: Batch, sample: Sample) -> None:
         hidden, visual = states_of(policy, batch, sample)
@@ -149,7 +149,7 @@ class Objective:
 def test_loss_and_gradient_of_pointers_are_those_of_numpy(
     model_type: str, folders: dict[str, Path]
 ) -> None:
-    """Drags, siblings on one screen, pointers in the prompt, cut-off ones, demonstrations, text alone."""
+    """Cover drags, siblings on one screen, pointers in prompts, cut-off ones, demonstrations, and text."""
     config = config_of(
         folders[model_type],
         kl_beta=KL,
@@ -209,7 +209,7 @@ def test_nothing_is_dropped_at_random_where_layers_are_recomputed(folders: dict[
 def test_a_sharded_model_points_and_a_batch_without_pointers_has_the_same_gradients(
     folders: dict[str, Path],
 ) -> None:
-    """In bfloat16, where FSDP2 gathers the head with the root: of every trained tensor there is a gradient."""
+    """Train in bfloat16, where FSDP2 gathers the head with the root: every trained tensor has a gradient."""
     config = config_of(folders["qwen2_vl"], model={"dtype": "bfloat16"}, kl_beta=KL)
     model = TrainModel.load(config)
     batch = tree_batch(model.policy, groups=1)

@@ -50,10 +50,10 @@ def timed(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 class Slow:
-    """Some versions wait for `go_on` before they are written, or fail."""
+    """A writer with which some versions wait for `go_on` before they are written, or fail."""
 
     def __init__(self, *which: int) -> None:
-        """Those of the versions `which`."""
+        """Let the versions `which` wait."""
         self.which = which
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.error: OSError | None = None
@@ -145,7 +145,7 @@ async def test_the_next_update_is_computed_while_a_version_is_written(
 async def test_data_that_waits_for_a_version_before_it_serves_the_next_batch_gets_it(
     timed: Config, batches: list[Batch]
 ) -> None:
-    """As in lockstep: the trainer waits for a batch that waits for what it publishes."""
+    """Let the trainer wait for a batch that waits for the version that it publishes, as in lockstep."""
 
     class Lockstep(Data):
         async def handle(self, client: str, message: Request) -> Reply:
@@ -228,7 +228,7 @@ async def test_a_stop_waits_for_the_version_on_its_way(
 async def test_the_last_version_is_announced_before_its_update_is_acknowledged(
     timed: Config, batches: list[Batch], slow: Slow
 ) -> None:
-    """Data ends the run with the last acknowledgement."""
+    """Check the order of messages: the data service ends the run at the last acknowledgement."""
     slow.which = (3,)
     threading.Thread(target=lambda: slow.reached.wait(PATIENCE_S) and slow.go_on.set()).start()
     data = Data(batches)
@@ -297,7 +297,7 @@ async def test_a_standstill_is_counted_as_publishing_and_what_is_hidden_is_not(
 
 
 async def copy_as_it_stands(source: Path, target: Path) -> None:
-    """Copy what a kill would leave: a folder at one moment, so again while threads still write there."""
+    """Copy a folder as it would remain after a kill; copy again if threads have written meanwhile."""
 
     def state() -> dict[Path, tuple[int, int]]:
         result = {path: path.stat() for path in sorted(source.rglob("*"))}
@@ -320,7 +320,7 @@ async def test_a_kill_while_a_version_is_on_its_way_loses_nothing_and_trains_not
     slow: Slow,
     checkpoint_every: int,
 ) -> None:
-    """Its update is acknowledged. What kill -9 leaves then is resumed from, against the same ledger."""
+    """Resume, with the same ledger, from the files that kill -9 leaves after an acknowledgement."""
     slow.which = (3,)
     alive = another_run(config, "alive", checkpoint_every=checkpoint_every)
     killed = another_run(config, "killed", checkpoint_every=checkpoint_every)

@@ -1,4 +1,4 @@
-"""Which rank a process is, by its environment."""
+"""The rank of a process, from its environment."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ FAULTS = (
     "0:pack:2:kill",
     "1:pack:3:kill",
 )
-"""faulty.py's, one a start. Rank 1 hangs while rank 0 waits for it in a collective operation, and dies there and
-outside one; rank 0 dies. An update is one pack of each rank, and the first checkpoint is that of two updates:
-only the last of these starts gets so far."""
+"""faulty.py's, one a start. Rank 1 hangs while rank 0 waits for it in a collective operation, and dies
+there and outside one; rank 0 dies. An update is one pack of each rank, and the first checkpoint is that of
+two updates: only the last of these starts gets so far."""
 
 
 @pytest.mark.slow

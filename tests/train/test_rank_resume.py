@@ -1,4 +1,4 @@
-"""Promises of a run that goes on with another number of ranks: it is the run of one."""
+"""Promises of a run that resumes with another number of ranks: it equals the run of one rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.train.parts import Data, another_run, serving
 from tests.train.trainers import run_trainer
 
 WAYS = ((1, 1), (3, 2), (1, 3))
-"""Ranks of each start, and how many batches are in the weights at its end. By 3 hardly any tensor divides evenly;
-tests/train/test_shards.py goes from several ranks to several."""
+"""Ranks of each start, and how many batches are in the weights at its end. By 3 hardly any tensor divides
+evenly; tests/train/test_shards.py goes from several ranks to several."""
 
 
 @pytest.mark.slow

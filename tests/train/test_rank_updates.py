@@ -71,7 +71,7 @@ def weighing(batch: Batch, weights: Callable[[int], float]) -> Batch:
 
 
 def pointers(folder: Path, make_config: Callable[[Path], Config], recipe: dict[str, Any]) -> Case:
-    """Packs that point and packs of text alone: ranks whose head has nothing to do take part in its sums."""
+    """Return packs that point and packs of text: ranks without a pointer take part in the head's sums."""
     config = changed(make_config(folder), parity_every=0, **recipe).model_copy(
         update={"policy": PolicyConfig(pointing="pointer")}
     )
@@ -88,7 +88,7 @@ def cases(
     play: Play,
     pointer_folder: Callable[[str], Path],
 ) -> dict[str, Case]:
-    """Recipes, each with the batches of two updates."""
+    """Return recipes, each with the batches of two updates."""
     # A cap that no weight is at: the weights of tokens just sampled are 1 up to rounding.
     # A small step: AdamW turns the rounding of a gradient near 0 into a whole one.
     recipe = {"lr": 1e-5}
@@ -135,7 +135,7 @@ def on_one(cases: dict[str, Case]) -> dict[str, Any]:
 def on_many(
     cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, Any]]:
-    """on_many(size) -> what the cases of so many ranks gave."""
+    """Return on_many(size) -> the results of the cases on so many ranks."""
 
     @cache
     def results(size: int) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_ranks_compute_the_update_of_one(
 def test_what_ranks_gather_for_a_channel_is_what_they_hold(
     size: int, on_many: Callable[[int], dict[str, Any]]
 ) -> None:
-    """Byte for byte, frozen towers and adapters too."""
+    """Compare byte for byte, including frozen towers and adapters."""
     for name in NAMES[size]:
         streamed, whole = on_many(size)[name]["digests"]
         assert streamed == whole, name
@@ -204,7 +204,7 @@ def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def tolerance(metric: str) -> dict[str, float]:
-    """Relative, but for what compares log-probabilities, whose rounding is absolute."""
+    """Compare relatively, except for metrics of log-probabilities, whose rounding is absolute."""
     if metric.endswith("_kl"):  # about half the square of a difference
         return {"rel": 1e-3, "abs": NATS**2}
     if metric.startswith(("mismatch_", "parity_", "stale_")):
@@ -213,7 +213,7 @@ def tolerance(metric: str) -> dict[str, float]:
 
 
 def same_published(actual: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Equal weights are published alike bit by bit; after updates they have moved alike."""
+    """Compare published weights: bit by bit before updates, by their movement afterwards."""
     assert actual["published"].keys() == expected["published"].keys() == expected["before"].keys()
     moved = different = 0.0
     for name, value in expected["before"].items():

@@ -1,4 +1,4 @@
-"""Promises of a rank's watch: it sees who is gone or hangs, whatever the disk does."""
+"""Promises of a rank's watch: it finds ranks that died or hang, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN_S = 900.0
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that a test sets."""
 
     now = 1000.0
 
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def watch(folder: Path, clock: Clock, tmp_path: Path) -> Callable[[int], RankWatch]:
-    """watch(rank) -> that of one of two ranks, whose thread does not run."""
+    """Return watch(rank) -> the watch of one of two ranks, without its thread."""
     return lambda rank: RankWatch(
         Membership(rank, 2, rank, folder, is_ours=True),
         tmp_path,

@@ -28,7 +28,7 @@ BFLOAT16 = 2**-8
 
 @pytest.fixture(scope="module")
 def loaded(pointer_folder: Callable[[str], Path]) -> dict[str, list[dict[str, Any]]]:
-    """What each rank holds of a model of each class, with a pointer head."""
+    """Return what each rank holds of a model of each class, with a pointer head."""
     result = run_world(RANKS, cases.all_loaded, {kind: pointer_folder(kind) for kind in FAMILIES})
     return {kind: [one[kind] for one in result] for kind in FAMILIES}
 

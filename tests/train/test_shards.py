@@ -22,7 +22,7 @@ SAVED_AT, LAST = 3, 6
 
 
 def train(folder: Path, ranks: int, first: int, save_at: int, directory: Path) -> Path:
-    """Train on so many processes; the file with the whole state at the end."""
+    """Train on so many processes; return the file with the whole state at the end."""
     out = folder / f"{first}-{save_at}-on-{ranks}.safetensors"
     run_world(ranks, trained, directory, first, LAST, save_at, out)
     return out
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(folder: Path) -> dict[str, torch.Tensor]:
-    """Trained on two ranks without a break; its checkpoint is written beside steps 4 to 6."""
+    """Train on two ranks without a break; a checkpoint is written beside steps 4 to 6."""
     return load_file(train(folder, 2, 0, SAVED_AT, folder / "checkpoints"))
 
 

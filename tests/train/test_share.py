@@ -78,7 +78,7 @@ class RankLearner(PolicyLearner):
 
 
 def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list[Update], Any]]:
-    """Updates and learners of each rank, which get their shares as bytes from rank 0."""
+    """Return updates and learners of each rank; the ranks get their shares as bytes from rank 0."""
     rank_group = Threads(size)
     learners = []
     for rank in range(size):
@@ -187,7 +187,7 @@ def test_a_share_comes_back_from_its_bytes(family: Family) -> None:
 
 
 def test_gradients_of_bfloat16_are_summed_in_float32_in_the_masters(family: Family) -> None:
-    """What the model computes in is gathered for it and freed; the parameters are the masters."""
+    """Train in bfloat16: gathered weights are freed, and the parameters stay float32 masters."""
     config = config_of(family("qwen3_vl"), pack_tokens=256)
     half = config.model_copy(
         update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}

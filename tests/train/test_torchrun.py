@@ -69,7 +69,7 @@ def test_ranks_that_torchrun_starts_anew_meet_again(tmp_path: Path) -> None:
 
 
 class Store:
-    """As much of torch's store as two ranks need that meet."""
+    """The part of torch's store that two ranks need to meet."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Whole trainers as processes, with all their ranks, against a data process that keeps notes."""
+"""Whole trainers as processes, with all ranks, and a data service that records what it receives."""
 
 from __future__ import annotations
 

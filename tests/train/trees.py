@@ -39,7 +39,7 @@ class Author:
         return self.dice.choices(self._plain, k=length)
 
     def completion_ids(self, images: list[str]) -> tuple[list[int], list[int]]:
-        """A completion and its patches: where the policy points, of any number of pointers, one perhaps cut off."""
+        """Return a completion and its patches, with any number of pointers if the policy points."""
         if self._policy.pointing == "text" or not images:
             return self.text(self.dice.randint(1, 7)), []
         assert self._policy.pointer is not None
@@ -101,7 +101,7 @@ class Author:
 
 
 def tree_batch(policy: LoadedPolicy, seed: int = 0, groups: int = 2) -> Batch:
-    """Groups that share a first screen, chains that extend and break, duplicates, text alone."""
+    """Return groups that share a first screen, chains that extend and break, duplicates, and text."""
     author = Author(policy, seed)
     steps: list[BatchStep] = []
     for group in range(groups):

@@ -383,8 +383,8 @@ async def test_a_disk_that_is_full_ends_no_rounds(
 
 
 def test_each_channel_names_those_that_are_left() -> None:
-    assert 'weights.channel = "gloo" or "file"' in Transport("nccl").cure()
-    assert 'weights.channel = "file"' in Transport("gloo").cure()
+    assert 'weights.channel = "gloo" or "file"' in Transport("nccl").fix()
+    assert 'weights.channel = "file"' in Transport("gloo").fix()
 
 
 async def test_a_trainer_that_starts_again_is_joined_anew(
@@ -418,7 +418,7 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
         assert mine.group
         for wrong in (
             ask,
-            RendezvousRequest(group="of before", expected=["0/0"]),
+            RendezvousRequest(group="of before", wanted=["0/0"]),
             RendezvousRequest(group=mine.group, values={"a": bytes(1 << 20)}),
             RendezvousRequest(group=mine.group, values=keys),
         ):
