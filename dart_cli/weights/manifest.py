@@ -63,7 +63,7 @@ _CODES = {
 """A dtype's name in torch -> its name in safetensors, and its bytes."""
 _DTYPES = {code: name for name, (code, _) in _CODES.items()}
 _LARGEST_HEADER_BYTES = 64 << 20
-_CURE = "copy it again, or use another version"
+_FIX = "copy it again, or use another version"
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def read_layout(file: Path) -> Layout:
             length = int.from_bytes(handle.read(8), "little")
             if length > _LARGEST_HEADER_BYTES:
                 raise WeightsError(
-                    f"{file} is no safetensors file: its header is too large; {_CURE}"
+                    f"{file} is no safetensors file: its header is too large; {_FIX}"
                 )
             text = handle.read(length)
             size = handle.seek(0, 2)
@@ -357,18 +357,16 @@ def read_layout(file: Path) -> Layout:
         raise WeightsError(f"{file}: {cure_of(error, cause)} ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise WeightsError(
-            f"{file} is no safetensors file: its header cannot be read; {_CURE}"
+            f"{file} is no safetensors file: its header cannot be read; {_FIX}"
         ) from None
     end = 0
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
     for entry in entries.values():
         if entry.begin != end:
-            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
+            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_FIX}")
         end = entry.end
     if size != 8 + length + end:
-        raise WeightsError(
-            f"{file} has {size} bytes, but {8 + length + end} by its header; {_CURE}"
-        )
+        raise WeightsError(f"{file} has {size} bytes, but {8 + length + end} by its header; {_FIX}")
     return Layout(length.to_bytes(8, "little") + text, entries, end)
 
 

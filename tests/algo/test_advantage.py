@@ -1,4 +1,4 @@
-"""Advantages against numpy in float64."""
+"""Advantages, compared with numpy in float64."""
 
 from __future__ import annotations
 

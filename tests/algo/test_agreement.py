@@ -1,4 +1,4 @@
-"""Kappa and its interval, against the delta method by numbers."""
+"""Kappa and its interval, compared with a numerical delta method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dart_cli.algo.statistics import Z_95, Agreement
 
 
 def by_numbers(table: np.ndarray) -> tuple[float, float]:
-    """Kappa and its standard error: the gradient by differences, the multinomial's covariance."""
+    """Return kappa and its standard error, from differences and the covariance of a multinomial."""
     n = table.sum()
 
     def kappa(p: np.ndarray) -> float:

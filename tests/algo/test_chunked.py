@@ -1,4 +1,4 @@
-"""Chunked scores against the dense formula: values, gradients, and what is kept."""
+"""Chunked scores, compared with the dense formula: values, gradients, and saved tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drawn(
     dtype: torch.dtype = torch.float64,
     scale: float = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states, weight, token ids."""
+    """Return hidden states, weight and token ids."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -68,7 +68,7 @@ def chunks(
 
 
 def by_both(*arguments: Any, chunk: int) -> list[list[torch.Tensor]]:
-    """Values and gradients, dense and chunked."""
+    """Return values and gradients, dense and chunked."""
     hidden, weight, ids, *rest = arguments
     result = []
     for scores in (dense(*arguments), chunks(hidden, weight, ids, *rest, chunk)):

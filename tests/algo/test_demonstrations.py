@@ -1,4 +1,4 @@
-"""Tokens of an unknown behaviour policy: their gradient, and what is said of them."""
+"""Tokens of an unknown behaviour policy: their gradient, and their metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loss_of(
 def test_it_has_the_gradient_of_the_likelihood(
     logprobs: list[float], kind: ImportanceSampling
 ) -> None:
-    """d/d theta of the sum of log softmax, by autograd from the logits of a choice of two."""
+    """Compare with d/d theta of the sum of log softmax, by autograd from the logits of two choices."""
 
     def demonstrated_logprobs(logits: torch.Tensor) -> torch.Tensor:
         return torch.stack([logits, torch.zeros_like(logits)]).log_softmax(0)[0]

@@ -1,4 +1,4 @@
-"""High-entropy steps: the threshold against numpy, ties, order, and that something is kept."""
+"""High-entropy steps: the threshold (compared with numpy), ties, order, and that a step is always kept."""
 
 from __future__ import annotations
 

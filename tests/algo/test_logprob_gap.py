@@ -29,7 +29,7 @@ def test_it_is_the_definition_written_out(pairs: list[tuple[float, float]]) -> N
 
 
 def test_k3_is_the_kl_of_the_distributions_on_average() -> None:
-    """Exact expectation over a vocabulary of 50, not a sample: sum of p(x) k3(x) = KL(p || q)."""
+    """Compute the exact expectation over a vocabulary of 50: sum of p(x) k3(x) = KL(p || q)."""
     rng = np.random.default_rng(0)
     engine, trainer = (np.log(rng.dirichlet(np.ones(50))) for _ in range(2))
     expected = float((np.exp(engine) * (engine - trainer)).sum())

@@ -71,7 +71,7 @@ def old(token: Token, o: Objective) -> float:
 
 
 def token_loss(step: Step, token: Token, x: float, o: Objective) -> float:
-    """Loss of one token with log-probability x; gradients stop at `token.policy`."""
+    """Return the loss of one token with log-probability x; gradients stop at `token.policy`."""
     a, low, high = step.advantage, 1 - o.clip_low, 1 + o.clip_high
     r = math.exp(limited(x - old(token, o)))
     surrogate = (min(r, high) if a >= 0 else max(r, low)) * a
@@ -81,7 +81,7 @@ def token_loss(step: Step, token: Token, x: float, o: Objective) -> float:
 
 
 def token_slope(step: Step, token: Token, o: Objective) -> float:
-    """Derivative of `token_loss` at the token's own log-probability."""
+    """Return the derivative of `token_loss` at the token's log-probability."""
     a, low, high = step.advantage, 1 - o.clip_low, 1 + o.clip_high
     log = token.policy - old(token, o)
     r = math.exp(limited(log))
@@ -116,7 +116,7 @@ def mean_by_hand(
 
 
 def slopes_by_hand(batch: list[Step], mean: Normalise, o: Objective) -> list[float]:
-    """Derivative of the batch's loss by each token's log-probability."""
+    """Return the derivative of the batch's loss with respect to each token's log-probability."""
     return [
         mean_by_hand(
             batch,
@@ -136,7 +136,7 @@ def slopes_by_hand(batch: list[Step], mean: Normalise, o: Objective) -> list[flo
 def ours(
     batch: list[Step], o: Objective, mean: Normalise = "tokens", part: slice | None = None
 ) -> tuple[LossOutput, list[float]]:
-    """Output and gradient by log-probabilities, of the batch or of a part of it."""
+    """Return output and gradient by log-probabilities, for the batch or a part of it."""
     shares = loss_weights(
         [(step.trajectory, len(step.tokens)) for step in batch if step.weight != 0], mean
     )
@@ -203,7 +203,7 @@ _mean = st.sampled_from(get_args(Normalise))
 
 
 def away_from_kinks(token: Token, o: Objective) -> bool:
-    """Whether no bound is so near that rounding or a finite difference could cross it."""
+    """Return True if no bound is so near that rounding or a finite difference could cross it."""
     bounds = [1 + o.clip_high, 1 - o.clip_low]
     kinks = [LIMIT, -LIMIT, *(math.log(bound) for bound in bounds if bound > 0)]
     log = token.policy - old(token, o)
@@ -319,7 +319,7 @@ _near_batch = st.lists(
 def test_without_clip_and_cap_the_gradient_is_reinforce_with_importance_sampling(
     batch: list[Step],
 ) -> None:
-    """w r = (q / b) (p / q) = p / b: where the proximal policy stands does not matter."""
+    """Use w r = (q / b) (p / q) = p / b: the proximal policy does not matter."""
     count = sum(len(step.tokens) for step in batch)
     expected = [
         -math.exp(t.policy - t.behaviour) * s.advantage / count for s in batch for t in s.tokens
@@ -334,7 +334,7 @@ def test_without_clip_and_cap_the_gradient_is_reinforce_with_importance_sampling
 @few
 @given(_near_batch, _mean)
 def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: Normalise) -> None:
-    """p = q = b: A grad p, no token clipped or truncated, and an ESS of 1."""
+    """Set p = q = b: the gradient is A grad p, no token is clipped or truncated, and the ESS is 1."""
     batch = [
         replace(step, tokens=tuple(Token(t.policy, t.policy, t.policy, 0) for t in step.tokens))
         for step in batch
@@ -358,7 +358,7 @@ def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: No
 def test_in_the_one_pass_of_an_update_the_clip_acts_under_ratio_alone(
     batch: list[Step], correction: ImportanceSampling, clip: float
 ) -> None:
-    """p = q: r is exactly 1 but with `ratio`, whose r is to b."""
+    """Set p = q: r is exactly 1, except with `ratio`, whose r is relative to b."""
     assume(correction != "ratio")
     batch = [
         replace(step, tokens=tuple(replace(t, proximal=t.policy) for t in step.tokens))
@@ -382,7 +382,7 @@ def in_one_formula(
     o: Objective,
     tokens: int,
 ) -> torch.Tensor:
-    """Token-level truncation, PPO's clip and the KL."""
+    """Combine truncation by token, PPO's clip and the KL."""
     counts = weights != 0
     policy, proximal, behaviour, reference = (
         torch.where(counts, each, 0.0) for each in (policy, proximal, behaviour, reference)
@@ -430,7 +430,7 @@ def test_defaults_are_bit_for_bit_one_formula(dtype: torch.dtype, kl_beta: float
 
 @pytest.mark.parametrize("nats", [-100.0, -30.0, -12.0, -4.0, 0.0, 2.0, 4.0, 8.0, 12.0, 30.0])
 def test_one_token_far_from_the_reference_cannot_make_up_an_update(nats: float) -> None:
-    """verl's low_var_kl: k3 clamped to 10 nats, beyond which it has no gradient."""
+    """Compare with verl's low_var_kl: k3 clamped to 10 nats, beyond which it has no gradient."""
     policy = torch.tensor([-40.0], dtype=torch.float64, requires_grad=True)
     fixed = policy.detach()
     output = policy_loss(
@@ -476,7 +476,7 @@ def test_float32_stays_finite_at_any_ratio(batch: list[Step], o: Objective) -> N
 def test_a_masked_token_of_impossible_log_probability_does_no_harm(
     correction: ImportanceSampling,
 ) -> None:
-    """All is as if it were not there."""
+    """Compare with the batch without the masked token."""
     inf = float("-inf")
     results = []
     for length in (2, 3):

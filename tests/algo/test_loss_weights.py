@@ -1,4 +1,4 @@
-"""What a token weighs: against nested means in fractions, and in words."""
+"""The weight of a token, compared with nested means in fractions, and in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Success within k attempts, against enumeration of all choices and of all resamples."""
+"""Success within k attempts, compared with enumerations of all choices and resamples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_estimates_equal_the_mean_over_all_choices_of_k_attempts(attempts: int) 
 
 
 def test_estimates_are_unbiased() -> None:
-    """Over all outcomes of 5 attempts, each passing with p, the mean is that of k attempts."""
+    """Average over all outcomes of 5 attempts that pass with p: the mean is exact for k attempts."""
     p = 0.3
     for k in (1, 2, 4, 5):
         some = every = 0.0

@@ -1,4 +1,4 @@
-"""Targets and losses of pointing against independent computations: pixels, sampling, numpy in float64."""
+"""Targets and losses of pointing, compared with independent computations: pixels, sampling, numpy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_box_without_area_or_beyond_the_screen_is_in_one_cell(make: object) ->
 
 
 def _case() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Logits and targets [3, 6]; one target has a single cell, one all."""
+    """Return logits and targets [3, 6]; one target has a single cell, one has all."""
     rng = np.random.default_rng(3)
     target = np.array([[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]], float)
     return rng.normal(size=(3, 6)) * 3, target / target.sum(axis=1, keepdims=True)

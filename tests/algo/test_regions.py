@@ -1,4 +1,4 @@
-"""Regions of a pointer's distribution, against a computation that shares nothing with them."""
+"""Regions of a pointer's distribution, compared with an independent computation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Found = tuple[float, float, float, frozenset[int]]
 
 
 def brute_force(p: NDArray[np.float64], share: float = 0.3) -> list[Found]:
-    """Every cell takes the least label of its neighbours until none changes."""
+    """Find regions: every cell takes the least label of its neighbours until none changes."""
     is_kept = p > share * p.max()
     label = np.where(is_kept, np.arange(p.size).reshape(p.shape), p.size)
     while True:

@@ -1,4 +1,4 @@
-"""Task probabilities and group sizes: formulas, bounds, and that nothing starves."""
+"""Task probabilities and group sizes: formulas, bounds, and that every task is played."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dart_cli.algo.task_sampling import (
 
 
 def of(success: list[float | None]) -> list[float | None]:
-    """Variances of outcomes of these success rates."""
+    """Return the variances of outcomes with these success rates."""
     return [None if rate is None else rate * (1 - rate) for rate in success]
 
 

@@ -104,7 +104,7 @@ async def receiving(
 
 
 def of_rank(transport: Transport, rank: int) -> Transport:
-    """For the rank's own GPU."""
+    """Return the transport for the GPU of a rank."""
     return transport if transport.backend == "gloo" else replace(transport, device=f"cuda:{rank}")
 
 
@@ -152,7 +152,7 @@ def running(
 
 
 def go_on(started: subprocess.Popen[str]) -> None:
-    """End what it is held in."""
+    """Let a process go on from the point where it waits."""
     assert started.stdin is not None
     started.stdin.close()
     started.stdin = None
@@ -178,7 +178,7 @@ def tell(**values: object) -> None:
 
 
 def hold_in_first_broadcast() -> None:
-    """Stop within the first broadcast, with some buckets through, until standard input is closed."""
+    """Stop within the first broadcast, after some buckets, until standard input is closed."""
     through = GlooGroup.broadcast
     groups.BUCKET_BYTES = 1 << 20
 
@@ -216,7 +216,7 @@ async def worker(
     address: str,
     curve: CurveKeys | None,
 ) -> None:
-    """Prepare `version` again and again; print each that is held."""
+    """Prepare `version` again and again; print each version of the copy."""
     version_before = None
     async with receiving(run_dir, transport, name, 60, address, curve) as receiver:
         while True:

@@ -27,7 +27,7 @@ VERSIONS = 4
 async def test_versions_arrive_while_the_ranks_train_and_neither_waits_for_ever(
     tmp_path: Path, backend: str
 ) -> None:
-    """With NCCL the worker shares the second rank's GPU, by a group of its own."""
+    """Broadcast to a worker, which with NCCL shares the GPU of the second rank in a separate group."""
     is_gpu = backend == "nccl"
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)

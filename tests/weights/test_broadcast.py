@@ -52,7 +52,7 @@ from tests.weights.broadcasting import (
 
 WORKERS = ("rollout-0", "rollout-1", "rollout-2")
 LARGE = 8_000_000
-"""Values of a set that takes many buckets, and more than sockets hold."""
+"""Number of values of a set that takes many buckets, and more than sockets can buffer."""
 _GPUS = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
 
 
@@ -76,7 +76,7 @@ def run_dir(tmp_path: Path) -> Path:
     ]
 )
 def transport(request: pytest.FixtureRequest) -> Transport:
-    """Of the trainer, by each backend."""
+    """Return the trainer's transport, for each backend."""
     return Transport(request.param, device="cuda:0" if request.param == "nccl" else "auto")
 
 
@@ -205,7 +205,7 @@ async def test_each_worker_gets_the_newest_whatever_it_was_permitted(
 async def test_a_request_for_a_version_that_is_old_by_now_is_referred_to_the_newest(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is published while the trainer waits for a worker that it expects."""
+    """Publish a version while the trainer waits for a worker that it expects."""
     monkeypatch.setattr(rounds, "GATHER_S", 100.0)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1), 0)
@@ -274,7 +274,7 @@ async def test_while_the_trainer_is_away_a_set_on_disk_is_taken_and_none_is_refu
 
 
 class Network:
-    """Of both ends in this process: while it is `down`, no group is joined by all."""
+    """A network of both ends in this process: while it is `down`, no group is complete."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.down = True
@@ -292,7 +292,7 @@ class Network:
 async def test_where_no_broadcast_ever_arrives_versions_come_from_disk_until_one_does(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else the run would stand still: a worker that lags too far is leased nothing more."""
+    """Write versions whole: otherwise the run would stand still, since a worker that lags gets no leases."""
     network = Network(monkeypatch)
     channel = make_channel(run_dir, Transport("gloo"))
     channel.resume(tensors(1), 0)
@@ -431,7 +431,7 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short deadlines, and many buckets, as in the processes that hold."""
+    """Set short deadlines and many buckets, as in the processes that stop within a broadcast."""
     monkeypatch.setattr(groups, "STALL_S", 3.0)
     monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
 
@@ -447,7 +447,7 @@ def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> d
 async def test_a_broadcast_whose_trainer_dies_or_hangs_ends_by_its_deadline(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
-    """Some bytes have come when it happens; the worker keeps what serves and asks again."""
+    """Kill the trainer after some bytes: the worker keeps the weights that it serves and asks again."""
     monkeypatch.setattr(receivers, "ASK_S", 1.0)
     with process("trainer", **options(run_dir, transport, 0, size=LARGE)) as trainer:
         published = await line_of(trainer)
@@ -558,7 +558,7 @@ class Deaf:
 async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served_alone(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It joins, too: all of its rounds break off, and the others are no longer in them."""
+    """Let a bad worker join: all of its rounds break off, and the others are no longer in them."""
     monkeypatch.setattr(groups, "STALL_S", 1.0)
     # Of this worker alone: the address is all that tells them apart.
     bad_transport = replace(of_rank(transport, 3), address="127.0.0.2")
@@ -591,7 +591,7 @@ async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served
 async def test_a_round_begins_although_requests_are_held_for_less_than_it_waits(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for a worker that has gone, while the other one asks again and again."""
+    """Wait for a worker that has died, while the other one asks again and again."""
     monkeypatch.setattr(rounds, "GATHER_S", 1.0)
     monkeypatch.setattr(channels, "HOLD_S", 0.2)
     channel = make_channel(run_dir, transport)
@@ -650,7 +650,7 @@ def stops_of_broadcasts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    """Two network namespaces; the second sees nothing of the first one's run directory."""
+    """Use two network namespaces; the second does not see the run directory of the first."""
     keys = tmp_path / "keys"
     keys.mkdir()
     write_key_pair(keys / "curve.json")
@@ -700,7 +700,7 @@ def test_sockets_are_bound_to_their_address() -> None:
 
 
 def _listening() -> set[tuple[str, str]]:
-    """(address, socket) of this process's TCP sockets."""
+    """Return (address, socket) of the TCP sockets of this process."""
     mine = set()
     for handle in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

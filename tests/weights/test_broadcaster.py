@@ -27,7 +27,7 @@ from tests.weights.broadcasting import tensors
 
 
 class Group:
-    """Brings everything at once, or raises."""
+    """A group whose broadcasts succeed at once, or raise."""
 
     def __init__(self, name: str, errors: list[Exception]) -> None:
         self.name = name
@@ -91,7 +91,7 @@ def test_a_round_that_breaks_off_is_not_the_last_whatever_broke_it(
 
 
 def test_between_rounds_no_version_is_kept(trainer: Trainer) -> None:
-    """Of a 7B it is 15 GB, beside the newest one and that on its way."""
+    """Free the memory of the replaced version, which is 15 GB for a 7B."""
     trainer.publish(0)
     assert trainer.newest is not None
     first = weakref.ref(trainer.newest.tensors)
@@ -125,7 +125,7 @@ def test_an_address_of_another_host_is_named() -> None:
 async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_by_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: bool
 ) -> None:
-    """Also where the trainer names a newer version each time."""
+    """Count requests, also if the trainer names a newer version each time."""
     answers, manifests = 0, {}
 
     class Train:

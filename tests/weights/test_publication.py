@@ -46,7 +46,7 @@ def same(path: Path, expected: Tensors) -> bool:
 
 
 class Gate:
-    """Where a channel would write, it waits until the gate is open, or fails."""
+    """A gate before a channel's writes, which wait until it is open, or fail."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
@@ -260,7 +260,7 @@ def test_tensors_of_a_gpu_that_is_not_the_current_one_are_copied_as_it_leaves_th
 def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind what the device still has to do, on a stream of its own, and with casts in between."""
+    """Copy after the device's queued work, on a separate stream, with casts in between."""
     monkeypatch.setattr(flat_weights, "IN_FLIGHT_BYTES", 1 << 20)
     count = 1 << 22
     masters = {f"w{index}": torch.randn(count, device="cuda") for index in range(8)}

@@ -102,7 +102,7 @@ def test_after_a_restart_of_the_machine_numbers_still_rise(tmp_path: Path, share
 def test_memory_whose_process_lives_is_kept_though_its_directory_is_out_of_sight(
     tmp_path: Path, shared: Path
 ) -> None:
-    """As for another container that shares /dev/shm."""
+    """Hide the run directory, as from another container that shares /dev/shm."""
     channel = FileChannel(tmp_path / "weights", shared=True)
     path = channel.publish(tensors(3), 0).path
     (tmp_path / "weights").rename(tmp_path / "unseen")

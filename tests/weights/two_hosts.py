@@ -39,7 +39,7 @@ async def trainer(config: Config) -> None:
 
 
 async def worker(config: Config) -> None:
-    """Hold each version in turn, and say where its copy differs from what was published."""
+    """Receive each version in turn, and report where the copy differs from the published one."""
     async with receiving(config, "rollout-0") as receiver:
         assert isinstance(receiver, BroadcastReceiver)
         for version in range(100):

@@ -35,7 +35,7 @@ class TrainerProgress(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     updates: int = 0  # batches used, skipped ones included
-    skipped: int = 0  # those of them that changed no weights: see Update.note
+    skipped: int = 0  # how many of them changed no weights: see Update.note
     policy_version: int = 0  # newest published when this was written
     last_batch_id: int = 0  # newest batch in the weights
     batches_trained: list[int] = []  # ids since the previous complete checkpoint

@@ -43,7 +43,7 @@ from dart_cli.weights.manifest import ranges
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
-_CURE = 'each process needs a GPU of its own; else set weights.channel = "gloo" or "file"'
+_FIX = 'each process needs a GPU of its own; else set weights.channel = "gloo" or "file"'
 
 
 class NcclGroup:
@@ -65,7 +65,7 @@ class NcclGroup:
         except MissingPartError as error:
             raise WeightsError(str(error)) from None
         if not (accelerator.is_gpu(self._device) and accelerator.has_nccl()):
-            raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_CURE}')
+            raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_FIX}')
         threading.Thread(target=self._run, name="nccl", daemon=True).start()
         self._call(self._join, JOIN_S)
 
@@ -192,5 +192,5 @@ def _do(work: Callable[[], None], outcome: _Outcome) -> None:
     except WeightsError as error:
         outcome.error = error
     except Exception as error:  # noqa: BLE001 - torch raises more than RuntimeError
-        outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
+        outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_FIX}")
     outcome.is_over.set()
