@@ -71,7 +71,7 @@ class ModelError(UserError):
     """A model folder is missing, incomplete or of an unsupported class."""
 
 
-class ParityError(UserError):
+class LogprobCheckError(UserError):
     """Engine and trainer give the same tokens other log-probabilities; no restart fixes it."""
 
 

@@ -39,7 +39,7 @@ class Share(Message):
     policy_version: Integer | None  # that the weights served are; None if of none
     samples: Count  # of the whole batch
     tokens: Count  # of all their completions
-    looks: bool  # whether each rank scores a pack again with grey screens (train/sight.py)
+    looks: bool  # whether each rank scores a pack again with grey screens (train/blindness.py)
 
 
 class StepStates(Message):

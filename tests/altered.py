@@ -1,4 +1,4 @@
-"""A copy of a message or a row with other fields, those of its sampled tokens among them."""
+"""Copies of messages or rows with changed fields, including the fields of their sampled tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bus.messages import SampledTokens
 
 
 def altered(item: Any, **changes: Any) -> Any:
-    """`item` with `changes`, unvalidated; a field of SampledTokens is one of `item.sampled`."""
+    """Return `item` with `changes`, not validated; a field of SampledTokens is changed in `item.sampled`."""
     inner = {
         name: changes.pop(name) for name in list(changes) if name in SampledTokens.model_fields
     }

@@ -1,14 +1,14 @@
-"""A device that is not there: its tensors lie in main memory, and nothing but a copy may mix them with others.
+"""A pretended device: its tensors are in main memory, and only a copy may mix them with other tensors.
 
-    KIND     what torch calls it
-    Apart    a tensor on it
-    pretend  let it stand for the GPU of dart_cli/hardware/accelerator.py
+    KIND     torch's name of the device
+    Apart    a tensor on the device
+    pretend  makes the device the GPU of dart_cli/hardware/accelerator.py
 
-What runs on it computes the CPU's numbers with the CPU's kernels, under a GPU's rules: an operation
-on tensors of two devices raises, as does `numpy()`, and an index or a number of no dimension may come from
-main memory. Code that names a device or forgets to is found so, with real numbers, on any machine.
-Streams and events do nothing, since all is done in order; a GPU's speed, memory, kernels and
-NCCL are not pretended.
+Operations on it compute the CPU's numbers with the CPU's kernels, but under a GPU's rules: an operation on
+tensors of two devices raises an error, and so does `numpy()`; an index or a number without dimensions may
+be in main memory. So tests find code that names a wrong device, or none, with real numbers, on any machine.
+Streams and events do nothing, since operations run in order. A GPU's speed, memory, kernels and NCCL are
+not pretended.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ _TAKES_INDICES_OF_THE_CPU = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.
 
 
 class Apart(torch.Tensor):
-    """A tensor of the pretended device; `held` has its numbers."""
+    """A tensor of the pretended device; `cpu_tensor` has its numbers."""
 
-    held: torch.Tensor
+    cpu_tensor: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor) -> Self:
-        """`held`, elsewhere."""
+    def __new__(cls, cpu_tensor: torch.Tensor) -> Self:
+        """Return a tensor on the device with the numbers of `cpu_tensor`."""
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
             cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
+            cpu_tensor.size(),
+            strides=cpu_tensor.stride(),
+            storage_offset=cpu_tensor.storage_offset(),
+            dtype=cpu_tensor.dtype,
             device=torch.device(KIND, 0),
         )
 
-    def __init__(self, held: torch.Tensor) -> None:
-        self.held = held
+    def __init__(self, cpu_tensor: torch.Tensor) -> None:
+        self.cpu_tensor = cpu_tensor
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Apart({self.held})"
+        return f"Apart({self.cpu_tensor})"
 
     def tolist(self) -> Any:
-        """Its numbers, which are waited for."""
-        return self.held.tolist()
+        """Return the numbers."""
+        return self.cpu_tensor.tolist()
 
     @classmethod
     def __torch_dispatch__(
@@ -84,24 +84,24 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     """Compute one operation of torch. Raises RuntimeError for tensors of two devices."""
     apart: dict[int, Apart] = {}  # by the id of what it holds
     here: list[torch.Tensor] = []
-    held_args = tuple(_held(each, apart, here) for each in args)
-    given = {name: _held(each, apart, here) for name, each in kwargs.items()}
-    asked = given.get("device")
-    if asked is not None:
-        is_apart = torch.device(asked).type == KIND
-        given["device"] = torch.device("cpu")
+    cpu_args = tuple(_on_cpu(value, apart, here) for value in args)
+    cpu_kwargs = {name: _on_cpu(value, apart, here) for name, value in kwargs.items()}
+    device = cpu_kwargs.get("device")
+    if device is not None:
+        is_apart = torch.device(device).type == KIND
+        cpu_kwargs["device"] = torch.device("cpu")
     elif func in _COPIES:
         is_apart = isinstance(args[0], Apart)
     else:
         is_apart = bool(apart)
         if is_apart and here and func not in _TAKES_INDICES_OF_THE_CPU:
-            shapes = [tuple(each.shape) for each in here if each.dim()]
+            shapes = [tuple(tensor.shape) for tensor in here if tensor.dim()]
             if shapes:
                 raise RuntimeError(
                     f"{func}: some tensors are on {KIND}:0, others, {shapes}, on the cpu"
                 )
-    given.pop("pin_memory", None)
-    result = func(*held_args, **given)
+    cpu_kwargs.pop("pin_memory", None)
+    result = func(*cpu_args, **cpu_kwargs)
     if not is_apart:
         return result
     result = _moved_there(result, apart)
@@ -110,45 +110,48 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     return return_and_correct_aliasing(func, args, dict(kwargs), result)
 
 
-def _held(value: Any, apart: dict[int, Apart], here: list[torch.Tensor]) -> Any:
-    """Return the argument with what its tensors hold; add these to `apart`, those of main memory to `here`."""
+def _on_cpu(value: Any, apart: dict[int, Apart], here: list[torch.Tensor]) -> Any:
+    """Return an argument with CPU tensors in place of Apart ones.
+
+    Apart tensors are added to `apart`, tensors in main memory to `here`.
+    """
     if isinstance(value, Apart):
-        apart[id(value.held)] = value
-        return value.held
+        apart[id(value.cpu_tensor)] = value
+        return value.cpu_tensor
     if isinstance(value, torch.Tensor):
         here.append(value)
     elif isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_held(each, apart, here) for each in value])
+        return type(value)([_on_cpu(item, apart, here) for item in value])
     return value
 
 
 def _moved_there(value: Any, apart: Mapping[int, Apart]) -> Any:
-    """Return the result with its tensors on the device: an argument that is returned stays the same object."""
+    """Return a result with its tensors on the device; an argument that is returned stays the same object."""
     if isinstance(value, torch.Tensor):
         argument = apart.get(id(value))
         return Apart(value) if argument is None else argument
     if isinstance(value, list | tuple):
-        return type(value)([_moved_there(each, apart) for each in value])
+        return type(value)([_moved_there(item, apart) for item in value])
     return value
 
 
 @functools.cache
 def _shares_memory(func: Any) -> bool:
     """Return True if a result of the operation is an argument or a view of one."""
-    return any(each.alias_info is not None for each in func._schema.returns)
+    return any(result.alias_info is not None for result in func._schema.returns)
 
 
 class _Stream:
-    """A stream or an event: what was asked for is done."""
+    """A stream or an event. Its work is always finished."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Of any priority, timed or not."""
+        """Accept any priority, timed or not."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def done(*_: object) -> Any:
+        def call(*_: object) -> Any:
             return {"query": True, "elapsed_time": 0.0, "record_event": self}.get(name)
 
-        return done
+        return call
 
 
 _setup_privateuseone_for_python_backend(
@@ -184,16 +187,16 @@ def packed_attention(
     window: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """As `accelerator.packed_attention`, sequence by sequence and in float32."""
+    """Compute `accelerator.packed_attention`, sequence by sequence and in float32."""
     scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, dim=1).float() for each in (key, value))
+    key, value = (heads.repeat_interleave(groups, dim=1).float() for heads in (key, value))
     parts = []
     queries, keys = query_ends.tolist(), key_ends.tolist()
     assert longest[0] >= max(b - a for a, b in itertools.pairwise(queries))
     for sequence in range(len(queries) - 1):
         q = query[queries[sequence] : queries[sequence + 1]].float()
-        k, v = (each[keys[sequence] : keys[sequence + 1]] for each in (key, value))
+        k, v = (heads[keys[sequence] : keys[sequence + 1]] for heads in (key, value))
         behind = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
         behind = behind - torch.arange(len(k), device=q.device)
         hidden = (behind < 0) | (behind >= window if window else behind < 0)
@@ -204,7 +207,7 @@ def packed_attention(
 
 
 def pretend(patch: pytest.MonkeyPatch) -> None:
-    """Until the test ends, the pretended device is the GPU that this process has."""
+    """Make the pretended device the GPU of this process until the test ends."""
     stands_for: dict[str, Any] = {
         "KIND": KIND,
         "is_available": lambda: True,
@@ -231,31 +234,29 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     patch.setattr(torch.Tensor, "is_pinned", lambda _self: True)
     patch.setattr(PreTrainedModel, "to", _with_ties(PreTrainedModel.to))
-    for name in (
-        "alloc_storage",
-        "free_storage",
-    ):  # of gathered weights; they have none of their own
+    # Gathered weights have no storage that FSDP2 could allocate or free.
+    for name in ("alloc_storage", "free_storage"):
         patch.setattr(_fsdp_param, name, lambda _tensor: None)
     for name in ("arange", "linspace", "eye", "randperm"):  # torch makes these by resizing
         patch.setattr(torch, name, _moved(getattr(torch, name)))
 
 
 def _with_ties(move: Callable[..., Any]) -> Callable[..., Any]:
-    """Moves a model whose tied weights stay so: torch makes new parameters of a class of ours."""
+    """Return `move` with tied weights tied again: torch makes new parameters for a tensor subclass."""
 
-    def moved(model: Any, *given: Any, **named: Any) -> Any:
-        found = move(model, *given, **named)
-        found.tie_weights()
-        return found
+    def move_and_tie(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = move(model, *args, **kwargs)
+        result.tie_weights()
+        return result
 
-    return moved
+    return move_and_tie
 
 
 def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Makes a tensor of main memory, then copies it."""
+    """Return a function that makes a tensor in main memory, then copies it to the device."""
 
-    def made(*given: Any, device: Any = None, **named: Any) -> torch.Tensor:
-        here = make(*given, **named)
+    def make_and_copy(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        here = make(*args, **kwargs)
         return here if device is None else here.to(device)
 
-    return made
+    return make_and_copy

@@ -1,8 +1,8 @@
-"""What all tests share.
+"""Hooks and fixtures of all tests.
 
-An `async def` test runs in an event loop of its own. Property tests have no time limit for an
-example: on a busy machine it would fail tests whose promise holds. With CI in the environment they
-draw the same examples each time, so that it judges the change and not the draw.
+Each `async def` test runs in a new event loop. Property tests have no time limit for an example, since on a
+busy machine a limit would fail tests whose promise holds. If CI is in the environment they draw the same
+examples each time, so that a failure comes from the change and not from the draw.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
-    """Collect garbage as often as `dart` does; give each pytest-xdist worker a TMPDIR: tests look at what is left there.
+    """Collect garbage as often as `dart` does, and give each pytest-xdist worker its own TMPDIR.
 
-    Tests of a closed terminal hold under nohup, too, which would let `dart` ignore it.
+    Tests look at the files that remain in TMPDIR. SIGHUP is reset, since under nohup `dart` would ignore a
+    closed terminal.
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.set_threshold(20_000)
@@ -47,7 +48,7 @@ def pytest_configure() -> None:
         return
     folder = Path(tempfile.gettempdir()) / f"dart-{os.getpid()}-{worker}"
     folder.mkdir()
-    folder.chmod(0o1777)  # as /tmp: applications that play as another user clean up there
+    folder.chmod(0o1777)  # like /tmp: applications that play as another user clean up there
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     # At the process's end, after multiprocessing has removed a folder of its own in it (at -100).
     Finalize(None, shutil.rmtree, [folder], {"ignore_errors": True}, exitpriority=-200)
@@ -55,19 +56,19 @@ def pytest_configure() -> None:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One of tests/devices.py; the pretended one stands for the GPU while the test runs."""
+    """A device of tests/devices.py. The pretended one replaces the GPU while the test runs."""
     if request.param == "apart":
         from tests.apart import pretend  # it loads torch
 
         pretend(monkeypatch)
-    found: str = request.param
-    return found
+    name: str = request.param
+    return name
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Count what was skipped by reason, for a person; in pytest's cache, for .ci/skips, each test's file."""
+    """Print how many tests were skipped, by reason; write their files to pytest's cache, for .ci/skips."""
     reasons = {  # by test: each pytest-xdist worker reports the modules that are skipped as a whole
         (report.nodeid, report.longrepr[1]): report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])

@@ -1,4 +1,4 @@
-"""What tests of a GPU are marked with."""
+"""Marks and parameters for tests on several devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
 
 _CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])
 DEVICES = ["cpu", "apart", _CUDA]
-"""The same test on each; `apart` is a device that is not there (apart.py). For the fixture `device`."""
+"""Parameters for the fixture `device`: the test runs on each. `apart` is a pretended device (apart.py)."""
 
 AUTOCASTING = ["cpu", _CUDA]
-"""Of them, those for which torch has autocast."""
+"""The devices for which torch has autocast."""

@@ -1,8 +1,8 @@
 """The limit of a test: time without progress, so that a slow or busy machine fails no test.
 
-pytest-timeout ends a test after `timeout` seconds (pyproject.toml) by a timer of the wall clock. The timer here
-replaces that one, by pytest-timeout's own hook. It runs out in two cases, of which neither depends on what else the
-machine does:
+pytest-timeout ends a test after `timeout` seconds (pyproject.toml) of the wall clock. The timer here
+replaces that one, by pytest-timeout's own hook. It runs out in two cases, neither of which depends on other
+work of the machine:
 
     stands still   in `timeout` seconds the processes of the test used less than LEAST_SHARE of one core; seconds in which
                    one of them was ready to run and waited for a core are not counted (Linux)
@@ -26,33 +26,34 @@ import pytest
 from pytest_timeout import Settings, timeout_sigalrm
 
 LEAST_SHARE = 0.05
-"""Of one core. Processes that only poll and send heartbeats use less; one that computes beside forty others uses more."""
+"""Share of one core. Processes that only poll and send heartbeats use less; a process that computes beside
+forty others uses more."""
 MOST_CPU_S = 1800.0
 LOOKS = 24
-"""How often the watch looks at the processes within a test's limit."""
+"""Number of looks at the processes within a test's limit."""
 
 
 class Used(NamedTuple):
-    """Seconds of a span of time."""
+    """The use of processor time in a span of time."""
 
     cpu_s: float  # of processor time, of all processes together
     queued_s: float  # in which the thread that waited longest was ready to run and had no core
 
 
 class CpuMeter:
-    """The processor time that this process and all below it have used, and how long they waited for it."""
+    """A meter of the processor time of this process and all below it, and of their waits for a core."""
 
     def __init__(self) -> None:
         self._own = psutil.Process()
         self._cpu, self._queued = self._times()
 
     def used(self) -> Used:
-        """Return what was used since the last call. A process that is new counts whole."""
+        """Return the use since the last call. The whole use of a new process counts."""
         cpu, queued = self._times()
         used = Used(
             sum(max(0.0, cpu_s - self._cpu.get(pid, 0.0)) for pid, cpu_s in cpu.items()),
             max(
-                (each - self._queued.get(thread, 0.0) for thread, each in queued.items()),
+                (seconds - self._queued.get(thread, 0.0) for thread, seconds in queued.items()),
                 default=0.0,
             ),
         )
@@ -60,12 +61,11 @@ class CpuMeter:
         return used
 
     def _times(self) -> tuple[Mapping[int, float], Mapping[str, float]]:
-        """Return processor seconds by process, those of its children that have ended included, and queued seconds by thread."""
+        """Return processor seconds by process, with its ended children, and queued seconds by thread."""
         cpu: dict[int, float] = {}
         queued: dict[str, float] = {}
-        with contextlib.suppress(
-            psutil.Error
-        ):  # this process has lost sight of itself: no progress
+        # If this process cannot read its own times, that counts as no progress.
+        with contextlib.suppress(psutil.Error):
             for process in (self._own, *self._own.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                     cpu[process.pid] = sum(process.cpu_times()[:4])
@@ -74,7 +74,10 @@ class CpuMeter:
 
 
 def _queued_s(pid: int) -> dict[str, float]:
-    """Return by thread the seconds that it was ready to run and waited; {} where the kernel does not say."""
+    """Return for each thread the seconds in which it was ready to run and waited.
+
+    The result is empty if the kernel does not record them.
+    """
     seconds: dict[str, float] = {}
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended meanwhile
@@ -83,7 +86,7 @@ def _queued_s(pid: int) -> dict[str, float]:
 
 
 class ProgressTimer:
-    """Sends SIGALRM to the main thread when a test stands still or runs away."""
+    """A timer that sends SIGALRM to the main thread when a test stands still or runs away."""
 
     def __init__(self, limit_s: float) -> None:
         self.reason = ""  # why it ran out
@@ -99,16 +102,16 @@ class ProgressTimer:
 
     def _watch(self) -> None:
         of_test_s = since_mark_s = idle_s = 0.0
-        looked = time.monotonic()
-        if self._over.wait(self._limit_s / LOOKS):  # so long, most tests cost nothing
+        looked_at = time.monotonic()
+        if self._over.wait(self._limit_s / LOOKS):  # most tests end before this, at no cost
             return
         meter = CpuMeter()
         while not self._over.wait(self._limit_s / LOOKS):
             used, now = meter.used(), time.monotonic()
             of_test_s += used.cpu_s
             since_mark_s += used.cpu_s
-            idle_s += max(0.0, now - looked - used.queued_s)
-            looked = now
+            idle_s += max(0.0, now - looked_at - used.queued_s)
+            looked_at = now
             if since_mark_s >= LEAST_SHARE * self._limit_s:
                 idle_s = since_mark_s = 0.0
             if idle_s >= self._limit_s:
@@ -122,13 +125,12 @@ class ProgressTimer:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
-    """Take the place of pytest-timeout's timer, which counts seconds of the wall clock."""
+    """Set the timer in place of pytest-timeout's, which counts seconds of the wall clock."""
 
     def alarm(*_: object) -> None:
         try:
-            timeout_sigalrm(
-                item, settings
-            )  # prints all stacks, and fails unless a debugger is at work
+            # It prints all stacks, and fails unless a debugger is at work.
+            timeout_sigalrm(item, settings)
         except pytest.fail.Exception:
             pytest.fail(f"the test {timer.reason}")
 

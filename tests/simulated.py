@@ -1,4 +1,4 @@
-"""Simulated parts by name, with the times that tests need (benchmarks/simulation)."""
+"""Simulated engines and learners (benchmarks/simulation) with the times that tests need."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LATE = f"{__file__}:late_engine"
 
 
 def quick_learner(_config: Config) -> TimedLearner:
-    """A tenth of a second an update."""
+    """Return a learner whose updates take a tenth of a second."""
     return TimedLearner(Times(train_s=0.1, train_sample_s=0.0))
 
 
 def slow_learner(_config: Config) -> TimedLearner:
-    """Updates that take as long as real ones of the tiny model."""
+    """Return a learner whose updates take as long as real ones of the tiny model."""
     return TimedLearner(Times(train_s=0.5, train_sample_s=0.0))
 
 
@@ -43,7 +43,7 @@ class HeldLearner(TimedLearner):
         self._folder = config.run.dir.parent
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
-        """Wait for the file."""
+        """Wait for the file, then update."""
         (self._folder / f"began-{batch.batch_id}").touch()
         while not Path(self._folder / f"go-{batch.batch_id}").exists():
             time.sleep(0.05)
@@ -51,24 +51,24 @@ class HeldLearner(TimedLearner):
 
 
 def hurried_learner(config: Config) -> HeldLearner:
-    """The same in a trainer that has little more time to finish its work than other processes have to end."""
+    """Return a HeldLearner; its trainer has only one second more than other processes to end."""
     role.LAST_WORK_S = role.GRACE_S + 1.0
     return HeldLearner(config)
 
 
 def stuck_engine(config: Config) -> Model:
-    """It never brings a token."""
+    """Return an engine that never produces a token."""
     return _engine(config, Times(prefill_s=1e6, transfer_s=0.0))
 
 
 def wordy_engine(config: Config) -> Model:
-    """A completion takes it some five seconds."""
+    """Return an engine whose completions take some five seconds."""
     times = Times(prefill_s=0.05, decode_s=0.08, completion_tokens=60, transfer_s=0.0)
     return _engine(config, times)
 
 
 def late_engine(config: Config) -> Model:
-    """It takes ten seconds to read new weights."""
+    """Return an engine that takes ten seconds to read new weights."""
     return _engine(config, Times(prefill_s=0.0, transfer_s=10.0))
 
 

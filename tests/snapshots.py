@@ -1,4 +1,4 @@
-"""Snapshots of runs, made up: for the page, and for what is found in them."""
+"""Invented snapshots of runs, for tests of the status page and of the problems that it reports."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bus.snapshot import (
 
 
 def wait(what: str, on: str, seconds: float, *, count: int = 4, deadline_s: float = 0.0) -> Waiting:
-    """Waits of one process for the same thing."""
+    """Return the waits of one process for the same thing."""
     return Waiting(what=what, on=on, count=count, longest_s=seconds, deadline_s=deadline_s)
 
 
 def process(
     worker: str, *waits: tuple[str, str, float], alive: bool = True, **changes: object
 ) -> ProcessView:
-    """One process of a run and its waits: (what, on, seconds)."""
+    """Return a process of a run with its waits: (what, on, seconds)."""
     fields = {
         "role": worker.partition("-")[0],
         "worker": worker,
@@ -47,7 +47,7 @@ def process(
 
 
 def sync(worker: str, **changes: object) -> SyncView:
-    """How a rollout worker took version 7."""
+    """Return how a rollout worker received version 7."""
     fields = {
         "worker": worker,
         "policy_version": 7,
@@ -64,7 +64,7 @@ def sync(worker: str, **changes: object) -> SyncView:
 
 
 def snapshot(**changes: object) -> Snapshot:
-    """A run in good health."""
+    """Return the snapshot of a run without problems."""
     fields = {
         "run_id": "r",
         "run_dir": "runs/a",

@@ -1,4 +1,4 @@
-"""Batches as steps, each with its own prompt, so that a test can change one and chain them again."""
+"""Conversion of batches to single steps with whole prompts and back, so that a test can change a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dart_cli.data.store.steps import BatchStep
 
 
 def steps_of(batch: Batch) -> list[BatchStep]:
-    """The steps of a batch, in order of its samples."""
+    """Return the steps of a batch, in the order of its samples."""
     return [
         BatchStep(
             group_id=sample.group_id,
@@ -32,13 +32,13 @@ def steps_of(batch: Batch) -> list[BatchStep]:
 
 
 def with_steps(batch: Batch, steps: Sequence[BatchStep]) -> Batch:
-    """The batch of other steps."""
+    """Return the batch with other steps."""
     chains, samples = chained(steps)
     return batch.model_copy(update={"chains": chains, "samples": samples})
 
 
 def with_changes(step: BatchStep, **changes: object) -> BatchStep:
-    """`step` with `changes`; numbers may be lists."""
+    """Return `step` with `changes`; numbers may be lists."""
     for name, make in {
         "prompt_token_ids": int32s,
         "token_ids": int32s,
@@ -50,5 +50,5 @@ def with_changes(step: BatchStep, **changes: object) -> BatchStep:
 
 
 def changed(batch: Batch, change: Callable[[BatchStep], dict[str, object]]) -> Batch:
-    """The batch with the changes of each of its steps."""
+    """Return the batch with each of its steps changed by `change`."""
     return with_steps(batch, [with_changes(step, **change(step)) for step in steps_of(batch)])

@@ -1,4 +1,4 @@
-"""A signal that comes while a verb waits for a call that hangs."""
+"""A signal that comes while a command waits for a call that hangs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from dart_cli.runtime.waits import OpenWaits
 
 
 def signal_in(monkeypatch: pytest.MonkeyPatch, what: str, number: int) -> None:
-    """Send this process the signal once, as soon as it waits for `what`; environments that hang are left at once."""
+    """Send this process the signal once, as soon as it waits for `what`.
+
+    Environments that hang are abandoned at once.
+    """
     monkeypatch.setattr("dart_cli.env.carriers.CLOSE_DEADLINE_S", 0.0)
     waiting_before, sent = OpenWaits.waiting, threading.Event()
 
     def waiting(
-        waits: OpenWaits, waited: str, *given: Any, **named: Any
+        waits: OpenWaits, text: str, *args: Any, **kwargs: Any
     ) -> AbstractContextManager[None]:
-        if what in waited and not sent.is_set():
+        if what in text and not sent.is_set():
             sent.set()
             threading.Thread(target=os.kill, args=(os.getpid(), number)).start()
-        return waiting_before(waits, waited, *given, **named)
+        return waiting_before(waits, text, *args, **kwargs)
 
     monkeypatch.setattr(OpenWaits, "waiting", waiting)

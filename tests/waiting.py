@@ -1,4 +1,4 @@
-"""Waiting in tests: for an event, however slow the machine, and never forever."""
+"""Waits in tests for a condition, however slow the machine is, with a bound."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 import psutil
 
 PATIENCE_S = 1200.0
-"""A bound that no machine reaches, however busy: a test that makes no progress ends far earlier (tests/progress.py)."""
+"""Even a busy machine does not reach it; a test without progress ends far earlier (tests/progress.py)."""
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; fail where it does not in time."""
+    """Return when the condition holds; fail if it does not in time."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - conditions on plain values have no event
             await asyncio.sleep(0.002)
@@ -25,7 +25,7 @@ def wait_until(
     *,
     every_s: float = 0.01,
 ) -> None:
-    """The same where no event loop runs; looks every `every_s` seconds."""
+    """Return when the condition holds, without an event loop; look every `every_s` seconds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}"
@@ -33,7 +33,7 @@ def wait_until(
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, a zombie not among them."""
+    """Return True if the process exists and is no zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

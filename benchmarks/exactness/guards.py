@@ -44,7 +44,7 @@ LOG = ROOT / "runs" / "bench-guards.log"
 TIMES = "guards.json"
 """In the run's directory: seconds by guard, and of all updates."""
 FAULTS = {
-    "tests/train/test_guards.py": "test_the_gate_finds",
+    "tests/train/test_guards.py": "test_the_check_finds",
     "tests/train/test_blindness.py": "test_pixels_that_are_scaled_away_are_found",
     "tests/inspection/test_stats.py": "test_what_a_run_lost_without_a_reason_is_told",
 }
@@ -61,13 +61,15 @@ class TimedLearner(module.PolicyLearner):
         self._spent: dict[str, float] = defaultdict(float)
         self._calls: dict[str, int] = defaultdict(int)
         self._file = config.run.dir / TIMES
-        for name in ("to_look_back", "look_back", "report", "keep"):
-            setattr(self._gate, name, self._timed("parity", getattr(self._gate, name)))
+        for name in ("earlier_samples", "rescore_earlier", "report", "keep"):
+            setattr(
+                self._logprob_check, name, self._timed("parity", getattr(self._logprob_check, name))
+            )
         for name, guard in {
             "compare": "parity",
-            "all_of": "parity",
+            "concatenate": "parity",
             "step_mismatches": "parity",
-            "sight_of": "sight",
+            "grey_screen_change": "sight",
         }.items():
             setattr(module, name, self._timed(guard, getattr(module, name)))
 

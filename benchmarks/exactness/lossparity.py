@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.exactness import lossparity_formulas as formulas
 from benchmarks.exactness.lossparity_formulas import FORMULAS, Case, Numbers
 from dart_cli.algo.loss import policy_loss
-from dart_cli.algo.objective import Normalise, Objective, loss_shares
+from dart_cli.algo.objective import Normalise, Objective, loss_weights
 
 LIMIT = 1e-9
 
@@ -223,7 +223,7 @@ def ours(case: Case, variant: Variant, **changed: Any) -> Result:
     objective = Objective(**(named(variant.objective, case.numbers) | changed))
     lengths = [len(each) for each in case.sequences]
     keys = [each.trajectory for each in case.sequences]
-    shares = loss_shares(zip(keys, lengths, strict=True), variant.normalise)
+    shares = loss_weights(zip(keys, lengths, strict=True), variant.normalise)
 
     def tokens(name: str) -> torch.Tensor:
         values = [value for each in case.sequences for value in getattr(each, name)]

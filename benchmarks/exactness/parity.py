@@ -42,7 +42,7 @@ from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.rollout.worker import load_model
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import SEEN, ComparedTokens, all_of, rescore
+from dart_cli.train.logprob_check import SCREENS, ComparedTokens, concatenate, rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel
 from scripts.small_models import FAMILIES, build
@@ -130,8 +130,8 @@ class Comparisons:
 
     def as_json(self) -> dict[str, object]:
         """As values of JSON."""
-        by_temperature = {t: all_of(parts) for t, parts in self.at.items()}
-        whole = all_of([*by_temperature.values(), *self.in_flight])
+        by_temperature = {t: concatenate(parts) for t, parts in self.at.items()}
+        whole = concatenate([*by_temperature.values(), *self.in_flight])
         found = whole.mismatch()
         return {
             "max_abs_logprob_diff": found.max,
@@ -139,9 +139,9 @@ class Comparisons:
             "tokens": found.tokens,
             "p99": found.p99,
             "k3_kl": found.kl,
-            "by_screens": {kind: each.max for kind, each in whole.by_seen().items()},
+            "by_screens": {kind: each.max for kind, each in whole.by_screens().items()},
             "by_temperature": {str(t): part.mismatch().max for t, part in by_temperature.items()},
-            "sampled_beside_an_update": all_of(self.in_flight).mismatch().tokens,
+            "sampled_beside_an_update": concatenate(self.in_flight).mismatch().tokens,
             "met_an_update": self.mixed,
             "moved": self.moved,
         }
@@ -152,7 +152,7 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
     learner = PolicyLearner(TrainModel.load(config), config.train)
     model = await asyncio.to_thread(load_model, config)
     comparisons = Comparisons()
-    kinds = set(SEEN) - ({"text"} if config.policy.pointing == "pointer" else set())
+    kinds = set(SCREENS) - ({"text"} if config.policy.pointing == "pointer" else set())
     try:
         first = weights.publish(learner.model.weights(), 0)
         await asyncio.wait_for(model.engine.update_weights(first.path, 0), UPDATE_S)
@@ -205,8 +205,8 @@ async def count_in_flight(
 def check(found: ComparedTokens, version: int, kinds: set[str]) -> None:
     """Whether all of it was sampled by these weights, on prompts of every kind."""
     versions: Sequence[int] = sorted(set(found.versions.tolist()))
-    if versions != [version] or set(found.by_seen()) != kinds:
-        raise SystemExit(f"v{version} served, sampled {versions} on {list(found.by_seen())}")
+    if versions != [version] or set(found.by_screens()) != kinds:
+        raise SystemExit(f"v{version} served, sampled {versions} on {list(found.by_screens())}")
 
 
 if __name__ == "__main__":

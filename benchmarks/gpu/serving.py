@@ -83,7 +83,13 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
     from dart_cli.doctor.parity import judge, parted
     from dart_cli.policy.loader import weight_tensors
-    from dart_cli.train.parity import ComparedTokens, alarm_of, all_of, limit_of, rescore
+    from dart_cli.train.logprob_check import (
+        ComparedTokens,
+        alarm_of,
+        concatenate,
+        limit_of,
+        rescore,
+    )
     from dart_cli.train.trained_policy import TrainModel
     from dart_cli.weights.file import FileChannel
 
@@ -115,10 +121,10 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     small, large = map(scored, parted(before))
     lines = list(judge(small, limit_of(model), large))
     found["before"] = [f"{each.level}: {' '.join(each.text.split())}" for each in lines]
-    of_old = all_of([scored(batch) for batch in beside])
+    of_old = concatenate([scored(batch) for batch in beside])
     for key, each in mine.items():
         each.copy_(other[key])
-    of_new = all_of([scored(batch, 0) for batch in [*beside, after]])
+    of_new = concatenate([scored(batch, 0) for batch in [*beside, after]])
     found["moved"] = scored(before).mismatch().mean
     found["met_the_swap"] = sum(
         len(each.version_spans) > 1 for batch in beside for each in batch.samples

@@ -120,7 +120,7 @@ def nodes_of(part: Any) -> list[tuple[int, int]]:
 
 def update(settings: Settings) -> Found:
     """Measure updates at two depths, and extrapolate the seconds and the memory of all layers."""
-    from dart_cli.train.packs.share import packed_batches
+    from dart_cli.train.packs.rank_shares import packed_batches
 
     policy = tokens_alone(settings)
     sample = trajectories(policy, settings.size)
@@ -392,7 +392,7 @@ def plain_loop(settings: Settings) -> Found:
 def lora(settings: Settings) -> Found:
     """Measure updates of adapters of rank 32 on every layer there is."""
     from dart_cli.config.schema import LoraConfig
-    from dart_cli.train.packs.share import packed_batches
+    from dart_cli.train.packs.rank_shares import packed_batches
 
     policy = tokens_alone(settings)
     batch = trajectories(policy, settings.size)

@@ -12,7 +12,7 @@ transformers engine's, and vLLM's counters of its prefix cache. Then, for
 what `transformers` played, the gradient of the same loss over all samples is computed
 
 - `alone`: each sample by itself, whole logits of its completion, as `train.micro_batch = 1` did;
-- `packed`: as the trainer does it now (dart_cli/train/packs/share.py, packs/pack.py, model.py);
+- `packed`: as the trainer does it now (dart_cli/train/packs/rank_shares.py, packs/pack.py, model.py);
 
 with a frozen vision tower, for `evict` with a trained one, too. A loss whose coefficient of each log-probability is its
 advantage over all tokens has the gradient of an update on fresh samples (docs/objective.md).
@@ -70,7 +70,7 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.loader import load_policy
 from dart_cli.train.packs.pack import PackFeed, PackMaker
-from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -330,7 +330,7 @@ def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> 
     for number, pack in enumerate(part.packs):
         begins, ends = pack.nodes[2::4], pack.nodes[3::4]
         nodes += [(end - begin, begin) for begin, end in zip(begins, ends, strict=True)]
-        screens += len(maker.shown(number))
+        screens += len(maker.image_names(number))
     screens = len(batch.images) if freeze else screens
     return (
         formula(shape, by_itself, heads + len(batch.samples), shown * one, freeze=freeze),

@@ -1,15 +1,15 @@
 """The mathematics of the run, pure and named by axis; docs/objective.md is the overview.
 
-advantage      rewards of a group -> advantages, and which of its steps are trained on
+advantage      rewards of a group -> advantages, and which steps of the group are trained on
 objective      which formula is used, its numbers, and what the loss is a mean over
 learning_rate  an update's place in the run -> its learning rate
-task_sampling       success rates -> which task to play next, and how often
-action_values    which action an explorer tries next, by a memory of what was tried
+task_sampling  success rates -> which task is played next, and how often
+action_values  which action an explorer of applications tries next, from what was tried before
 regions        a pointer's distribution over the cells of a screen -> where it points
 success_trackers       expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
-statistics     how certain shares of episodes are, and whether policies or raters differ
-logprob_gap       the distance of two log-probabilities of the same tokens
+statistics     confidence intervals of shares of episodes, tests whether policies or raters differ
+logprob_gap    how far two log-probabilities of the same tokens are apart
 
 These import torch:
 

@@ -1,20 +1,21 @@
-"""Which action an explorer tries next: values over a memory of what was tried, and draws by them.
+"""Which action an explorer of applications tries next: values of actions, and draws by these values.
 
-    Memory           what is known of each state's actions, and their values
-    untried_value    of an action that was never tried
-    frontier_value   of a state, by its untried actions
-    sweep            values one step further along what is known
+    Memory           the actions of each state, what they led to, and their values
+    untried_value    the value of an action that was never tried
+    frontier_value   the value of a state, from its untried actions
+    sweep            values of all tried actions, from the values of the sweep before
     softmax          values -> probabilities
     shortlist        a few different actions, drawn by their values
 
-GUI-Bee's Q-ICRL (arXiv 2501.13896) as we implement it. An action that changed nothing, or was an error,
-is worth 0. One that was never tried is worth 1, and a quarter more where the policy is sure of it. One that led
-to a state is worth 0.9 of the best that can be had from there: untried actions of that state, or a tried one that
-leads on. Where it led to several, their mean counts: a dialog leads back to where it was opened, and two screens
-that look alike are one.
+This is our form of GUI-Bee's Q-ICRL (arXiv 2501.13896). An action that changed nothing, or was an error, is
+worth 0. An action that was never tried is worth 1, and up to a quarter more by the policy's probability of
+it. An action that led to a state is worth 0.9 of the best that can be reached from there: the untried
+actions of that state, or a tried one that leads further. If it led to several states, their mean counts: a
+dialog leads back to where it was opened, and two screens that look alike are one state.
 
-At each step values are swept from 0 until they settle. A few sweeps from the values before, in their place,
-leave what is used up in circles, where each screen is worth 0.9 of the other, for dozens of steps.
+At each step values are swept from 0 until they settle. It does not suffice to do a few sweeps from the
+values of the step before: two exhausted screens that lead to each other would each keep 0.9 of the other's
+value, for dozens of steps.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from itertools import accumulate
 
 State = str
 Move = tuple[Hashable, ...]
-"""What can be done in a state, e.g. (place, action)."""
+"""One action in a state, for example (place, action)."""
 
 DISCOUNT = 0.9
-"""Of a value, for each action on the way to it."""
+"""Factor of a value for each action on the way to it."""
 PRIOR_WEIGHT = 0.25
-"""What the policy's own probability adds to an action that was never tried, at most."""
+"""The most that the policy's probability adds to the value of an untried action."""
 SETTLED = 1e-4
-"""Change of a value below which sweeps end."""
+"""Sweeps end when no value grows by as much as this."""
 MOST_SWEEPS = 100
-"""Of each step; 0.9 ** 100 is below any change that counts."""
+"""Most sweeps in a step; 0.9 ** 100 is below any change that counts."""
 TEMPERATURE = 0.25
-"""Of the softmax over values."""
+"""Temperature of the softmax over values."""
 CANDIDATES = 5
-"""Actions in a shortlist."""
+"""Number of actions in a shortlist."""
 
 
 def untried_value(prior: float = 0.0) -> float:
-    """Value of an action that was never tried, by the policy's probability of it."""
+    """Return the value of an action that was never tried; `prior` is the policy's probability of it."""
     return 1.0 + PRIOR_WEIGHT * prior
 
 
 def frontier_value(untried: Sequence[float], actions: int) -> float:
-    """Value of a state with so many actions: the best of the untried ones' values [U], times their share."""
+    """Return the value of a state: its best `untried` value [U] times the untried share of its `actions`."""
     return max(untried) * len(untried) / actions if untried else 0.0
 
 
@@ -58,9 +59,9 @@ def sweep(
     outcomes: Mapping[tuple[State, Move], Mapping[State | None, int]],
     frontier: Mapping[State, float],
 ) -> dict[tuple[State, Move], float]:
-    """Return the values of tried actions, from those before; all at once, in no order.
+    """Return the values of tried actions, from the `values` of the sweep before; all are updated at once.
 
-    `outcomes` has how often each led to which state; None for a no-op or an error.
+    `outcomes` counts how often each action led to which state; None stands for a no-op or an error.
     """
     best: dict[State, float] = {}
     for (state, _), value in values.items():
@@ -78,7 +79,7 @@ def sweep(
 
 
 def softmax(values: Sequence[float], temperature: float = TEMPERATURE) -> list[float]:
-    """Probabilities [N] by values [N]; sums to 1."""
+    """Return the probabilities [N] of values [N]; they sum to 1."""
     highest = max(values)
     weights = [math.exp((value - highest) / temperature) for value in values]
     total = math.fsum(weights)
@@ -91,23 +92,23 @@ def shortlist(
     most: int = CANDIDATES,
     temperature: float = TEMPERATURE,
 ) -> list[int]:
-    """Return indices of up to `most` different actions, in the order drawn: each by softmax among those left.
+    """Return the indices of up to `most` different actions, each drawn by softmax among the remaining ones.
 
-    `uniform` gives numbers in [0, 1), one for each draw.
+    They are in the order in which they were drawn. `uniform` returns a number in [0, 1) for each draw.
     """
-    left = [*range(len(values))]
-    drawn: list[int] = []
-    while left and len(drawn) < most:
-        shares = softmax([values[index] for index in left], temperature)
-        place = min(bisect_right([*accumulate(shares)], uniform()), len(left) - 1)
-        drawn.append(left.pop(place))
-    return drawn
+    remaining = [*range(len(values))]
+    draws: list[int] = []
+    while remaining and len(draws) < most:
+        shares = softmax([values[index] for index in remaining], temperature)
+        place = min(bisect_right([*accumulate(shares)], uniform()), len(remaining) - 1)
+        draws.append(remaining.pop(place))
+    return draws
 
 
 class Memory:
-    """What is known of each state's actions. Several explorers may share one.
+    """The actions of each state, what they led to, and their values. Several explorers may share one.
 
-    What a state offers is what it offered at the newest visit.
+    The actions of a state are those that it offered at its newest visit.
     """
 
     def __init__(self) -> None:
@@ -117,34 +118,34 @@ class Memory:
         self._outcomes: dict[tuple[State, Move], Counter[State | None]] = {}
         self._values: dict[tuple[State, Move], float] = {}
         self._frontier: dict[State, float] = {}
-        self._left: dict[State, int] = {}  # untried actions
+        self._untried_counts: dict[State, int] = {}
 
     def see(
         self, state: State, offered: Iterable[Move], priors: Mapping[Move, float] | None = None
     ) -> None:
-        """Note that a state was visited and offered these actions.
+        """Record that a state was visited and offered these actions.
 
-        `priors` are the policy's, where it gave some.
+        `priors` are the policy's probabilities of them, if it gave any.
         """
         self._offered[state] = tuple(dict.fromkeys(offered))
         if priors is not None:
             self._priors[state] = dict(priors)
-        self._look_again(state)
+        self._count_untried(state)
 
     def begin(self, state: State, move: Move) -> None:
-        """Note that an action is under way: to other explorers it is tried, and led nowhere yet."""
+        """Record that an action is under way: other explorers count it as tried, with no outcome yet."""
         self._running[state, move] += 1
-        self._look_again(state)
+        self._count_untried(state)
 
     def end(self, state: State, move: Move, after: State | None) -> None:
-        """Note that an action is over: it led to another state, or to none (a no-op or an error)."""
+        """Record that an action is over: it led to the state `after`, or to none (a no-op or an error)."""
         key = state, move
         self._running[key] = max(0, self._running[key] - 1)
         self._outcomes.setdefault(key, Counter())[None if after == state else after] += 1
-        self._look_again(state)
+        self._count_untried(state)
 
     def sweep(self, most: int = MOST_SWEEPS) -> None:
-        """Bring the values up to date, by at most so many sweeps."""
+        """Bring the values up to date, by at most `most` sweeps."""
         values: dict[tuple[State, Move], float] = {}
         for _ in range(most):
             before, values = values, sweep(values, self._outcomes, self._frontier)
@@ -153,7 +154,7 @@ class Memory:
         self._values = values
 
     def values(self, state: State) -> list[float]:
-        """Return the values of what the state offers, in its order."""
+        """Return the values of the actions that a state offers, in their order."""
         return [
             untried_value(self._prior(state, move))
             if self._is_untried(state, move)
@@ -162,17 +163,19 @@ class Memory:
         ]
 
     def tries(self, state: State, move: Move) -> int:
-        """How often an action was tried; one that is under way counts."""
+        """Return how often an action was tried, including tries that are under way."""
         key = state, move
         return self._outcomes.get(key, Counter()).total() + self._running[key]
 
     def untried(self, states: Iterable[State] | None = None) -> int:
-        """Actions of these states, or of all that are known, that were never tried."""
-        return sum(self._left.get(state, 0) for state in (self._left if states is None else states))
+        """Return how many actions were never tried, of these states or (None) of all states."""
+        counts = self._untried_counts
+        return sum(counts.get(state, 0) for state in (counts if states is None else states))
 
-    def _look_again(self, state: State) -> None:
+    def _count_untried(self, state: State) -> None:
+        """Update the number of untried actions of a state, and its value by them."""
         untried = [untried_value(self._prior(state, move)) for move in self._untried(state)]
-        self._left[state] = len(untried)
+        self._untried_counts[state] = len(untried)
         self._frontier[state] = frontier_value(untried, len(self._offered.get(state, ())))
 
     def _untried(self, state: State) -> list[Move]:

@@ -1,9 +1,9 @@
 """Advantages of trajectories from their rewards, and which of a group's steps are trained on.
 
-training_reward      what advantages are computed from
+training_reward      the reward of a trajectory that advantages are computed from
 group_advantages     rewards of a group -> advantages
-step_advantages      what was expected before each step of an episode, and its reward -> advantages
-high_entropy_steps   the steps of a group where the policy had a choice
+step_advantages      values before each step of an episode, and its reward -> advantages
+high_entropy_steps   the steps of a group in which the policy was least certain
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ RewardKind = Literal["outcome", "value"]
 """Values of data.reward."""
 
 Estimator = Literal["group_std", "group_mean", "leave_one_out"]
+"""Values of data.advantage that compare the trajectories of a group."""
 
 EPSILON = 1e-6
 """Added to the standard deviation, as in DART (arXiv 2509.23866)."""
 
 
 def training_reward(outcome: Outcome, reward: float | None, kind: RewardKind) -> float | None:
-    """R_i, what advantages are computed from; `reward` is the verdict's, in [0, 1].
+    """Return R_i, the reward that advantages are computed from; None for an invalid trajectory.
 
-    `outcome`: 1 for a pass and 0 for a failure, whatever the reward. `value`: the reward, to nine
-    digits, so that an evaluator's rounding errors make no difference. None for an invalid trajectory.
+    `reward` is the verdict's, in [0, 1]. With the kind `outcome` the result is 1 for a pass and 0 for a
+    failure, whatever the reward. With `value` it is the reward, rounded to nine digits, so that rounding
+    errors of an evaluator make no difference.
     """
     if kind == "outcome" or reward is None:
         return reward_of(outcome)
@@ -36,9 +38,9 @@ def training_reward(outcome: Outcome, reward: float | None, kind: RewardKind) ->
 
 
 def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std") -> list[float]:
-    """Advantages [G] of the rewards [G] of one group, each relative to the others.
+    """Return the advantages [G] of the rewards [G] of one group, each relative to the others.
 
-    All estimators run over the group's *trajectories*, so a long one weighs no more than a short one:
+    All estimators average over the group's *trajectories*, so a long one weighs no more than a short one:
 
     - `group_std`: (R_i - mean) / (std + 1e-6), GRPO (arXiv 2402.03300, section 4.1.2). `std` is
       the population's (divided by G): any group size gives mean 0 and variance 1.
@@ -64,43 +66,45 @@ def group_advantages(rewards: Sequence[float], estimator: Estimator = "group_std
     return [value / (std + EPSILON) for value in centred]
 
 
-def step_advantages(values: Sequence[float], reward: float, share: float) -> list[float]:
-    """GAE [T] of one episode (arXiv 1506.02438, equation 16, with gamma 1 and lambda `share`).
+def step_advantages(values: Sequence[float], reward: float, gae_lambda: float) -> list[float]:
+    """Return the GAE [T] of one episode (arXiv 1506.02438, equation 16, with gamma 1).
 
     `values` [T] are the rewards that were expected before its steps; the only reward comes at its end:
 
-        A_t = sum over k of share^k (V_{t+k+1} - V_{t+k}),  V_T = reward
+        A_t = sum over k of lambda^k (V_{t+k+1} - V_{t+k}),  V_T = reward
 
-    With `share` 1 that is reward - V_t, whatever was expected in between.
+    With lambda 1 that is reward - V_t, whatever was expected in between.
     """
-    following, advantage, found = reward, 0.0, []
+    following, advantage = reward, 0.0
+    advantages: list[float] = []  # from the last step to the first
     for value in reversed(values):
-        advantage = following - value + share * advantage
-        found.append(advantage)
+        advantage = following - value + gae_lambda * advantage
+        advantages.append(advantage)
         following = value
-    return found[::-1]
+    return advantages[::-1]
 
 
 def mean_entropy(entropies: Sequence[float]) -> float:
-    """H of one step, nats: the mean over its completion's tokens [A], at least one.
+    """Return the mean entropy H of one step, nats, over its completion's tokens [A], at least one.
 
-    Of the distributions sampled from, so at the sampling temperature (arXiv 2509.23866).
+    The entropies are of the distributions sampled from, at the sampling temperature (arXiv 2509.23866).
     """
     return sum(entropies) / len(entropies)
 
 
 def high_entropy_steps(entropies: Sequence[float], share: float) -> list[bool]:
-    """Which of a group's steps [T] are among the `share` of highest mean entropy.
+    """Return for each of a group's steps [T] whether it is among the `share` of highest mean entropy.
 
     The threshold is the k-th largest of the T entropies, k = ceil(share T), so at least one step
-    is kept; steps that equal it are all kept. `share` = 0.8 is the paper's 20th
-    percentile (arXiv 2509.23866). Whether a step is kept depends on its value alone, not on its
+    is kept; steps that equal the threshold are all kept. `share` = 0.8 is the paper's 20th
+    percentile (arXiv 2509.23866). Whether a step is kept depends only on its value, not on its
     position. Raises ValueError for a share outside (0, 1].
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}")
     if not entropies:
         return []
-    kept = math.ceil(round(share * len(entropies), 9))  # 0.7 x 10 is 7.000000000000001 as floats
-    threshold = sorted(entropies, reverse=True)[max(kept, 1) - 1]
+    # Rounded first: 0.7 x 10 is 7.000000000000001 in floats.
+    count = math.ceil(round(share * len(entropies), 9))
+    threshold = sorted(entropies, reverse=True)[max(count, 1) - 1]
     return [value >= threshold for value in entropies]

@@ -1,11 +1,11 @@
-"""Log-probabilities and entropies of tokens from hidden states, without the logits of all of them.
+"""Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens in memory.
 
     token_scores   hidden states, output embedding, token ids -> log-probabilities, entropies
 
-At a vocabulary of 152,064 the float32 logits of 15,000 completion tokens are 9 GB, and a loss keeps
-several copies. Here logits are made in blocks of `chunk_tokens` tokens by VOCABULARY_CHUNK ids, reduced
-as they come (running maximum and sums, arXiv 1805.02867, algorithm 3), and made again in the backward
-pass, which needs a row's log-sum-exp alone. Saved are the inputs and one number a token.
+At a vocabulary of 152,064 the float32 logits of 15,000 completion tokens are 9 GB, and a loss keeps several
+copies. Here logits are computed in blocks of `chunk_tokens` tokens by VOCABULARY_CHUNK ids and reduced at
+once (running maximum and sums, arXiv 1805.02867, algorithm 3). The backward pass computes them again; it
+needs only the log-sum-exp of each row. Saved for it are the inputs and one number for each token.
 
 With s the masked logits over the temperature and p their softmax:
 
@@ -33,17 +33,18 @@ def token_scores(
     forbidden: torch.Tensor,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [N] and entropies [N], nats, of the distributions that are sampled from.
+    """Return log-probabilities [N] and entropies [N], nats, of the distributions that are sampled from.
 
     `hidden` [N, H] are the states that predict `token_ids` [N], `weight` [V, H] the output embedding,
     both of one dtype; `forbidden` token ids [K] have probability 0; `temperature` divides the logits;
-    `chunk_tokens` >= 1 bounds the tokens of a block. The numbers are those of
-    policy/forward.py's `masked_logprobs` of `hidden @ weight.T`, in float32 or better. The
-    log-probabilities are differentiable in `hidden` and `weight`, the entropies are not.
+    `chunk_tokens` >= 1 bounds the tokens of a block. The results equal `masked_logprobs` of
+    `hidden @ weight.T` (policy/forward.py), in float32 or better. The log-probabilities are
+    differentiable in `hidden` and `weight`, the entropies are not.
 
     Logits have the model's dtype before they are widened, as in the engine. Gradients of a bfloat16
-    `hidden` or `weight` are summed over blocks in float32 and rounded once: sums of a hundred blocks in
-    eight bits would lose small terms. For the weight that takes a block's rows, not a second [V, H].
+    `hidden` or `weight` are summed over blocks in float32 and rounded once, because a sum of a hundred blocks
+    in eight bits would lose small terms. For `weight` the float32 sum takes the memory of one block's rows,
+    not of a second [V, H].
 
     Raises ValueError for shapes that do not fit.
     """
@@ -69,13 +70,15 @@ def _blocks(length: int, size: int) -> Iterator[slice]:
 def _scaled(
     hidden: torch.Tensor, weight: torch.Tensor, is_forbidden: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """Masked logits over the temperature of a block, in float32 or better."""
+    """Return the masked logits of a block, divided by the temperature, in float32 or better."""
     logits = hidden @ weight.T
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return scaled.masked_fill_(is_forbidden, -math.inf).div_(temperature)
 
 
 class _Scores(torch.autograd.Function):
+    """`token_scores` with a backward pass that computes the logits again."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -92,29 +95,29 @@ class _Scores(torch.autograd.Function):
         entropies = torch.empty_like(logprobs)
         for tokens in _blocks(len(hidden), chunk_tokens):
             rows = hidden[tokens]
-            chosen = logprobs.new_full((len(rows),), -math.inf)
-            most = torch.full_like(chosen, -math.inf)
-            mass = torch.zeros_like(chosen)  # sum of exp(s - most)
-            moment = torch.zeros_like(chosen)  # sum of exp(s - most) (s - most)
+            logits = logprobs.new_full((len(rows),), -math.inf)  # s of the tokens themselves
+            most = torch.full_like(logits, -math.inf)
+            mass = torch.zeros_like(logits)  # sum of exp(s - most)
+            moment = torch.zeros_like(logits)  # sum of exp(s - most) (s - most)
             for ids in _blocks(len(weight), VOCABULARY_CHUNK):
                 scaled = _scaled(rows, weight[ids], is_forbidden[ids], temperature)
-                chosen = _picked(scaled, token_ids[tokens], ids, chosen)
+                logits = _picked(scaled, token_ids[tokens], ids, logits)
                 highest = torch.maximum(most, scaled.amax(dim=1))
-                # A block may be forbidden whole, and the first has nothing before it.
-                known = torch.where(highest.isinf(), 0.0, highest)
-                fall = (most - known).exp_()  # 0 before the first
-                moment = fall * (moment + torch.where(fall > 0, most - known, 0.0) * mass)
-                scaled -= known[:, None]
+                # All ids of a block may be forbidden, and before the first block `most` is infinite.
+                shift = torch.where(highest.isinf(), 0.0, highest)
+                fall = (most - shift).exp_()  # 0 before the first block
+                moment = fall * (moment + torch.where(fall > 0, most - shift, 0.0) * mass)
+                scaled -= shift[:, None]
                 weights = scaled.exp()
                 mass = fall * mass + weights.sum(dim=1)
-                # exp(-inf) * -inf is nan; it stands for 0
+                # exp(-inf) * -inf would be nan; it counts as 0.
                 moment += weights.mul_(scaled.clamp_(min=torch.finfo(dtype).min)).sum(dim=1)
                 most = highest
                 del scaled, weights  # freed before the next block is made
             log_mass = mass.log()
             sums[tokens] = most + log_mass
             entropies[tokens] = log_mass - moment / mass
-            logprobs[tokens] = chosen - sums[tokens]
+            logprobs[tokens] = logits - sums[tokens]
         ctx.save_for_backward(hidden, weight, token_ids, is_forbidden, sums)
         ctx.settings = temperature, chunk_tokens
         ctx.set_materialize_grads(False)
@@ -149,7 +152,7 @@ class _Scores(torch.autograd.Function):
                     for_hidden[tokens] += slopes @ part
                 if for_weight is not None:
                     for_part += slopes.T @ rows
-                del slopes  # as above
+                del slopes  # freed before the next block is made
             if for_weight is not None:
                 for_weight[ids] = for_part
         result = None if for_hidden is None else for_hidden.to(hidden.dtype)
@@ -157,7 +160,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _inside(token_ids: torch.Tensor, ids: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens [N] are among `ids`, and the column of each (0 for the others)."""
+    """Return which tokens [N] are among `ids`, and the column of each (0 for the others)."""
     inside = (token_ids >= ids.start) & (token_ids < ids.stop)
     return inside, torch.where(inside, token_ids - ids.start, 0)
 
@@ -165,7 +168,7 @@ def _inside(token_ids: torch.Tensor, ids: slice) -> tuple[torch.Tensor, torch.Te
 def _picked(
     scaled: torch.Tensor, token_ids: torch.Tensor, ids: slice, otherwise: torch.Tensor
 ) -> torch.Tensor:
-    """Return the values [N] of the tokens among `ids`, those of `otherwise` for the rest."""
+    """Return the values [N] of the tokens among `ids`, and of `otherwise` for the other tokens."""
     inside, columns = _inside(token_ids, ids)
     return torch.where(inside, scaled.gather(1, columns[:, None])[:, 0], otherwise)
 
@@ -173,6 +176,6 @@ def _picked(
 def _add_at(
     slopes: torch.Tensor, token_ids: torch.Tensor, ids: slice, values: torch.Tensor
 ) -> None:
-    """Add `values` [N] at the tokens among `ids`."""
+    """Add `values` [N] to `slopes` at the tokens among `ids`."""
     inside, columns = _inside(token_ids, ids)
     slopes.scatter_add_(1, columns[:, None], torch.where(inside, values, 0.0)[:, None])

@@ -1,9 +1,9 @@
-"""The learning rate of an update, from its place in the run: rise and fall.
+"""The learning rate of an update, from its place in the run: it rises, then falls.
 
-Schedule        the numbers of [train] that decide it, by their names there
-RunPoint        where the run was when the update's batch was formed
-share_of_run    how much of the run was over then
-learning_rate   the rate
+LearningRateSchedule   the settings of [train] that decide the rate, by their names there
+RunPoint               where the run was when the update's batch was formed
+share_of_run           how much of the run was over at that point
+learning_rate          the rate of the update
 
 All that a rate follows from is stored with its batch, so a batch that is trained on again after a
 restart has the same rate.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Settings of [train] by their names; dart_cli/config/schema/train.py has their ranges."""
+class LearningRateSchedule:
+    """Settings of [train], by their names there; dart_cli/config/schema/train.py has their ranges."""
 
     lr: float
     lr_end: float = 1.0
@@ -28,15 +28,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RunPoint:
-    """Where the run was when a batch was formed: what is stored with the batch."""
+    """Where the run was when a batch was formed. It is stored with the batch."""
 
-    updates: int  # done before the one on this batch, whether they were applied or skipped
-    run_s: float = 0.0  # that the run had been served
-    trajectories: int = 0  # that were over
+    updates: int  # updates before the one on this batch, both applied and skipped ones
+    run_s: float = 0.0  # seconds for which the data service had served the run
+    trajectories: int = 0  # trajectories that had ended
 
 
-def share_of_run(schedule: Schedule, at: RunPoint) -> float:
-    """Share in [0, 1] of the run that is over.
+def share_of_run(schedule: LearningRateSchedule, at: RunPoint) -> float:
+    """Return the share in [0, 1] of the run that is over.
 
     A run ends with its updates, minutes or trajectories, whichever comes first, so the furthest of
     them counts. Updates count from the end of the warm-up, and the last of them is at 1.
@@ -50,8 +50,8 @@ def share_of_run(schedule: Schedule, at: RunPoint) -> float:
     return min(max(0.0, *shares), 1.0)
 
 
-def learning_rate(schedule: Schedule, at: RunPoint) -> float:
-    """Rate of the update on a batch: a rise over `warmup` updates, then a straight fall.
+def learning_rate(schedule: LearningRateSchedule, at: RunPoint) -> float:
+    """Return the rate of the update on a batch: it rises over `warmup` updates, then falls linearly.
 
     With s in [0, 1], the share of the run that is over:
 

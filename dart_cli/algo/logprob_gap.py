@@ -1,7 +1,7 @@
-"""The distance of two log-probabilities of the same tokens; numpy, float64, no torch.
+"""How far two log-probabilities of the same tokens are apart; numpy in float64, no torch.
 
-mismatch   the engine's and the trainer's of tokens [N] -> Mismatch
-Mismatch   k3 KL, mean, quantiles and maximum of |difference|, nats
+mismatch   log-probabilities of the engine and of the trainer for tokens [N] -> Mismatch
+Mismatch   k3 KL; mean, quantiles and maximum of |difference|, nats
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dart_cli.algo.objective import LOG_RATIO_LIMIT
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Of `tokens` tokens sampled by the engine; all else in nats, and 0 for no tokens."""
+    """The gaps of `tokens` tokens that the engine sampled; all else in nats, and 0 without tokens."""
 
     tokens: int
     kl: float  # k3 estimate of KL(engine || trainer), a mean over tokens
@@ -30,10 +30,11 @@ class Mismatch:
 def mismatch(engine: ArrayLike, trainer: ArrayLike) -> Mismatch:
     """Compare log-probabilities [N] of sampled tokens, natural log.
 
-    With d = trainer - engine the KL's estimate is the mean of exp(d) - 1 - d (k3; J. Schulman,
-    "Approximating KL divergence"), >= 0 and unbiased where the engine's are those sampled from. A
-    quantile is the smallest |d| that so many of the tokens do not exceed (nearest rank). A value
-    that is not finite counts as an infinite difference. The KL clamps d to +-LOG_RATIO_LIMIT.
+    With d = trainer - engine, the estimate of the KL is the mean of exp(d) - 1 - d (k3; J. Schulman,
+    "Approximating KL divergence"). It is >= 0, and unbiased if the engine's log-probabilities are of the
+    distribution sampled from; d is clamped to +-LOG_RATIO_LIMIT in it. A quantile is the smallest |d| that
+    this share of the tokens does not exceed (nearest rank). A value that is not finite counts as an
+    infinite difference.
     Raises ValueError for unequal lengths.
     """
     left, right = (np.asarray(values, dtype=np.float64) for values in (engine, trainer))
@@ -47,8 +48,8 @@ def mismatch(engine: ArrayLike, trainer: ArrayLike) -> Mismatch:
     if np.isinf(gaps[-1]):
         kl = math.inf
     else:
-        held = drift.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        kl = float((np.expm1(held) - held).mean())
+        clipped = drift.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        kl = float((np.expm1(clipped) - clipped).mean())
 
     def quantile(share: float) -> float:
         return float(gaps[math.ceil(share * gaps.size) - 1])

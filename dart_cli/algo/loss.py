@@ -1,7 +1,7 @@
 """The whole objective: step-wise policy gradient with truncated importance sampling.
 
-    policy_loss   a pack's share of the batch's loss, and its token statistics
-    TokenStats    sums over tokens; those of two packs add up to those of both
+    policy_loss   what a pack adds to the batch's loss, and statistics of its tokens
+    TokenStats    sums over tokens; the statistics of two packs can be added
 
 For a token with policy, proximal and behaviour log-probabilities p, q, b and advantage A
 (arXiv 2509.23866 section 3; the clip is PPO's, arXiv 1707.06347 eq. 7, with DAPO's two bounds, arXiv
@@ -9,16 +9,18 @@ For a token with policy, proximal and behaviour log-probabilities p, q, b and ad
 
     loss = - w * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_beta * min(k3(p, ref), 10)
 
-    correction     w, without gradient     r
+    importance sampling (train.correction), w without gradient:
+
+                   w                       r
     truncated      min(exp(q - b), C)      exp(p - q)
     none           1                       exp(p - q)
     ratio          1                       exp(p - b)
 
-A trainer that takes one step on a batch has p = q, so r = 1 and the clip acts under `ratio` alone. A
-demonstration's token, whose b is unknown, has w = 1: its advantage times the gradient of behaviour
-cloning, as in DAPG's augmented loss (arXiv 1709.10087). The exact weight of a demonstrator that is
-certain of its tokens would be their probability, which vanishes where the policy has most to learn.
-These tokens are left out of the statistics of w.
+A trainer that takes one update on a batch has p = q, so r = 1 and the clip acts only under `ratio`. A
+token of a demonstration, whose b is unknown, has w = 1: its gradient is the advantage times the gradient of
+behaviour cloning, as in DAPG's augmented loss (arXiv 1709.10087). The exact weight for a demonstrator that
+is certain of its tokens would be the policy's probability of them, which vanishes where the policy has most
+to learn. These tokens are left out of the statistics of w.
 
 Axes: `[N]` tokens, the completion tokens of a pack's samples one after another.
 """
@@ -34,7 +36,7 @@ from dart_cli.algo.objective import K3_LIMIT, LOG_RATIO_LIMIT, Objective
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Detached scalars that describe some tokens; `+` joins two sets of tokens."""
+    """Detached scalars that describe a set of tokens; `+` joins two sets."""
 
     tokens: torch.Tensor  # count of tokens
     sampled: torch.Tensor  # count of those whose behaviour policy is known
@@ -43,7 +45,7 @@ class TokenStats:
     clipped: torch.Tensor  # count of tokens whose gradient the clip stopped
     weight: torch.Tensor  # sum of exp(q - b), before any bound
     weight_squared: torch.Tensor
-    used: torch.Tensor  # sum of w
+    used: torch.Tensor  # sum of w, the weights that the loss uses
     truncated: torch.Tensor  # count of tokens with w bounded by C
     mismatch_kl: torch.Tensor  # sum of k3(behaviour, proximal), nats
     entropy: torch.Tensor  # sum of policy entropies, nats
@@ -58,10 +60,11 @@ class TokenStats:
         return TokenStats(**joined)
 
     def metrics(self) -> dict[str, float]:
-        """Means over the tokens, by metric name; `ess` is a fraction of the token count.
+        """Return means over the tokens, by metric name; `ess` is a fraction of the token count.
 
-        Statistics of importance weights are over the tokens that have one. `ess` is Kish's effective
-        sample size of exp(q - b), (sum)^2 / (N * sum of squares): in [1 / N, 1], 1 where all are equal.
+        Statistics of importance weights are over the tokens whose behaviour policy is known. `ess` is
+        Kish's effective sample size of exp(q - b), (sum)^2 / (N * sum of squares): in [1 / N, 1], 1 where
+        all are equal.
         """
         count = max(1.0, self.tokens.item())
         sampled = max(1.0, self.sampled.item())
@@ -71,7 +74,7 @@ class TokenStats:
             "ratio_mean": self.ratio.item() / count,
             "clip_fraction": self.clipped.item() / count,
             "importance_weight_mean": self.weight.item() / sampled,
-            "is_used_mean": self.used.item() / sampled,
+            "importance_used_mean": self.used.item() / sampled,
             "importance_truncated_fraction": self.truncated.item() / sampled,
             "ess": self.weight.item() ** 2 / (sampled * squared) if squared > 0 else 0.0,
             "mismatch_kl": self.mismatch_kl.item() / sampled,
@@ -84,7 +87,7 @@ class TokenStats:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a pack adds to the batch's loss."""
+    """A pack's term of the batch's loss, and statistics of its tokens."""
 
     loss: torch.Tensor  # scalar with gradient; the batch's loss is the sum over its packs
     stats: TokenStats
@@ -103,12 +106,12 @@ def policy_loss(
     reference_logprobs: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
-    """Return this pack's share of the objective in the module's docstring.
+    """Return this pack's term of the objective in the module's docstring.
 
     All tensors are [N]; log-probabilities and entropies in nats, of the distribution sampled from
     (forbidden tokens and temperature included). Where `unknown` (bool) is set, the behaviour
-    log-probability is not read. `weights` multiply each token's loss, 0 masks it out of loss and
-    statistics; the sum is divided by `divisor`, the whole batch's (objective.py). Gradients flow to
+    log-probability is not read. `weights` multiply each token's loss; a weight of 0 masks the token out of
+    loss and statistics. The sum is divided by `divisor`, of the whole batch (objective.py). Gradients flow to
     `policy_logprobs`; `entropies` are for the statistics.
 
     The KL is the k3 estimator exp(d) - 1 - d, d = reference - policy (J. Schulman, "Approximating
@@ -133,8 +136,8 @@ def policy_loss(
         used, is_truncated = raw.clamp(max=objective.importance_cap), raw > objective.importance_cap
         used = torch.where(is_demonstrated, 1.0, used)
     ratio = _clamped(policy - (behaviour if objective.correction == "ratio" else proximal)).exp()
-    held = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high) * advantages
-    token_loss = -used * torch.minimum(ratio * advantages, held)
+    clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high) * advantages
+    token_loss = -used * torch.minimum(ratio * advantages, clipped)
     reference_kl = torch.zeros_like(token_loss)
     if reference_logprobs is not None:
         reference = torch.where(mask, reference_logprobs.detach(), 0.0)
@@ -152,7 +155,7 @@ def policy_loss(
         sampled=sampled.sum(),
         loss=loss.detach(),
         ratio=total(ratio),
-        clipped=total(held < ratio * advantages),
+        clipped=total(clipped < ratio * advantages),
         weight=total(raw, sampled),
         weight_squared=total(raw.square(), sampled),
         used=total(used, sampled),
@@ -166,11 +169,14 @@ def policy_loss(
 
 
 def _clamped(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Return a log-ratio that every precision can exponentiate, square and sum; beyond it the gradient is 0."""
+    """Return a log-ratio clamped so that float32 can exponentiate, square and sum it.
+
+    Outside of the bounds its gradient is 0.
+    """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(d) - 1 - d: unbiased for KL(sampled || other) with d = log(other / sampled), >= 0."""
-    held = _clamped(log_ratio)
-    return held.expm1() - held
+    """Return exp(d) - 1 - d, >= 0: unbiased for KL(sampled || other) with d = log(other / sampled)."""
+    clamped = _clamped(log_ratio)
+    return clamped.expm1() - clamped

@@ -1,13 +1,13 @@
-"""Sizes that bound the trainer's memory, without torch: who computes and who plans read the same numbers."""
+"""Sizes that bound the trainer's memory; without torch, so that `dart doctor` can read them."""
 
 from __future__ import annotations
 
 CHUNK_TOKENS = 1024
-"""Completion tokens whose distributions over the vocabulary are in memory at once (chunked.py): float32
-logits of 64 MiB with the ids below, which keep a GPU busy."""
+"""Completion tokens whose distributions over the vocabulary are in memory at once (chunked.py). With
+VOCABULARY_CHUNK ids these are float32 logits of 64 MiB, enough work to keep a GPU busy."""
 
 VOCABULARY_CHUNK = 16_384
-"""Ids of the vocabulary whose logits are made at once (chunked.py)."""
+"""Ids of the vocabulary whose logits are computed at once (chunked.py)."""
 
 WHOLE_GRADIENTS_BYTES = 1 << 30
 """Float32 gradients of all trained parameters up to this size are kept whole on each rank, and summed

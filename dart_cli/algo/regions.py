@@ -1,8 +1,11 @@
 """Regions of a pointer's distribution over the cells of a screen: its candidates from one forward pass.
 
-Cells above THRESHOLD of the largest probability, joined to 4-connected regions (arXiv 2506.03143, 3.3). They
-are what a greedy answer points at and what is shown; never a sampled action, whose likelihood would change
-with the partition.
+    regions         the regions of a distribution, best first
+    ranked_places   candidates for a verifier: the centres of regions, then of single cells
+
+A region is a 4-connected set of cells, each above THRESHOLD of the largest probability (arXiv 2506.03143,
+3.3). A greedy answer points at a region, and regions are displayed. A sampled action never uses them, since
+its likelihood would change with the partition.
 """
 
 from __future__ import annotations
@@ -15,70 +18,73 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 THRESHOLD = 0.3
-"""A cell belongs to a region where its probability is above this share of the largest."""
+"""A cell belongs to a region if its probability is above this share of the largest."""
 
 OTHER_CELLS = 0.2
-"""Cells above this share of the largest probability are candidates behind the regions."""
+"""Single cells above this share of the largest probability are candidates too, ranked behind the regions."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Adjacent cells, and where they point."""
+    """A set of adjacent cells, and the point that it stands for."""
 
     x: float  # centre weighted by probability, in fractions of the screen's width
-    y: float  # and of its height
+    y: float  # in fractions of its height
     score: float  # mean probability of its cells
     cells: tuple[int, ...]  # row-major indices, ascending
 
 
 def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD) -> list[Region]:
-    """Return the regions of `probabilities` [rows, columns], best first: the first `top`, or all for 0.
+    """Return the regions of `probabilities` [rows, columns], best first.
 
-    Ranked by mean probability; of equal ones the first is that with the first cell in reading order. Sums are
-    exact, so the order of the cells changes nothing. Where all probabilities are 0 there is none.
+    The first `top` regions are returned, or all if `top` is 0. They are ranked by mean probability; among
+    equals, the one with the first cell in reading order comes first. Sums are exact, so the order of the cells
+    changes nothing. Return an empty list if all probabilities are 0.
     """
     values = np.asarray(probabilities, dtype=np.float64)
-    kept = values > threshold * values.max(initial=0.0)
-    found = [_region(cells, values) for cells in _connected(kept)]
-    found.sort(key=lambda region: -region.score)  # stable: in reading order where scores are equal
-    return found[: top or None]
+    is_above = values > threshold * values.max(initial=0.0)
+    ranked = [_region(cells, values) for cells in _connected(is_above)]
+    # The sort is stable: regions of equal score stay in reading order.
+    ranked.sort(key=lambda region: -region.score)
+    return ranked[: top or None]
 
 
 def ranked_places(probabilities: ArrayLike, most: int) -> list[tuple[float, float, float]]:
-    """(x, y, probability) of at most `most` candidates for a verifier, best first; x, y in fractions of the screen.
+    """Return (x, y, probability) of at most `most` candidates for a verifier, best first.
 
-    First the centres of the regions of `probabilities` [rows, columns], then the centres of single cells, as
-    GUI-Actor's verifier has them (arXiv 2506.03143, 3.4, and its released code).
+    x and y are fractions of the screen. First come the centres of the regions of `probabilities` [rows,
+    columns], then the centres of single cells, as GUI-Actor's verifier has them (arXiv 2506.03143, 3.4, and
+    its released code).
     """
     values = np.asarray(probabilities, dtype=np.float64)
     rows, columns = values.shape
-    found = [(region.x, region.y, region.score) for region in regions(values)]
+    places = [(region.x, region.y, region.score) for region in regions(values)]
     flat = values.ravel()
     cells = np.flatnonzero(flat > OTHER_CELLS * flat.max(initial=0.0))
     for cell in cells[np.argsort(-flat[cells], kind="stable")].tolist():
         row, column = divmod(cell, columns)
-        place = (column + 0.5) / columns, (row + 0.5) / rows
-        if all(place != (x, y) for x, y, _ in found):
-            found.append((*place, float(flat[cell])))
-    return found[:most]
+        centre = (column + 0.5) / columns, (row + 0.5) / rows
+        if all(centre != (x, y) for x, y, _ in places):
+            places.append((*centre, float(flat[cell])))
+    return places[:most]
 
 
-def _connected(kept: NDArray[np.bool_]) -> list[list[int]]:
-    """4-connected cells of `kept`, each list ascending, the lists by their first cells."""
-    rows, columns = kept.shape
-    waiting = dict.fromkeys(np.flatnonzero(kept).tolist())
-    found = []
+def _connected(is_above: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the 4-connected sets of the cells that are set: each ascending, ordered by their first cells."""
+    rows, columns = is_above.shape
+    waiting = dict.fromkeys(np.flatnonzero(is_above).tolist())
+    components = []
     while waiting:
         first = next(iter(waiting))
         del waiting[first]
         cells = [first]
-        for cell in cells:  # grows
+        for cell in cells:  # the list grows in this loop
             for near in _beside(cell, rows, columns):
                 if near in waiting:
                     del waiting[near]
                     cells.append(near)
-        found.append(sorted(cells))
-    return found
+        components.append(sorted(cells))
+    return components
 
 
 def _beside(cell: int, rows: int, columns: int) -> Sequence[int]:

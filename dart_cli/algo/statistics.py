@@ -1,11 +1,11 @@
-"""How certain shares of episodes are, and whether two policies or raters differ.
+"""Confidence intervals of shares of episodes, and tests whether two policies or raters differ.
 
-wilson        passes of episodes -> the interval of their share
-pass_at_k     probability that at least one of k attempts passes; pass_hat_k: that all do
-counts_of     the k that are told for so many attempts
+wilson        number of passes and episodes -> the interval of their share
+pass_at_k     probability that at least one of k attempts passes; pass_hat_k: that all of them pass
+counts_of     the values of k that are reported for a number of attempts
 over_tasks    a mean over tasks with its bootstrap interval
-mcnemar       exact, of pairs of episodes that pass or fail; sign_flip: of pairs of fractions
-Agreement     two raters of the same episodes: pass and fail, Cohen's kappa; with intervals
+mcnemar       exact test of pairs of episodes that pass or fail; sign_flip: of pairs of fractions
+Agreement     how far two raters of the same episodes agree: shares and Cohen's kappa, with intervals
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Z_95 = 1.959963984540054
 
 
 def wilson(passed: int, episodes: int) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson 1927); (0, 1) for no episode."""
+    """Return the 95 % score interval of a proportion (Wilson 1927); (0, 1) without an episode."""
     if episodes == 0:
         return 0.0, 1.0
     share, z2 = passed / episodes, Z_95**2
@@ -33,21 +33,22 @@ def wilson(passed: int, episodes: int) -> tuple[float, float]:
         / (1 + z2 / episodes)
         * math.sqrt(share * (1 - share) / episodes + z2 / (4 * episodes**2))
     )
-    # It always holds the share; rounding puts a bound of 0 or 1 a little beside it.
+    # The interval always holds the share; rounding may put a bound of 0 or 1 a little beside it.
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
 RESAMPLES = 10_000
-"""Of the bootstrap."""
+"""Number of resamples of the bootstrap."""
 LEAST_DRAWN = 10
-"""The values that a bootstrap needs: its 95 % interval of 10 normal values holds their mean in 90 % of cases, of 3 in 75 %."""
+"""Least number of values for a bootstrap. Its 95 % interval holds the mean of 10 normal values in 90 % of
+cases, of 3 values in 75 %."""
 _RESAMPLES_AT_ONCE = 500  # resamples drawn at once, which bounds memory
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k), of n attempts at one instance of which c passed.
+    """Return pass@k = 1 - C(n - c, k) / C(n, k), of n attempts at one instance, of which c passed.
 
-    The unbiased estimate of the probability that at least one of k independent attempts passes (Chen et
+    It is the unbiased estimate of the probability that at least one of k independent attempts passes (Chen et
     al. 2021, arXiv 2107.03374, eq. 1). Needs k <= n.
     """
     _check(attempts, passed, k)
@@ -55,7 +56,7 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """C(c, k) / C(n, k): the same for all of k attempts (tau-bench, arXiv 2406.12045, section 3)."""
+    """Return C(c, k) / C(n, k): the same for all of k attempts (tau-bench, arXiv 2406.12045, section 3)."""
     _check(attempts, passed, k)
     return float(Fraction(comb(passed, k), comb(attempts, k)))
 
@@ -71,23 +72,26 @@ def over_tasks(
 ) -> tuple[float, tuple[float, float] | None]:
     """Return the mean over tasks of their mean over instances, and its 95 % interval.
 
-    `by_task` has the values of the instances of each task: [T][I]. The interval is that of the percentile
-    bootstrap over tasks: T tasks are drawn with replacement, each with all its instances, since
-    instances of one task are alike. With one task its instances are drawn. None where fewer than LEAST_DRAWN
-    are drawn.
+    `by_task` has the values of the instances of each task: [T][I]. The interval is the percentile
+    bootstrap's over tasks: T tasks are drawn with replacement, each with all its instances, since
+    instances of one task are alike. If there is one task, its instances are drawn. The interval is None
+    if there are fewer than LEAST_DRAWN values to draw from.
     """
     means = [fsum(values) / len(values) for values in by_task]
-    drawn = list(by_task[0]) if len(by_task) == 1 else means
+    values = list(by_task[0]) if len(by_task) == 1 else means
     mean = fsum(means) / len(means)
-    if len(drawn) < LEAST_DRAWN:
+    if len(values) < LEAST_DRAWN:
         return mean, None
-    return mean, interval_of_mean(drawn, seed=seed, resamples=resamples)
+    return mean, interval_of_mean(values, seed=seed, resamples=resamples)
 
 
 def interval_of_mean(
     values: Sequence[float], *, seed: int, resamples: int = RESAMPLES
 ) -> tuple[float, float] | None:
-    """Return the 2.5 % and 97.5 % quantiles of the mean over values [T] drawn with replacement; None for one value."""
+    """Return the 2.5 % and 97.5 % quantiles of the mean over values [T] drawn with replacement.
+
+    Return None for fewer than two values.
+    """
     if len(values) < 2:
         return None
     rng = np.random.default_rng(seed)
@@ -114,16 +118,16 @@ def _check(attempts: int, passed: int, k: int) -> None:
 
 
 DRAWS = 20_000
-"""Of random signs."""
+"""Draws of random signs."""
 _DRAWS_AT_ONCE = 1_000  # drawn at once, which bounds memory
 _SAME = 1e-9  # sums that differ by less are equal but for rounding
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """Two-sided p of McNemar's exact test (McNemar 1947; the binomial form).
+    """Return the two-sided p of McNemar's exact test (McNemar 1947; the binomial form).
 
-    The counts are of pairs of which the first alone passed, and the second alone. Without a difference
-    each is as likely, so the smaller count is Binomial(n, 1/2) of the n pairs that differ.
+    The counts are the pairs of which only the first passed, and only the second. Without a difference
+    both are equally likely, so the smaller count is Binomial(n, 1/2) of the n pairs that differ.
     """
     differ = first_only + second_only
     tail = sum(comb(differ, count) for count in range(min(first_only, second_only) + 1))
@@ -131,26 +135,26 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def sign_flip(differences: Sequence[float], *, seed: int, draws: int = DRAWS) -> float:
-    """Two-sided p of the differences [P] of pairs: how often their sum is as large with random signs.
+    """Return the two-sided p of the differences [P] of pairs: how often random signs give a sum as large.
 
-    Without a difference either sign of each is as likely. Of differences of -1, 0 and 1 it estimates
-    `mcnemar`. Never 0: the observed signs count as one draw.
+    Without a difference between the policies both signs of each difference are equally likely. For
+    differences of -1, 0 and 1 it estimates `mcnemar`. It is never 0: the observed signs count as one draw.
     """
-    given = np.asarray([each for each in differences if each], dtype=np.float64)
-    if not len(given):
+    nonzero = np.asarray([value for value in differences if value], dtype=np.float64)
+    if not len(nonzero):
         return 1.0
     rng = np.random.default_rng(seed)
-    observed, as_large = abs(given.sum()), 0
+    observed, as_large = abs(nonzero.sum()), 0
     for start in range(0, draws, _DRAWS_AT_ONCE):
-        shape = (min(_DRAWS_AT_ONCE, draws - start), len(given))
-        sums = np.where(rng.integers(0, 2, shape), given, -given).sum(1)
+        shape = (min(_DRAWS_AT_ONCE, draws - start), len(nonzero))
+        sums = np.where(rng.integers(0, 2, shape), nonzero, -nonzero).sum(1)
         as_large += int((np.abs(sums) >= observed - _SAME).sum())
     return (1 + as_large) / (1 + draws)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Numbers of episodes by what the judge and the evaluator say."""
+    """Numbers of episodes by the verdicts of the judge and of the evaluator."""
 
     both_pass: int
     both_fail: int
@@ -159,12 +163,12 @@ class Agreement:
 
     @property
     def n(self) -> int:
-        """Episodes of which both have an opinion."""
+        """Number of episodes for which both gave a verdict."""
         return self.both_pass + self.both_fail + self.judge_alone + self.evaluator_alone
 
     @property
     def share(self) -> float | None:
-        """Of episodes in which they agree; None without any."""
+        """Share of episodes in which they agree; None without an episode."""
         return (self.both_pass + self.both_fail) / self.n if self.n else None
 
     @property
@@ -174,16 +178,17 @@ class Agreement:
 
     @property
     def kappa(self) -> float | None:
-        """Agreement beyond chance (Cohen 1960); None where chance alone agrees always."""
+        """Agreement beyond chance (Cohen 1960); None if chance alone would always agree."""
         if self.share is None or self._chance == 1:
             return None
         return (self.share - self._chance) / (1 - self._chance)
 
     @property
     def kappa_interval(self) -> tuple[float, float] | None:
-        """95 %, from the large-sample variance (Fleiss, Cohen and Everitt 1969); wide is as wide as it gets.
+        """95 % interval of kappa from its large-sample variance (Fleiss, Cohen and Everitt 1969).
 
-        None where kappa is. Where all agree, or all differ, the variance is 0 and tells nothing: see `n`.
+        None if kappa is None. If the raters agree on all episodes, or on none, the variance is 0 and says
+        nothing about certainty: look at `n`.
         """
         kappa, n = self.kappa, self.n
         if kappa is None:
@@ -203,7 +208,7 @@ class Agreement:
 
     @property
     def _table(self) -> list[list[float]]:
-        """Shares, [judge][evaluator], pass first."""
+        """Shares of the four cases, [judge][evaluator], pass first."""
         n = self.n
         return [
             [self.both_pass / n, self.judge_alone / n],
@@ -212,7 +217,7 @@ class Agreement:
 
     @property
     def _margins(self) -> tuple[list[float], list[float]]:
-        """Shares of pass and fail of the judge, of the evaluator."""
+        """Shares of pass and fail, of the judge and of the evaluator."""
         table = self._table
         return [sum(row) for row in table], [table[0][i] + table[1][i] for i in range(2)]
 

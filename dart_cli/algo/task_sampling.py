@@ -1,4 +1,10 @@
-"""Which task to play next, and how often: success rates -> probabilities, group sizes."""
+"""Which task is played next, and how often: success rates -> probabilities and group sizes.
+
+MovingAverage      average of a task's recent outcomes
+TaskEstimate       what is estimated of a task from its recent episodes
+uniform_weights, frontier_weights, deviation_weights   probabilities of tasks
+group_size         how many trajectories a task's next group has
+"""
 
 from __future__ import annotations
 
@@ -9,8 +15,8 @@ from dataclasses import dataclass
 FLOOR = 0.1
 """Least weight of a task under `frontier`, as a fraction of the greatest possible."""
 
-EXPLORATION = 0.05
-"""SPO's epsilon: what a task's deviation is raised by, so that none is never played."""
+ADDED_DEVIATION = 0.05
+"""SPO's epsilon: it is added to each task's standard deviation, so that every task is played sometimes."""
 
 DECAY = 0.95
 """Weight of an outcome relative to the next one: the average covers about 20 trajectories."""
@@ -18,10 +24,10 @@ DECAY = 0.95
 
 @dataclass(frozen=True)
 class MovingAverage:
-    """Exponential moving average of outcomes in [0, 1], without the bias of its start.
+    """An exponential moving average of outcomes in [0, 1], without the bias of its start.
 
-    The weights of the outcomes seen always add up to one, so that the first outcomes give their
-    plain mean rather than a pull towards an initial value (as Adam corrects its moments,
+    The weights of the outcomes always add up to one, so that after few outcomes it is about their
+    plain mean and is not pulled towards an initial value (Adam corrects its moments in the same way,
     arXiv 1412.6980 section 3).
     """
 
@@ -39,35 +45,37 @@ class MovingAverage:
 
 
 def uniform_weights(tasks: int) -> list[float]:
-    """Equal probability for each of `tasks` tasks; sums to 1."""
+    """Return the same probability for each of `tasks` tasks; they sum to 1."""
     return [1.0 / tasks] * tasks
 
 
 @dataclass(frozen=True)
 class TaskEstimate:
-    """What is known of one task, by moving averages over its recent episodes."""
+    """An estimate of one task, from moving averages over its recent episodes."""
 
     variance: float | None = None
-    """Of the rewards that advantages are computed from, in [0, 1 / 4]: p (1 - p) of outcomes. None
-    before the first verdict."""
-    invalid_share: float = 0.0  # of its episodes
+    """Variance of the rewards that advantages are computed from, in [0, 1 / 4]; p (1 - p) if these are
+    outcomes. None before the first verdict."""
+    invalid_share: float = 0.0  # share of its episodes that were invalid
 
 
 UNKNOWN = TaskEstimate()
-"""Of a task before its first episode."""
+"""The estimate of a task before its first episode."""
 
 
 def frontier_weights(
     variances: Sequence[float | None], invalid_shares: Sequence[float] = (), floor: float = FLOOR
 ) -> list[float]:
-    """Probability [T] of each task to be played next, from the variance of its rewards in [0, 1 / 4].
+    """Return the probability [T] of each task to be played next, from the variance v of its rewards.
 
-    Proportional to max(4 v, floor): no reward in [0, 1] has a variance above 1 / 4. Of outcomes it is
-    p (1 - p), so the expected size of the group's advantages before scaling: greatest at 50 % success, 0
-    where a task always or never succeeds. The floor keeps such tasks in play, so that a forgotten or newly
-    solvable one is noticed; a task without a verdict (None) has 1 / 4. All that times
-    max(1 - share, floor), with the task's share in `invalid_shares` [T], 0 where they are left out:
-    without it a task whose episodes are always invalid would be played most of all.
+    It is proportional to max(4 v, floor). A reward in [0, 1] has a variance in [0, 1 / 4]. The variance of
+    outcomes is p (1 - p), the expected size of the group's advantages before scaling: it is greatest at 50 %
+    success, and 0 where a task always or never succeeds. The floor keeps such tasks in play, so that it is
+    noticed when one is forgotten or becomes solvable. A task without a verdict (None) counts as 1 / 4.
+
+    The weight is multiplied by max(1 - share, floor), where the share of invalid episodes is the task's in
+    `invalid_shares` [T] (0 where these are left out). Without that, a task whose episodes are always invalid
+    would be played most of all.
 
     Raises ValueError for a variance outside [0, 1 / 4] or a floor outside (0, 1].
     """
@@ -81,29 +89,32 @@ def frontier_weights(
 def deviation_weights(
     variances: Sequence[float | None], invalid_shares: Sequence[float] = ()
 ) -> list[float]:
-    """Probability [T] of each task to be played next, from the variance of its rewards in [0, 1 / 4].
+    """Return the probability [T] of each task to be played next, from the standard deviation of its rewards.
 
-    Proportional to sqrt(v) + 0.05, with v = p (1 - p) where rewards are 0 or 1 (SPO, arXiv 2509.13232):
-    the expected size of a trajectory's advantage. A task without a verdict (None) has v = 1 / 4. All that
-    times max(1 - share, FLOOR), as in `frontier_weights`.
+    It is proportional to sqrt(v) + 0.05, where v is the variance of the rewards, p (1 - p) if these are 0
+    or 1 (SPO, arXiv 2509.13232): the expected size of a trajectory's advantage. A task without a verdict
+    (None) has v = 1 / 4. The weight is multiplied by max(1 - share, FLOOR), as in `frontier_weights`.
 
     Raises ValueError for a variance outside [0, 1 / 4].
     """
     _check_variances(variances)
-    raw = [math.sqrt(0.25 if each is None else each) + EXPLORATION for each in variances]
+    raw = [
+        math.sqrt(0.25 if variance is None else variance) + ADDED_DEVIATION
+        for variance in variances
+    ]
     return _shares(raw, invalid_shares, FLOOR)
 
 
 def group_size(success: float | None, full: int, least: int = 2) -> int:
-    """Trajectories of a task's next group, from its success rate in [0, 1]: the easier, the fewer.
+    """Return how many trajectories a task's next group has, from its success rate: easier tasks have fewer.
 
-    DART's dynamic rollout number (arXiv 2509.23866) and its release's table. Up to 0.6, and for a
-    task without a success rate (None), `full`; above that the share
+    This is DART's dynamic rollout number (arXiv 2509.23866, and the table in its release). Up to a rate of
+    0.6, and for a task without a success rate (None), it is `full`. Above that it is the share
 
         (9 / success - 7) / 8
 
-    of it, which falls from 1 at 0.6 to 1 / 4 at 1.0, rounded down, and at least `least`. With `full` = 8
-    that is max(least, floor(9 / success - 7)), the table itself: 0.65 -> 6, 0.7 -> 5, 0.8 -> 4,
+    of `full`, rounded down, and at least `least`. The share falls from 1 at 0.6 to 1 / 4 at 1.0. With
+    `full` = 8 that is max(least, floor(9 / success - 7)), the table itself: 0.65 -> 6, 0.7 -> 5, 0.8 -> 4,
     0.9 -> 3, 1.0 -> 2. Where almost every trajectory passes, more of them add little: p (1 - p),
     the variance of the reward, goes to 0.
 
@@ -116,9 +127,8 @@ def group_size(success: float | None, full: int, least: int = 2) -> int:
     if success <= 0.6:
         return full
     share = (9 / success - 7) / 8
-    fewer = math.floor(
-        round(share * full, 9)
-    )  # a whole number must not be missed by a rounding error
+    # Rounded first, so that a rounding error does not turn a whole number into the one below.
+    fewer = math.floor(round(share * full, 9))
     return min(full, max(least, fewer))
 
 
@@ -129,7 +139,10 @@ def _check_variances(variances: Sequence[float | None]) -> None:
 
 
 def _shares(raw: Sequence[float], invalid_shares: Sequence[float], floor: float) -> list[float]:
-    """Weights [T] that sum to 1, each first times the valid share of its task's episodes."""
+    """Return weights [T] that sum to 1.
+
+    Each is first multiplied by the valid share of its task's episodes.
+    """
     if invalid_shares:
         raw = [
             weight * max(1 - share, floor)

@@ -89,7 +89,7 @@ OLD_KEYS = {
     "train.micro_batch": "train.pack_tokens bounds a forward pass, by its tokens",
     "train.min_ess": "no fresh batch is skipped for its effective sample size, which is a metric",
     "train.objective": "GRPO's is the one: train.clip_low, train.clip_high and train.correction shape it",
-    "train.parity_limit": "0.001 nats in float32 and 0.1 in bfloat16 (dart_cli/train/parity.py)",
+    "train.parity_limit": "0.001 nats in float32 and 0.1 in bfloat16 (dart_cli/train/logprob_check.py)",
     "train.reuse_fall": "train.reuse alone decides how often a batch is trained on again",
     "train.reuse_gap": "a batch comes again after 2 updates at the earliest",
     "train.reuse_min_agreement": "a batch is trained on again where its effective sample size is 0.9 or more",

@@ -10,7 +10,7 @@ One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is
     offload      float32 masters, gradients, AdamW's moments (train.offload;
                  dart_cli/train/sharded.py)
     checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
-    parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
+    parity       float32 weights of one version (dart_cli/train/logprob_check.py: LogprobCheck.keep)
     publication  the copy of what is trained, in model.dtype, on rank 0; with deltas or a broadcast the
                  newest version and the next one, whole (dart_cli/weights/file.py). Beside a GPU they are
                  pinned, which torch takes in powers of two

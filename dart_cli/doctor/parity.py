@@ -41,7 +41,7 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.language.history import History, history_of
 from dart_cli.policy.loader import LoadedPolicy, fits
 from dart_cli.runtime.role import limit_threads
-from dart_cli.train.parity import (
+from dart_cli.train.logprob_check import (
     LEAST_TOKENS,
     ComparedTokens,
     alarm_of,
@@ -127,7 +127,7 @@ def judge(
 
     `of_run` are tokens of prompts as large as the run's, which `shown` tells of.
     """
-    kinds = {_NAMES[kind]: each for kind, each in compared.by_seen().items()}
+    kinds = {_NAMES[kind]: each for kind, each in compared.by_screens().items()}
     if of_run is not None and of_run.engine.size:
         kinds[_OWN] = of_run.mismatch()
     for name, each in kinds.items():

@@ -39,7 +39,7 @@ from dart_cli.engines.base import Engine, UpdateTiming
 from dart_cli.policy.weight_set import directory_of
 from dart_cli.runtime.background import background
 from dart_cli.weights.manifest import check_adapters
-from dart_cli.weights.receiver import Received, Receiver
+from dart_cli.weights.receiver import ReceivedWeights, Receiver
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +247,7 @@ class WeightSync:
                 await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
             reason = reply.reason
 
-    async def _receive(self, permit: SyncReply) -> tuple[Received, float]:
+    async def _receive(self, permit: SyncReply) -> tuple[ReceivedWeights, float]:
         """Return the set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
         began, path = time.monotonic(), Path(permit.path)
         received = await self._receiver.receive(path, permit.policy_version, permit.digest)

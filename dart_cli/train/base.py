@@ -1,11 +1,11 @@
-"""What the training loop needs of a learner, and metrics of a batch; needs no model.
+"""What the training loop needs of a learner, and metrics of a batch; without a model.
 
-Learner         dart_cli.train.learner.PolicyLearner, or one of a user's own (train.learner)
-Update          what one of its updates did
-read_all        the tensors of a stream at once
+Learner         the interface of learner.PolicyLearner and of a user's own class (train.learner)
+Update          the result of one update
+read_all        reads all tensors of a stream into host memory
 state_of, restore   trained parameters and the optimizer's state as one flat dict of tensors, and back
 batch_metrics   staleness and size of a batch, as metrics
-named_metrics   metrics of an update under the names that they are kept by
+named_metrics   metrics of an update under the names by which they are stored
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from dart_cli.weights.flat_weights import TensorStream
 Tensors = dict[str, torch.Tensor]
 
 BETAS = (0.9, 0.99)
-"""AdamW's decay rates. The second is 0.99, not 0.999: a run has some hundred updates."""
+"""AdamW's decay rates. The second is 0.99 and not 0.999, since a run has only some hundred updates."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update did."""
+    """The result of an update."""
 
-    applied: bool  # False where the weights stayed as they were
+    applied: bool  # False if the weights are unchanged
     metrics: dict[str, float]  # at least `samples` and `tokens`; see docs/objective.md
-    note: str = ""  # why they stayed, or what was unusual
+    note: str = ""  # why the weights are unchanged, or what was unusual
     alarm: str = ""  # why the run must stop, with unchanged weights: engine and trainer disagree
     mismatches: list[StepMismatch] = field(default_factory=list)
-    """How far engine and trainer differed before the update, by step."""
+    """For each step how far engine and trainer differed before the update."""
     values: list[StepValue] = field(default_factory=list)
-    """What a critic expected before each step."""
+    """For each step the reward that the critic expected before it."""
 
 
 class WeightSource(Protocol):
     """A model whose weights are published."""
 
     def stream(self) -> TensorStream:
-        """All tensors that are published, by name, one after another."""
+        """Return all tensors that are published, by name, one after another."""
         ...
 
 
 class SavedState(Protocol):
-    """A checkpoint's tensors, under the names of `Learner.state`."""
+    """The tensors of a checkpoint, under the names of `Learner.state`."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one of them."""
+        """Return the shape of a tensor."""
         ...
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of one of them."""
+        """Return the type of a tensor."""
         ...
 
     def fill(self, targets: Tensors) -> None:
-        """Read into these tensors, on every rank what it holds of them.
+        """Read the saved values into `targets`; every rank reads the parts that it holds.
 
-        Raises ValueError for a name that is not here or another shape, before anything has changed;
+        Raises ValueError if a name is missing or a shape differs, before anything has changed, and
         CheckpointError if a file cannot be read.
         """
         ...
@@ -75,11 +75,11 @@ class SavedState(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """A learner. Not thread-safe: one thread at a time."""
+    """A learner. It is not thread-safe: only one thread at a time may call it."""
 
     before_change: Callable[[], None]
-    """Called where the weights are about to change: before each optimizer step, among others. It may
-    wait, and what it raises ends the update before anything has changed."""
+    """The learner calls it whenever the weights are about to change, for example before the optimizer changes
+    them. It may wait. An error that it raises ends the update before anything has changed."""
 
     @property
     def model(self) -> WeightSource:
@@ -87,24 +87,24 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
-        """Take one step on `batch`. Raises ProtocolError if it does not fit the model."""
+        """Train once on `batch` and return the result. Raises ProtocolError if it does not fit the model."""
         ...
 
     def state(self) -> Tensors:
         """Return what a checkpoint holds: trained parameters in float32, and the optimizer's state.
 
-        The latter by `parameter/name`. The tensors are the learner's own and change with the next
-        update. Of one order on all ranks.
+        The names of the latter are `parameter/name`. The tensors are not copies, so they change with the
+        next update. Their order is the same on all ranks.
         """
         ...
 
     def restore(self, saved: SavedState) -> None:
-        """Restore a checkpoint's state. Raises ValueError if it is of another model."""
+        """Restore a checkpoint's state. Raises ValueError if it belongs to another model."""
         ...
 
 
 def read_all(stream: TensorStream) -> Tensors:
-    """Return the tensors of a stream in host memory, as they are published; some may be the model's own."""
+    """Return the tensors of a stream in host memory, in the types of its specs; some may not be copies."""
     return {
         name: tensor.detach().to("cpu", getattr(torch, stream.specs[name].dtype))
         for name, tensor in stream.tensors
@@ -112,7 +112,10 @@ def read_all(stream: TensorStream) -> Tensors:
 
 
 def state_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Tensors:
-    """Return the tensors themselves, which the next update changes. Before the first there is no state."""
+    """Return the parameters and the optimizer's state, not copied: the next update changes them.
+
+    Before the first update the optimizer has no state.
+    """
     weights = {name: parameter.detach() for name, parameter in parameters.items()}
     moments = {
         f"{name}/{key}": value
@@ -127,14 +130,16 @@ def state_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Opti
 def restore(
     saved: SavedState, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Read the parameters and the optimizer's state. What is not saved stays, or begins anew.
+    """Read saved parameters and the optimizer's saved state.
 
-    A state of its parameter's shape is made like it: on its device, and sharded as it is. Raises
-    ValueError for another shape than the parameter's, before anything has changed.
+    Parameters that are not saved keep their values; their optimizer state begins anew. A state with the
+    shape of its parameter is put on the parameter's device and sharded like it. Raises ValueError if a
+    parameter has another shape than the saved one, before anything has changed.
     """
     targets = {name: value.detach() for name, value in parameters.items() if name in saved.names}
     states: dict[str, dict[str, torch.Tensor]] = {}
-    for key in sorted(saved.names):  # in one order on all ranks, whose collectives follow it
+    # Sorted, so that the order is the same on all ranks, whose collective calls follow it.
+    for key in sorted(saved.names):
         name, _, part = key.rpartition("/")
         if name not in parameters:
             continue
@@ -152,9 +157,9 @@ def restore(
 
 
 def batch_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
-    """Metrics of a batch by itself: staleness in versions over its tokens, size of advantages."""
+    """Return metrics of a batch alone: staleness in versions over its tokens, size of its advantages."""
     ages = {age.version: age.behind for age in batch.ages}
-    tokens: Counter[int] = Counter()  # by the versions they are behind
+    tokens: Counter[int] = Counter()  # by how many versions they are behind
     for sample in batch.samples:
         for span in sample.version_spans:
             behind = ages.get(span.version, max(policy_version - span.version, 0))
@@ -170,10 +175,10 @@ def batch_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
 
 
 def named_metrics(batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return an update's metrics under the names that they are kept by.
+    """Return an update's metrics under the names by which they are stored.
 
-    Those of a batch that is trained on again begin with `replay_`: in one curve with the others they
-    would tell of neither. Seconds and the learning rate are what every update has.
+    The metrics of a batch that is trained on again begin with `replay_`, since one curve of both kinds
+    of updates would describe neither. Seconds and the learning rate keep their names.
     """
     if not batch.reuse:
         return dict(metrics)

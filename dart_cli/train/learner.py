@@ -1,18 +1,18 @@
 """One update from one batch.
 
-    PolicyLearner   model and AdamW; `update` learns from one batch
+    PolicyLearner   the model and AdamW; `update` learns from one batch
 
-An update is one pass over the batch and one optimizer step. The pass runs on the weights before the
-update, which are the proximal policy: its log-probabilities, detached, are the proximal ones, and nothing
-is computed twice (docs/objective.md).
+An update is one pass over the batch and one call of the optimizer. The pass runs on the weights before the
+update, which are the proximal policy: its log-probabilities, detached, are the proximal ones, so nothing is
+computed twice (docs/objective.md).
 
-Rank 0 cuts a batch into shares (packs/share.py), one for each rank; all ranks train on theirs at
-once. A rank adds up the gradients of its packs; what decides about the step is gathered first, so that
-all ranks skip, clip and end alike.
+Rank 0 cuts a batch into shares (packs/rank_shares.py), one for each rank; all ranks train on their shares
+at the same time. A rank adds up the gradients of its packs. The numbers that decide about the update are
+gathered from all ranks first, so that all ranks skip, clip and stop alike.
 
-AdamW steps on float32 weights, which are their own masters: bfloat16 has eight bits, too few for an
-update of 1e-6 on a weight of 0.1. A model that computes in bfloat16, or on several ranks, keeps them as
-shards (sharded.py), and rounds them where a layer is about to run.
+AdamW updates float32 weights: bfloat16 has eight bits, too few for a change of 1e-6 to a weight of 0.1. A
+model that computes in bfloat16, or on several ranks, keeps the float32 weights as shards (sharded.py) and
+rounds them when a layer is about to run.
 """
 
 from __future__ import annotations
@@ -27,19 +27,27 @@ import torch
 from bus.errors import ProtocolError
 from bus.messages import Batch, Sample, StepMismatch
 from bus.ranks import Share
-from dart_cli.algo.learning_rate import RunPoint, Schedule, learning_rate
+from dart_cli.algo.learning_rate import LearningRateSchedule, RunPoint, learning_rate
 from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import TrainConfig
 from dart_cli.policy.loader import weight_tensors
 from dart_cli.train.base import BETAS, SavedState, Tensors, Update, restore, state_of
-from dart_cli.train.blindness import BLIND, EVERY, sight_of
-from dart_cli.train.critic import PREFIX, Critic, Judged, Steps, key_of
+from dart_cli.train.blindness import BLIND_LIMIT, EVERY, grey_screen_change
+from dart_cli.train.critic import PREFIX, Critic, Estimates, Steps, key_of
+from dart_cli.train.logprob_check import (
+    ComparedTokens,
+    LogprobCheck,
+    compare,
+    concatenate,
+    step_mismatches,
+)
+from dart_cli.train.packs.batch_check import check_batch
+from dart_cli.train.packs.batch_tokens import batch_loss_weights, pad_of
 from dart_cli.train.packs.pack import Pack, PackFeed
-from dart_cli.train.packs.share import batch_shares, check, pad_of, shares_of
-from dart_cli.train.parity import ComparedTokens, ParityGate, all_of, compare, step_mismatches
-from dart_cli.train.rank_group import Found, RankGroup, SingleRank, gathered
-from dart_cli.train.sharded import Gradients, whole
+from dart_cli.train.packs.rank_shares import shares_by_rank
+from dart_cli.train.rank_group import PassResults, RankGroup, SingleRank, gather_results
+from dart_cli.train.sharded import Gradients, full_tensor
 from dart_cli.train.trained_policy import TokenScores, TrainModel
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
@@ -49,7 +57,7 @@ REPLAY_ESS = 0.9
 
 
 class PolicyLearner:
-    """Updates one model. Not thread-safe: one thread at a time."""
+    """A learner of one model. Not thread-safe: only one thread at a time may call it."""
 
     def __init__(
         self, model: TrainModel, config: TrainConfig, rank_group: RankGroup | None = None
@@ -59,18 +67,21 @@ class PolicyLearner:
         self._config = config
         self._rank_group: RankGroup = rank_group or SingleRank()
         self._objective = Objective(
-            config.clip_low, config.clip_high, config.correction, config.kl_beta
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            correction=config.correction,
+            kl_beta=config.kl_beta,
         )
-        schedule = {part.name: getattr(config, part.name) for part in fields(Schedule)}
-        self._schedule = Schedule(**schedule | {"lr": config.rate})
+        schedule = {part.name: getattr(config, part.name) for part in fields(LearningRateSchedule)}
+        self._schedule = LearningRateSchedule(**schedule | {"lr": config.rate})
         self._parameters = model.trainable()
-        self._gate = ParityGate(config, model)
+        self._logprob_check = LogprobCheck(config, model)
         width = int(model.policy.model.config.get_text_config().hidden_size)
         self.critic = None if config.critic == "off" else Critic(width, config.gae_lambda)
         self._gradients = Gradients(model.scorer, self._parameters.values())
         matrices = [value for value in self._parameters.values() if value.ndim >= 2]
         vectors = [value for value in self._parameters.values() if value.ndim < 2]
-        # Biases and gains of norms are not decayed, as usual.
+        # Biases and the gains of norms are not decayed, as usual.
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": matrices, "weight_decay": config.weight_decay},
@@ -82,11 +93,11 @@ class PolicyLearner:
         )
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
-        """Learn from `batch`, once; `updates_done` places it in the schedule.
+        """Learn once from `batch`; `updates_done` determines the learning rate.
 
-        `policy_version` is the published version that the present weights are, if any: for tokens that
-        it sampled, behaviour log-probabilities must agree with the trainer's; if they do not, nothing is
-        changed and the update says so (`alarm`).
+        `policy_version` is the number under which the present weights were published, None if they were not.
+        For tokens that this version sampled, the behaviour log-probabilities must agree with the trainer's;
+        if they do not, nothing is changed and `alarm` of the result describes the difference.
 
         Raises ProtocolError if the batch does not fit the model, before anything has changed.
         """
@@ -97,33 +108,36 @@ class PolicyLearner:
     def shares(
         self, batch: Batch, updates_done: int, policy_version: int | None = None
     ) -> list[Share]:
-        """Return what each rank does for the update on `batch`; as `update`. Changes nothing."""
-        check(batch, self.model.policy)
+        """Return the share of each rank in the update on `batch`; changes nothing.
+
+        Arguments and errors are those of `update`.
+        """
+        check_batch(batch, self.model.policy)
         if self.critic is not None:
             for sample in batch.samples:
                 if sample.reward is None or sample.expected is None:
                     raise ProtocolError(
                         f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: a critic needs its "
-                        "reward and what its tracker expected; start dart data with the same configuration"
+                        "reward and its baseline; start dart data with the same configuration"
                     )
-        looked_back, version = self._gate.to_look_back(batch, policy_version)
-        return shares_of(
+        earlier, version = self._logprob_check.earlier_samples(batch, policy_version)
+        return shares_by_rank(
             batch,
-            looked_back,
-            batch_shares(batch, self._config.normalise, pad_of(self.model.policy)),
+            earlier,
+            batch_loss_weights(batch, self._config.normalise, pad_of(self.model.policy)),
             self.model.policy,
             rate=learning_rate(self._schedule, _run_point(batch, updates_done)),
             policy_version=policy_version,
-            looked_back_version=version,
+            earlier_version=version,
             pack_tokens=self._config.pack_tokens,
             ranks=self._rank_group.size,
-            looks=updates_done % EVERY == 0,
+            tests_sight=updates_done % EVERY == 0,
         )
 
     def train_on(self, share: Share, began: float | None = None) -> Update:
-        """Take this rank's part in an update; every rank does so, and they return alike.
+        """Do this rank's share of an update. Every rank calls it, and all return the same result.
 
-        `began` is the moment of the monotonic clock when its preparation began. Raises EngineError for
+        `began` is the time of the monotonic clock at which its preparation began. Raises EngineError for
         a screen that does not decode.
         """
         clock = _StageTimer(TIMES, began)
@@ -131,36 +145,45 @@ class PolicyLearner:
         is_applied = has_low_ess = False
         metrics: dict[str, float] = {}
         mismatches: list[StepMismatch] = []
-        if share.looked_back.packs:  # the gate puts kept weights in place of the present ones
+        # 1. Score the samples of an earlier version with a copy of its weights.
+        if share.looked_back.packs:  # the check puts the copy in place of the present weights
             self.before_change()
-        looked_back = self._gate.look_back(share.looked_back, share.looked_back_version)
-        judged = self._judged(share, clock)
+        earlier = self._logprob_check.rescore_earlier(share.looked_back, share.looked_back_version)
+        # 2. Estimate the value of each step, if there is a critic.
+        estimates = self._estimates(share, clock)
         if not share.work.packs:
             note = "no sample with a weight (update skipped)"
         else:
-            found = gathered(self._rank_group, self._accumulate(share, looked_back, judged, clock))
-            norm = self._clipped()
-            parity, alarm = self._gate.report(found.tokens, found.looked_back, share.policy_version)
-            metrics, mismatches = found.stats.metrics() | parity, found.mismatches
-            if found.sight:
-                metrics["sees"] = float(max(found.sight) > BLIND)
+            # 3. Compute the gradients of this rank's packs, and gather the results of all ranks.
+            results = gather_results(
+                self._rank_group, self._accumulate(share, earlier, estimates, clock)
+            )
+            norm = self._clip_gradients()
+            # 4. Decide whether the update is applied, by numbers that are the same on all ranks.
+            parity, alarm = self._logprob_check.report(
+                results.tokens, results.earlier_tokens, share.policy_version
+            )
+            metrics, mismatches = results.stats.metrics() | parity, results.mismatches
+            if results.grey_changes:
+                metrics["sees"] = float(max(results.grey_changes) > BLIND_LIMIT)
             has_low_ess = share.work.batch.reuse > 0 and metrics["ess"] < REPLAY_ESS
             if has_low_ess:
                 note = f"an effective sample size of {metrics['ess']:.3g}, below {REPLAY_ESS:g} (update skipped)"
             elif not alarm and not isfinite(norm):
                 note = "no finite gradient (update skipped)"
             is_applied = not note and not alarm
+        # 5. Change the weights.
         if is_applied:
-            self._gate.keep(share.policy_version)
+            self._logprob_check.keep(share.policy_version)
             clock.lap("optimizer_s")
             self.before_change()
             clock.skip()
-            self._step(share.rate)
-            if judged is not None and self.critic is not None:
-                self.critic.learn(judged.steps)
+            self._apply_gradients(share.rate)
+            if estimates is not None and self.critic is not None:
+                self.critic.learn(estimates.steps)
             clock.lap("optimizer_s")
-        if judged is not None:
-            metrics |= judged.metrics()
+        if estimates is not None:
+            metrics |= estimates.metrics()
         metrics |= clock.sums | {
             "grad_norm": norm,
             "lr": share.rate,
@@ -169,11 +192,14 @@ class PolicyLearner:
             "samples": float(share.samples),
             "tokens": float(share.tokens),
         }
-        values = judged.told() if judged is not None else []
+        values = estimates.step_values() if estimates is not None else []
         return Update(is_applied, metrics, note, alarm, mismatches, values)
 
-    def _judged(self, share: Share, clock: _StageTimer) -> Judged | None:
-        """Return what the critic says of all ranks' steps; None without one, and of a batch that has its advantages."""
+    def _estimates(self, share: Share, clock: _StageTimer) -> Estimates | None:
+        """Return the critic's estimates for the steps of all ranks.
+
+        Return None without a critic, and for a batch that is trained on again, which has its advantages.
+        """
         count = len(share.work.packs)
         if self.critic is None or share.work.batch.reuse or not count:
             return None
@@ -181,35 +207,39 @@ class PolicyLearner:
         states: list[torch.Tensor] = []
         with PackFeed(share.work, share.token_weights, self.model.policy) as packs:
             for index, pack in enumerate(packs):
-                self._rank_group.doing(f"judging pack {index + 1} of {count}")
+                self._rank_group.doing(f"estimating values of pack {index + 1} of {count}")
                 clock.lap("prepare_s")
                 states.append(self.model.states(pack))
                 samples += pack.samples
                 clock.lap("forward_s")
         self.model.reshard()
-        found = self.critic.judge(Steps.of(samples, torch.cat(states), self._rank_group))
+        estimates = self.critic.estimate(Steps.of(samples, torch.cat(states), self._rank_group))
         clock.lap("forward_s")
-        return found
+        return estimates
 
     def _accumulate(
-        self, share: Share, looked_back: ComparedTokens, judged: Judged | None, clock: _StageTimer
-    ) -> Found:
-        """Pass over this rank's packs: gradients of their part of the loss, and what they show."""
+        self,
+        share: Share,
+        earlier: ComparedTokens,
+        estimates: Estimates | None,
+        clock: _StageTimer,
+    ) -> PassResults:
+        """Pass over this rank's packs: add up the gradients of their part of the loss, return the results."""
         total: TokenStats | None = None
         scored: list[tuple[torch.Tensor, Pack]] = []
-        looked_at: tuple[Pack, torch.Tensor] | None = None
+        sight_test: tuple[Pack, torch.Tensor] | None = None  # a pack, if possible one with screens
         temperature, count = share.work.batch.temperature, len(share.work.packs)
         self._optimizer.zero_grad(set_to_none=True)
         with PackFeed(share.work, share.token_weights, self.model.policy) as packs:
             for index, pack in enumerate(packs):
                 self._rank_group.doing(f"pack {index + 1} of {count}")
                 clock.lap("prepare_s")
-                pack = pack if judged is None else _judged_pack(pack, judged)
+                pack = pack if estimates is None else _with_advantages(pack, estimates)
                 reference = self.model.reference_logprobs(pack, temperature)
                 scores = self.model.score(pack, temperature)
                 scored.append((scores.logprobs.detach(), _without_screens(pack)))
-                if share.looks and (looked_at is None or not looked_at[0].inputs.images):
-                    looked_at = pack, scores.logprobs.detach()
+                if share.looks and (sight_test is None or not sight_test[0].inputs.images):
+                    sight_test = pack, scores.logprobs.detach()
                 output = self._loss(pack, scores, reference, share.divisor)
                 clock.lap("forward_s")
                 self._gradients.before(is_last=index + 1 == count)
@@ -217,17 +247,23 @@ class PolicyLearner:
                 clock.lap("backward_s")
                 total = output.stats if total is None else total + output.stats
         assert total is not None  # every rank has as many packs, and there is one
-        sight = sight_of(self.model, *looked_at, temperature) if looked_at else ()
-        # After the pass: the device is not waited for between packs.
-        found = Found(
-            total,
-            all_of([compare(*each) for each in scored]),
-            looked_back,
-            [gap for each in scored for gap in step_mismatches(*each)],
-            sight,
+        grey_changes: tuple[float, ...] = ()
+        if sight_test is not None:
+            grey_changes = grey_screen_change(self.model, *sight_test, temperature)
+        # Compared after the pass, so that nothing waits for the device between packs.
+        results = PassResults(
+            stats=total,
+            tokens=concatenate([compare(logprobs, pack) for logprobs, pack in scored]),
+            earlier_tokens=earlier,
+            mismatches=[
+                mismatch
+                for logprobs, pack in scored
+                for mismatch in step_mismatches(logprobs, pack)
+            ],
+            grey_changes=grey_changes,
         )
         clock.lap("forward_s")
-        return found
+        return results
 
     def _loss(
         self, pack: Pack, scores: TokenScores, reference: torch.Tensor | None, divisor: float
@@ -250,12 +286,12 @@ class PolicyLearner:
             entropies=scores.entropies,
         )
 
-    def _clipped(self) -> float:
-        """Return the norm of the whole gradient, which is then clipped."""
+    def _clip_gradients(self) -> float:
+        """Clip the gradient of the whole model, and return the norm that it had before."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
-        return whole(norm).item()
+        return full_tensor(norm).item()
 
-    def _step(self, rate: float) -> None:
+    def _apply_gradients(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -263,12 +299,12 @@ class PolicyLearner:
     # --- its state, for checkpoints -----------------------------------------------------------
 
     def state(self) -> Tensors:
-        """Trained float32 weights by name; by `parameter/name` the optimizer's state."""
+        """Return trained float32 weights by name, and the optimizer's state as `parameter/name`."""
         state = state_of(self._parameters, self._optimizer)
         return state if self.critic is None else state | self.critic.state()
 
     def restore(self, saved: SavedState) -> None:
-        """Restore a checkpoint's state. Raises ValueError if it is of another model."""
+        """Restore a checkpoint's state. Raises ValueError if it belongs to another model."""
         _check_names(saved, self._parameters, self.model)
         restore(saved, self._parameters, self._optimizer)
         if self.critic is not None:
@@ -276,9 +312,9 @@ class PolicyLearner:
 
 
 def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: TrainModel) -> None:
-    """Raise ValueError if the checkpoint holds what is not of this model, or is not trained here.
+    """Raise ValueError if a checkpoint has weights that this model lacks, or that are frozen here.
 
-    It may lack what was frozen before and is trained now: that is as in the model folder.
+    It may lack weights that were frozen before and are trained now: these stay as in the model folder.
     """
     weights = weight_tensors(model.policy.model)
     parameters = {name for name in saved.names if "/" not in name}
@@ -291,26 +327,29 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
         raise ValueError(f"{min(frozen)} was trained before; here it is frozen")
 
 
-def _judged_pack(pack: Pack, judged: Judged) -> Pack:
+def _with_advantages(pack: Pack, estimates: Estimates) -> Pack:
     """Return the pack with the critic's advantages."""
-    advantages = [judged.advantages[key_of(sample)] for sample in pack.samples]
+    advantages = [estimates.advantages[key_of(sample)] for sample in pack.samples]
     lengths = torch.tensor(pack.lengths, dtype=torch.int64)
     spread = torch.tensor(advantages, dtype=torch.float64).repeat_interleave(lengths)
     return replace(pack, advantages=spread)
 
 
 def _without_screens(pack: Pack) -> Pack:
-    """Return what is compared after the pass, without what is large."""
+    """Return a pack without its screens and features, which are large.
+
+    What remains is compared after the pass.
+    """
     return replace(pack, features=None, inputs=replace(pack.inputs, images=(), shown=()))
 
 
 def _run_point(batch: Batch, updates_done: int) -> RunPoint:
-    """Return the update's place in the run, by what is stored with its batch."""
+    """Return the update's place in the run, from the numbers that are stored with its batch."""
     return RunPoint(updates_done, batch.run_s, batch.trajectories)
 
 
 class _StageTimer:
-    """Adds the time since the last lap to one of several sums."""
+    """A clock that adds the time since its last lap to one of several sums."""
 
     def __init__(self, names: Iterable[str], began: float | None = None) -> None:
         self.sums = dict.fromkeys(names, 0.0)
@@ -322,5 +361,5 @@ class _StageTimer:
         self._since = now
 
     def skip(self) -> None:
-        """Count the time since the last lap nowhere."""
+        """Begin a new lap without counting the time since the last one."""
         self._since = time.monotonic()

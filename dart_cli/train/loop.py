@@ -1,42 +1,45 @@
-"""The life of the trainer: batches in, new weights out.
+"""The life of the trainer: it takes batches and publishes new weights.
 
-    Trainer.run        from the start of its process (process.py) to the end
-    Trainer._begin     load the model or the last checkpoint, send TrainerHello, publish its weights
-    Trainer._train     take a batch, update, checkpoint, publish, acknowledge; repeat
-    Trainer._step      one update, with its checkpoint and publication where due
-    HeartbeatSender    a heartbeat each second, while torch works in a thread of its own
-    DataClient         asks data and tells it (data_client.py)
-    Publications       what is published beside the updates (publishing.py)
+    Trainer.run             from the start of its process (process.py) to the end
+    Trainer._begin          load the model or the last checkpoint, send TrainerHello, publish the weights
+    Trainer._train          take a batch, update, checkpoint, publish, acknowledge; repeat
+    Trainer._train_on       one update, with its checkpoint and publication when they are due
+    HeartbeatSender         sends a heartbeat each second, while torch works in another thread
+    DataClient              sends requests to the data service (data_client.py)
+    Publications            publications beside the updates (publishing.py)
 
-Each second of the process is counted as one of `seconds.starting`, `waiting` (for a batch, or for
-data to accept a message), `training` (the update) and `publishing` (it stands still for weights or
-checkpoints; most of both is done beside what follows).
+Each second of the process is counted as one of `seconds.starting`, `waiting` (for a batch, or for the data
+service to accept a message), `training` (the update) and `publishing` (updates stand still for weights or
+checkpoints; most of the work for these is done beside the following updates).
 
-The order of an update, and what a crash after each step costs:
+An update has five parts, in this order. This is what a crash after each part costs:
 
-    update        nothing: the batch is not acknowledged, data serves it again
-    checkpoint    it is begun here and written beside what follows (checkpoints/checkpoint.py). Until it
-                  is complete, the one before counts, and a crash costs what the last line says; then
-                  TrainerHello says that the batch is in it, and data marks it trained
-    publish       it is begun here, and complete beside what follows. Until it is announced, data knows
-                  the version before; the number is taken by no other weights that were announced
-    acknowledge   with the number of the version on its way, so data counts staleness from it, and
-                  lets nothing be sampled that would be too old when it is trained on. Batches
-                  after the last complete checkpoint are trained again from it: TrainerHello names
-                  its last batch, data serves the later ones again, in order
-    announce      workers hold weights that no checkpoint holds: the resumed trainer publishes its
-                  own under the next number (FileChannel.resume), so versions never decrease, and
-                  what they sampled is as old as it would have been (dart_cli/data/versions.py)
+    update        Nothing. The batch was not acknowledged, so the data service serves it again.
+    checkpoint    It begins here and is written beside what follows (checkpoints/checkpoint.py). Until it is
+                  complete, the checkpoint before it counts, and a crash costs what `acknowledge` says. Once
+                  it is complete, TrainerHello tells that the batch is in it, and the data service marks the
+                  batch as trained.
+    publish       It begins here and is completed beside what follows. Until it is announced, the newest
+                  version of the data service is the one before. No other announced weights get its number.
+    acknowledge   It has the number of the version that is being published. The data service counts staleness
+                  from that number, and lets no worker sample what would be too old by the time it is
+                  trained on. After a crash, the batches since the last complete checkpoint are trained on
+                  again: TrainerHello names the last batch of the checkpoint, and the data service serves
+                  the later ones again, in order.
+    announce      Workers hold weights that no checkpoint has. The resumed trainer publishes its weights under
+                  the next number (FileChannel.resume), so versions never decrease, and the samples of the
+                  lost weights are as stale as they would have been (dart_cli/data/versions.py).
 
-A version is announced before the next one begins. The last one is announced before its update is
-acknowledged, since data ends the run with that.
+So each batch is in the weights exactly once, relative to the checkpoint from which they descend.
 
-A trainer that is asked to end, or hears that the run is over, finishes the update that is under way, publishes all
-that it has learned, acknowledges, and writes its last checkpoint, all within LAST_WORK_S of dart_cli/runtime/role.py.
-The data service waits for it (dart_cli/data/run_end.py). So what it did is counted everywhere. Where the trainer is
-killed meanwhile, or takes longer, what it has not announced is counted nowhere.
+A version is announced before the publication of the next one begins. The last version is announced before its
+update is acknowledged, because the data service ends the run at that acknowledgement.
 
-So each batch is in the weights exactly once, relative to the checkpoint they descend from.
+A trainer that is asked to end, or is told that the run is over, finishes the update that is under way,
+publishes the weights, acknowledges, and writes its last checkpoint, all within LAST_WORK_S
+(dart_cli/runtime/role.py). The data service waits for this (dart_cli/data/run_end.py), so the whole work of
+the trainer is counted. If the trainer is killed meanwhile, or takes longer, the part that it has not
+announced is not counted.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from bus.errors import CheckpointError, ConfigError, DartError, ParityError
+from bus.errors import CheckpointError, ConfigError, DartError, LogprobCheckError
 from bus.heartbeat import HeartbeatSender, Load
 from bus.messages import (
     REPLAY_METRIC,
@@ -92,11 +95,12 @@ log = logging.getLogger(__name__)
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 LOADED = "is loaded, its weights are"
-"""In the log, once the trainer of a process can train; a rehearsal sees by it that a killed one has resumed."""
-TELL_WAIT_S = 15.0
-"""A wait for a batch is logged so often, with what it is for."""
+"""Part of the log line after which a trainer can train; a smoke test reads it to see that a killed one
+resumed."""
+LOG_WAIT_S = 15.0
+"""Seconds between two log lines about a wait for a batch."""
 BEAT_S = 10.0
-"""So often at least the ranks hear of each other while there is no batch."""
+"""Longest time between two messages of rank 0 to the other ranks while there is no batch."""
 PHASES = {name: name for name in ("starting", "waiting", "training")} | {"publishing": "syncing"}
 """Phase of the process -> its state in heartbeats."""
 
@@ -104,7 +108,7 @@ _T = TypeVar("_T")
 
 
 class Trainer:
-    """The trainer, from the start of its process to the end."""
+    """The trainer of a run, from the start of its process to the end."""
 
     def __init__(
         self,
@@ -115,16 +119,16 @@ class Trainer:
         torch_thread: ThreadPoolExecutor,
         joined: asyncio.Event | None = None,
     ) -> None:
-        """Nothing is told or published before `joined` is set."""
+        """Send and publish nothing before `joined` is set."""
         self._joined = joined
         self.heartbeat = HeartbeatSender(publisher, "train", "train", self.load)
         self._config = config
-        self._data = DataClient(data, self.heartbeat, stop, endpoints.DEADLINE_S)
+        self._data_service = DataClient(data, self.heartbeat, stop, endpoints.DEADLINE_S)
         self._stop = stop
         self._torch_thread = torch_thread
         self._checkpoints = config.run.dir / "checkpoints"
         self._ranks = Ranks(config) if is_ranked(config) else None
-        self._lead: RankedLearner | None = None  # the learner, where there are several ranks
+        self._lead: RankedLearner | None = None  # the learner, if there are several ranks
         self._saver = CheckpointSaver(
             self._checkpoints,
             ranks=1 if self._ranks is None else self._ranks.member.size,
@@ -133,19 +137,20 @@ class Trainer:
         self._model = ""  # identity of the model folder
         self.channel = make_channel(config)
         self._progress = TrainerProgress()
-        self._is_published = True  # the newest version, or that on its way, is the present weights
+        # Whether the newest version, announced or on its way, has the present weights.
+        self._is_published = True
         self._skipped_in_a_row = 0
         self._time = PhaseTimer(PHASES, "starting")
-        self._publications = Publications(self._data.tell, self._time.enter)
+        self._publications = Publications(self._data_service.tell, self._time.enter)
         self._stopping = False
-        self._tokens = 0.0  # trained on since this process started
+        self._tokens = 0.0  # tokens trained on since this process started
         self._updates: dict[int, Update] = {}  # by batch, until it is acknowledged
 
     async def run(self) -> None:
         """Resume from the last checkpoint, train, end with a checkpoint and weights on disk."""
         error: BaseException | None = None
         try:
-            async with background(self._beats(), self._tell_end()):
+            async with background(self._send_beats(), self._announce_stop()):
                 await self._run()
         except BaseException as raised:
             error = raised
@@ -153,7 +158,7 @@ class Trainer:
         finally:
             await self._publications.close()
             with self._finishing("bringing its weights and its last checkpoint to disk"):
-                # After an error a rank may not write its part.
+                # After an error, ranks may be unable to write their parts of a checkpoint.
                 await self._in_torch(self._close, error is None or self._ranks is None)
             if self._ranks is not None:
                 await self._in_torch(self._ranks.end, error)
@@ -167,7 +172,7 @@ class Trainer:
             await self._train(learner, curves)
         self._stopping = True
         self._time.enter("publishing")
-        self.heartbeat.beat()  # the next regular one may come too late
+        self.heartbeat.beat()  # the next regular heartbeat may come too late
         with self._finishing("publishing its last weights"):
             if not self._is_published:
                 await self._publish(learner)
@@ -180,7 +185,7 @@ class Trainer:
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
-        """Return the heartbeat's changing part."""
+        """Return the part of a heartbeat that changes."""
         is_ending = self._stopping or self._stop.is_set()
         state = "stopping" if is_ending else PHASES[self._time.phase]
         gauges = {
@@ -194,7 +199,7 @@ class Trainer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for a batch, or for data to take a message."""
+        """Whether it waits for a batch, or for the data service to take a message."""
         return self._time.phase == "waiting"
 
     @property
@@ -204,11 +209,11 @@ class Trainer:
     # --- begin ------------------------------------------------------------------------------
 
     async def _begin(self) -> Learner:
-        """Load the learner at its last checkpoint, publish its weights, report both to data."""
+        """Load the learner at its last checkpoint, publish its weights, and report both to the data service."""
         with self.heartbeat.waiting("the model to load", on="model"):
             learner = await self._in_torch(self._load)
-        known = await self._greet()
-        published = await self._in_torch(self._resume_weights, learner, known)
+        newest = await self._greet()
+        published = await self._in_torch(self._resume_weights, learner, newest)
         self._progress = self._progress.model_copy(
             update={"policy_version": published.policy_version, "batches_trained": []}
         )
@@ -218,7 +223,10 @@ class Trainer:
         return learner
 
     async def _greet(self) -> KnownVersion | None:
-        """Tell data the checkpoint; the newest version that it knows. Raises StopRequested."""
+        """Report the checkpoint to the data service, and return the newest version in its ledger.
+
+        Return None if the ledger has no version. Raises StopRequested.
+        """
         hello = TrainerHello(
             policy_version=self._version,
             last_batch_id=self._progress.last_batch_id,
@@ -227,8 +235,8 @@ class Trainer:
         if self._joined is not None:
             with self.heartbeat.waiting(JOINING, on="data"):
                 await unless_stopped(self._stop, self._joined.wait())
-        with self.heartbeat.waiting("data to take TrainerHello", on="data"):
-            reply = await self._data.ask(hello)
+        with self.heartbeat.waiting("the data service to take TrainerHello", on="data"):
+            reply = await self._data_service.ask(hello)
         assert isinstance(reply, HelloReply)
         if reply.policy_version < 0:
             return None
@@ -236,10 +244,11 @@ class Trainer:
 
     @property
     def _updates_applied(self) -> int:
-        """Updates that changed the weights."""
+        """The number of updates that changed the weights."""
         return self._progress.updates - self._progress.skipped
 
     def _load(self) -> Learner:
+        """Return the learner, at the newest checkpoint if there is one."""
         learner = self._make_learner()
         with self._alone("reading the model folder and the checkpoints"):
             self._model = identity_of(self._config)
@@ -269,8 +278,8 @@ class Trainer:
         self._lead = RankedLearner.begin(self._config, self._ranks)
         return self._lead
 
-    async def _tell_end(self) -> None:
-        """Tell data at once that this process is about to end, and a person what it finishes before."""
+    async def _announce_stop(self) -> None:
+        """Once a stop is requested, send a heartbeat that says so, and log what is still finished."""
         await self._stop.wait()
         beat = self.heartbeat.beat()
         if self._time.phase in ("training", "publishing"):
@@ -278,11 +287,11 @@ class Trainer:
 
     @contextlib.contextmanager
     def _finishing(self, what: str) -> Iterator[None]:
-        """While inside, the end of this process waits for `what`, and heartbeats name it."""
+        """Make the end of this process wait for the block, and name it (`what`) in heartbeats."""
         with finishing(what), self.heartbeat.waiting(what, on="update"):
             yield
 
-    async def _beats(self) -> None:
+    async def _send_beats(self) -> None:
         """Tell the other ranks that this one lives, whenever the torch thread has nothing to do."""
         while True:
             await asyncio.sleep(min(BEAT_S, self._config.train.rank_deadline_s / 4))
@@ -290,19 +299,19 @@ class Trainer:
                 await self._in_torch(self._lead.beat)
 
     def _alone(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Around long work of torch's thread in which the other ranks, if there are any, have no part."""
+        """Return a context for long work of the torch thread in which no other rank has a part."""
         return contextlib.nullcontext() if self._lead is None else self._lead.alone(what)
 
-    def _resume_weights(self, learner: Learner, known: KnownVersion | None) -> Published:
+    def _resume_weights(self, learner: Learner, newest: KnownVersion | None) -> Published:
         model = learner.model
         weights = read_all(model.stream())
         with self._alone("publishing its weights"):
-            return self.channel.resume(weights, self._version, known)
+            return self.channel.resume(weights, self._version, newest)
 
     # --- train ------------------------------------------------------------------------------
 
     async def _train(self, learner: Learner, curves: MetricWriter) -> None:
-        """Take a batch, update, checkpoint, publish, acknowledge; until done or stopped."""
+        """Take a batch, update, checkpoint, publish, acknowledge; repeat to the last update or a stop."""
         while self._progress.updates < self._config.train.updates and not self._stop.is_set():
             self._time.enter("waiting")
             began = time.monotonic()
@@ -316,40 +325,43 @@ class Trainer:
                 await self._acknowledge(batch, {})
                 continue
             with finishing(f"in its update on batch {batch.batch_id}"):
-                metrics = await self._step(learner, batch, curves) | {"waiting_s": waiting_s}
+                metrics = await self._train_on(learner, batch, curves) | {"waiting_s": waiting_s}
                 self._time.enter("waiting")
                 self._record(batch, curves, metrics)
                 await self._acknowledge(batch, metrics)
 
     async def _next_batch(self) -> Batch:
-        """Return the next batch, however long it takes to fill.
+        """Wait for the next batch and return it.
 
         Raises StopRequested, and the errors of a checkpoint or publication that failed meanwhile.
         """
-        reason, began = "data to answer", time.monotonic()
-        told = began
+        reason, began = "the data service to answer", time.monotonic()
+        logged_at = began
         while True:
             self._note_saved(self._saver.poll())
             self._publications.raise_failed()
-            if time.monotonic() - told >= TELL_WAIT_S:
-                told = time.monotonic()
-                log.info("has waited %.0f s for a batch: %s", told - began, reason)
+            if time.monotonic() - logged_at >= LOG_WAIT_S:
+                logged_at = time.monotonic()
+                log.info("has waited %.0f s for a batch: %s", logged_at - began, reason)
             with self.heartbeat.waiting(f"a batch: {reason}", since=began, on="batch"):
-                reply = await self._data.ask(BatchRequest(policy_version=self._version))
+                reply = await self._data_service.ask(BatchRequest(policy_version=self._version))
                 assert isinstance(reply, BatchReply)
                 if reply.batch is not None:
                     return reply.batch
                 await unless_stopped(self._stop, asyncio.sleep(reply.retry_after_s))
             reason = reply.reason
 
-    async def _step(self, learner: Learner, batch: Batch, curves: MetricWriter) -> dict[str, float]:
-        """Update on `batch`, checkpoint and publish where due; returns the metrics.
+    async def _train_on(
+        self, learner: Learner, batch: Batch, curves: MetricWriter
+    ) -> dict[str, float]:
+        """Update on `batch`, checkpoint and publish if these are due; return the metrics.
 
-        Raises ParityError where engine and trainer disagree; the batch is then not acknowledged.
+        Raises LogprobCheckError if engine and trainer disagree; the batch is then not acknowledged.
         """
+        # 1. Update the weights.
         began = time.monotonic()
         self._time.enter("training")
-        seen = batch_metrics(batch, self._version)
+        of_batch = batch_metrics(batch, self._version)
         with self.heartbeat.waiting(f"its update on batch {batch.batch_id}", on="update"):
             update: Update = await self._in_torch(
                 learner.update,
@@ -359,8 +371,9 @@ class Trainer:
             )
         if update.alarm:
             curves.add(self._progress.updates + 1, named_metrics(batch, update.metrics))
-            raise ParityError(update.alarm)
-        self._note(batch, update)
+            raise LogprobCheckError(update.alarm)
+        self._count(batch, update)
+        # 2. Begin a checkpoint and a publication, if they are due.
         self._time.enter("publishing")
         times = {"checkpoint_s": 0.0}
         with self.heartbeat.waiting("its weights to be written", on="update"):
@@ -375,10 +388,13 @@ class Trainer:
         times |= {"step_s": time.monotonic() - began, **self._publications.times()}
         self._tokens += update.metrics["tokens"]
         skipped = {"skipped": float(not update.applied)}
-        return named_metrics(batch, skipped | dict(update.metrics) | seen | times)
+        return named_metrics(batch, skipped | dict(update.metrics) | of_batch | times)
 
-    def _note(self, batch: Batch, update: Update) -> None:
-        """Record that the batch is in the weights, or was skipped. Raises DartError after too many."""
+    def _count(self, batch: Batch, update: Update) -> None:
+        """Record that the batch is in the weights, or was skipped.
+
+        Raises DartError after MOST_SKIPPED skipped batches in a row.
+        """
         progress = self._progress
         self._updates[batch.batch_id] = update
         if update.applied:
@@ -408,11 +424,11 @@ class Trainer:
 
     @property
     def _is_last(self) -> bool:
-        """Whether no update comes after those that are done."""
+        """Whether no further update follows."""
         return self._stop.is_set() or self._progress.updates == self._config.train.updates
 
     async def _checkpoint(self, learner: Learner) -> None:
-        """Begin a checkpoint, once the one before is complete; it is written beside what follows."""
+        """Begin a checkpoint once the one before is complete; it is written beside what follows."""
         await self._save_is_complete()
         await self._in_torch(self._begin_save, learner)
 
@@ -422,20 +438,20 @@ class Trainer:
         self._saver.begin(self._progress, learner.state(), self._model)
 
     async def _save_is_complete(self) -> None:
-        """Wait for the checkpoint in flight, if there is one. Raises CheckpointError.
+        """Wait for the checkpoint that is being written, if there is one. Raises CheckpointError.
 
-        Not in torch's thread, which goes on telling the other ranks that this one lives.
+        The wait is not in the torch thread, which must go on telling the other ranks that this one lives.
         """
         self._note_saved(await asyncio.to_thread(self._saver.wait))
 
     def _note_saved(self, saved: TrainerProgress | None) -> None:
-        """Take the batches of a complete checkpoint out of those trained on since the last one."""
+        """Remove the batches of a complete checkpoint from the batches since the last one."""
         if saved is not None:
             rest = self._progress.batches_trained[len(saved.batches_trained) :]
             self._progress = self._progress.model_copy(update={"batches_trained": rest})
 
     def _close(self, is_saved: bool) -> None:
-        """Wait for the checkpoint in flight, if it `is_saved`, and bring the weights to disk."""
+        """Bring the weights to disk; with `is_saved`, first wait for the checkpoint that is being written."""
         with self._alone("bringing its weights and its last checkpoint to disk"):
             try:
                 if is_saved:
@@ -457,7 +473,7 @@ class Trainer:
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
         update = self._updates.pop(batch.batch_id, None)
-        await self._data.tell(
+        await self._data_service.tell(
             BatchTrained(
                 batch_id=batch.batch_id,
                 policy_version=self._version,
@@ -473,17 +489,21 @@ class Trainer:
         log.info(
             "update %d on batch %d%s: loss %.4f, success %s, reward %s, entropy %.3f, grad norm %.3f, "
             "%d samples in %.1f s, v%d",
-            *(self._progress.updates, self._progress.last_batch_id),
+            self._progress.updates,
+            self._progress.last_batch_id,
             f" (replay {batch.reuse})" if batch.reuse else "",
             values.get("loss", 0.0),
-            *map(fraction, (batch.success, batch.reward)),
-            *(values.get(name, 0.0) for name in ("entropy", "grad_norm", "samples")),
+            fraction(batch.success),
+            fraction(batch.reward),
+            values.get("entropy", 0.0),
+            values.get("grad_norm", 0.0),
+            values.get("samples", 0.0),
             values["step_s"],
             self._version,
         )
 
     async def _in_torch(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Run a function in torch's thread, beside the event loop."""
+        """Run a function in the torch thread, beside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._torch_thread, function, *arguments)
 
@@ -492,7 +512,7 @@ class Trainer:
 
 
 def identity_of(config: Config) -> str:
-    """Return what tells the model folder from another one; empty without a model. Raises ModelError."""
+    """Return the identity of the model folder; empty for a learner without a model. Raises ModelError."""
     if config.train.learner != "torch":
         return ""
     from dart_cli.config.model_folder import resolve
@@ -501,7 +521,7 @@ def identity_of(config: Config) -> str:
 
 
 def make_learner(config: Config) -> Learner:
-    """Return the learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
+    """Load the model and return the learner that a configuration names. Raises ModelError, ConfigError."""
     if config.train.learner != "torch":
         return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
     from dart_cli.train.learner import PolicyLearner

@@ -1,11 +1,11 @@
-"""Writes the trainer's metrics by update, for TensorBoard and Weights & Biases.
+"""The trainer's metrics by update, for TensorBoard and Weights & Biases.
 
-    MetricWriter   TensorBoard event files in RUN/tensorboard, always; Weights & Biases where
+    MetricWriter   writes TensorBoard event files in RUN/tensorboard, and to Weights & Biases if
                    train.wandb names a project
-    check_wandb    an early error where its package is missing
+    check_wandb    raises an early error if the package of Weights & Biases is missing
 
-W&B keeps one run for a run directory and resumes it with it; failures of its service do not reach the
-trainer (WANDB_MODE=offline keeps everything local).
+W&B has one run for a run directory, and resumes it together with the directory. Failures of its service do
+not affect the trainer. WANDB_MODE=offline keeps everything local.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLUSH_S = 10
 
 
 def check_wandb(config: Config) -> None:
-    """Raise MissingPartError where W&B is asked for and not installed."""
+    """Raise MissingPartError if train.wandb is set and the package is not installed."""
     if config.train.wandb and importlib.util.find_spec("wandb") is None:
         raise MissingPartError(
             "train.wandb needs the package wandb: pip install wandb, or leave train.wandb empty"
@@ -35,10 +35,10 @@ def check_wandb(config: Config) -> None:
 
 
 class MetricWriter:
-    """A context manager; `add` takes the metrics of an update."""
+    """A writer of the metrics of updates. It is a context manager."""
 
     def __init__(self, config: Config, updates: int) -> None:
-        """Keep the metrics of the `updates` that the run has done; those written of later ones are dropped."""
+        """Open the files; drop metrics that were written for updates after the first `updates`."""
         self._tensorboard = SummaryWriter(
             str(config.run.dir / "tensorboard"), purge_step=updates + 1, flush_secs=FLUSH_S
         )
@@ -46,11 +46,11 @@ class MetricWriter:
 
     def add(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an update under `train/`."""
-        named = {f"train/{name}": value for name, value in metrics.items()}
-        for name, value in named.items():
+        scalars = {f"train/{name}": value for name, value in metrics.items()}
+        for name, value in scalars.items():
             self._tensorboard.add_scalar(name, value, update)
         if self._wandb is not None:
-            self._wandb.log({**named, "update": update})
+            self._wandb.log({**scalars, "update": update})
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ def _begin_wandb(config: Config) -> Any:
         config=config.model_dump(mode="json"),
         settings=wandb.Settings(silent=True),
     )
-    # A trainer that resumed from its checkpoint sends updates again: the newest value counts.
+    # A trainer that resumed from its checkpoint sends some updates again: the newest value counts.
     run.define_metric("train/*", step_metric="update")
     return run
 

@@ -1,8 +1,8 @@
 """`dart train`: the process around the trainer.
 
-run        connects the parts, loads torch and the trainer (loop.py), runs it to its end
-_listen    RunState from data: the end of the run, and which processes are absent
-told_waits says what it waits for, from the start on: torch takes seconds to be imported
+run          connects the parts, loads torch and the trainer (loop.py), runs the trainer to its end
+_listen      reads RunState from the data service: the end of the run, and which processes are absent
+told_waits   logs what the process waits for, from its start on, since importing torch takes seconds
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ log = logging.getLogger(__name__)
 
 WORKER = "train"
 MOST_WORKERS = 1024
-"""Rollout workers whose requests for weights are held at once."""
+"""Most requests of rollout workers for weights that wait for an answer at once."""
 
 
 @dataclass
 class _Others:
-    """What this process knows of the others."""
+    """The state of the other processes of the run, for reports of waits."""
 
     absent: list[Role] = field(default_factory=list)
-    trainer: Trainer | None = None  # once it is loaded
+    trainer: Trainer | None = None  # None until it is loaded
 
     def awaited(self) -> str:
-        """Return what the trainer waits for, where it waits and a process that makes batches is absent."""
+        """Describe the absent processes without which no batch can come.
+
+        Return an empty string unless the trainer waits for a batch.
+        """
         if self.trainer is None or not self.trainer.is_waiting:
             return ""
         missing = [role for role in self.absent if role != "train"]
@@ -51,10 +54,10 @@ class _Others:
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
-    """Train until `train.updates` are done, data says that the run is over, or `stop` is set.
+    """Train to the last of `train.updates`, until the data service ends the run, or until `stop` is set.
 
-    Writes a last checkpoint at the end. Raises ConfigError, ModelError, CheckpointError,
-    WeightsError, ParityError, and the errors that data answers with.
+    A last checkpoint is written at the end. Raises ConfigError, ModelError, CheckpointError,
+    WeightsError, LogprobCheckError, and the errors that the data service answers with.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     others = _Others()
@@ -101,12 +104,12 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 def _import_all() -> None:
-    """Import what `run` needs; in a thread, so that the process hears and tells meanwhile."""
-    import dart_cli.train.loop  # noqa: F401 - it brings torch, and all else
+    """Import what `run` needs. It runs in a thread, so that the process receives and reports meanwhile."""
+    import dart_cli.train.loop  # noqa: F401 - it imports torch and everything else
 
 
 async def _listen(states: Subscriber, others: _Others, stop: asyncio.Event) -> None:
-    """Note who is absent; set `stop` when data announces the end of the run."""
+    """Record which processes are absent; set `stop` when the data service announces the end of the run."""
     async for state in states:
         assert isinstance(state, RunState)
         others.absent = state.absent

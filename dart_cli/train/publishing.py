@@ -1,13 +1,13 @@
-"""The trainer's publications: begun after an update, complete beside what follows.
+"""The trainer's publications: each begins after an update and is completed beside the following ones.
 
-make_channel   the weight channel that a configuration asks for
-Publications   one at a time: holds the next change of the weights back until they are copied, and
-               announces a version once it is complete
+make_channel   makes the weight channel that a configuration names
+Publications   publishes one version at a time: the next change of the weights waits until they are copied,
+               and a version is announced once it is complete
 
-The trainer stands still while a publication begins, where the copy is not over before the next optimizer
-step (torchtitan's rule), and where the version before is not complete and announced when the next one
-begins. Digests, files and announcement take place beside training. So versions are announced in order,
-each once, and none before it is whole.
+The trainer stands still in three cases: while a publication begins; until the copy is complete, before the
+optimizer changes the weights (torchtitan's rule); and until the version before is complete and announced,
+when the next publication begins. Digests, files and the announcement take place beside training. So
+versions are announced in order, each once, and none before it is whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Announce = Callable[[WeightsPublished], Awaitable[None]]
 
 
 def make_channel(config: Config) -> FileChannel:
-    """Return the weight channel that a configuration asks for. Raises RunDirectoryError, ConfigError."""
+    """Return the weight channel that a configuration names. Raises RunDirectoryError, ConfigError."""
     weights = config.weights
     directory, shared = weights_dir(config).absolute(), weights.directory is None
     lora = config.model.lora
@@ -40,19 +40,22 @@ def make_channel(config: Config) -> FileChannel:
 
 
 class Publications:
-    """Those of one trainer. For its event loop, but for `before_change`."""
+    """The publications of one trainer. Its event loop calls the methods, except for `before_change`."""
 
     def __init__(self, announce: Announce, enter: Callable[[str], None]) -> None:
-        """`enter` enters a phase of the process: "publishing", and "training" again."""
+        """Take `announce`, which sends an announcement, and `enter`.
+
+        `enter` begins a phase of the process: "publishing" or "training".
+        """
         self._announce = announce
         self._enter = enter
         self._loop = asyncio.get_running_loop()
         self._publication: Publication | None = None
         self._following: asyncio.Task[None] | None = None
-        self._took_s = self._stalled_s = 0.0  # since `times` was asked
+        self._took_s = self._stalled_s = 0.0  # since the last call of `times`
 
     async def announce(self, published: Published, updates: int) -> None:
-        """Tell data of a complete version, whose weights hold so many updates."""
+        """Announce a complete version, whose weights contain `updates` updates, to the data service."""
         await self._announce(
             WeightsPublished(
                 policy_version=published.policy_version,
@@ -70,7 +73,7 @@ class Publications:
         self._following = asyncio.create_task(self._follow(self._publication, updates))
 
     async def complete(self) -> None:
-        """Wait until there is no publication on its way. Raises WeightsError, and what data refuses with."""
+        """Wait until no publication is under way. Raises WeightsError, and errors of the data service."""
         if self._following is not None:
             with self._standing_still():
                 await self._following
@@ -82,7 +85,7 @@ class Publications:
             self._following.result()
 
     def before_change(self) -> None:
-        """For torch's thread, which is about to change the weights: wait until they are copied.
+        """Wait until the weights are copied; the torch thread calls this before it changes them.
 
         Raises WeightsError.
         """
@@ -90,23 +93,23 @@ class Publications:
         if publication is None:
             return
         if publication.is_copied:
-            publication.copied()  # raises what has failed
+            publication.wait_until_copied()  # raises the error of a publication that failed
             return
         self._loop.call_soon_threadsafe(self._enter, "publishing")
         try:
             with self._standing_still():
-                publication.copied()
+                publication.wait_until_copied()
         finally:
             self._loop.call_soon_threadsafe(self._enter, "training")
 
     def times(self) -> dict[str, float]:
-        """Metrics, of publications since the last call: seconds of those that are complete, of standstill."""
-        found = {"publish_s": self._took_s, "publish_stall_s": self._stalled_s}
+        """Return metrics since the last call: seconds of complete publications, and seconds of standstill."""
+        metrics = {"publish_s": self._took_s, "publish_stall_s": self._stalled_s}
         self._took_s = self._stalled_s = 0.0
-        return found
+        return metrics
 
     async def close(self) -> None:
-        """Announce no more; what is on its way is the channel's to end."""
+        """Announce nothing any more. The channel ends a publication that is under way."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

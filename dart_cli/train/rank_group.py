@@ -1,13 +1,13 @@
 """The processes that train one model together, as the learner sees them.
 
-    RankGroup    what a rank needs of the others: short messages
-    SingleRank   a rank alone
-    Found        what the packs of an update gave: statistics, compared tokens and mismatches
-    gathered     this rank's -> all ranks'
+    RankGroup       the interface by which a rank exchanges short messages with the others
+    SingleRank      a RankGroup of one process
+    PassResults     what a pass over packs gave: statistics, compared tokens and mismatches
+    gather_results  the results of this rank -> the results of all ranks
 
-Everything that an update decides (to skip, to stop) is decided from numbers that went through `gathered`:
-these are the same on every rank, bit for bit, so all ranks decide alike and none waits for one that took
-another way.
+Whatever an update decides (to skip, to stop) is decided from numbers that went through `gather_results`.
+These are the same on every rank, bit for bit. So all ranks decide alike, and none waits for a rank that
+decided otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bus.messages import StepMismatch
 from bus.packed import float64s, int32s
 from bus.ranks import Scored, ScoredTokens
 from dart_cli.algo.loss import TokenStats
-from dart_cli.train.parity import ComparedTokens, all_of
+from dart_cli.train.logprob_check import ComparedTokens, concatenate
 
 
 class RankGroup(Protocol):
@@ -32,23 +32,23 @@ class RankGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process, 0 to `size` - 1. Rank 0 alone speaks on the bus."""
+        """The number of this process, 0 to `size` - 1. Only rank 0 sends messages on the bus."""
         ...
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         ...
 
-    def gathered(self, part: bytes) -> list[bytes]:
-        """Return what each rank gave, in order of rank; on all ranks.
+    def gather(self, part: bytes) -> list[bytes]:
+        """Return the parts of all ranks, in order of rank; every rank gets them.
 
-        Raises DartError where a rank is lost or does not answer in time.
+        Raises DartError if a rank is lost or does not answer in time.
         """
         ...
 
     def doing(self, what: str) -> None:
-        """Note what this rank begins: for others that wait for it, and to be told if it is lost."""
+        """Record what this rank begins, for ranks that wait for it and for the error if it is lost."""
         ...
 
 
@@ -58,44 +58,46 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def gathered(self, part: bytes) -> list[bytes]:
-        """Return this rank's part alone."""
+    def gather(self, part: bytes) -> list[bytes]:
+        """Return the part of this rank."""
         return [part]
 
     def doing(self, what: str) -> None:
-        """No other rank waits."""
+        """Do nothing: no other rank waits."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of some packs."""
+class PassResults:
+    """The results of a pass over packs."""
 
     stats: TokenStats
-    tokens: ComparedTokens
-    looked_back: ComparedTokens  # scored by weights that were kept for them (parity.py)
+    tokens: ComparedTokens  # scored with the present weights
+    earlier_tokens: ComparedTokens  # scored with a copy of earlier weights (logprob_check.py)
     mismatches: list[StepMismatch]
-    sight: tuple[
-        float, ...
-    ] = ()  # of each rank that looked, what grey screens change, nats (blindness.py)
+    grey_changes: tuple[float, ...] = ()
+    """For each rank that tried it, how much grey screens change log-probabilities, nats (blindness.py)."""
 
 
-def gathered(rank_group: RankGroup, mine: Found) -> Found:
-    """Return what all ranks found, in order of rank; sums in float64. Raises as `RankGroup.gathered` does."""
+def gather_results(rank_group: RankGroup, mine: PassResults) -> PassResults:
+    """Return the results of all ranks, joined in order of rank; sums are in float64.
+
+    Raises as `RankGroup.gather` does.
+    """
     message = Scored(
         stats=float64s(float(getattr(mine.stats, part.name)) for part in fields(TokenStats)),
-        tokens=_sent(mine.tokens),
-        looked_back=_sent(mine.looked_back),
+        tokens=_as_message(mine.tokens),
+        looked_back=_as_message(mine.earlier_tokens),
         mismatches=mine.mismatches,
-        sight=float64s(mine.sight),
+        sight=float64s(mine.grey_changes),
     )
-    found = [parted(piece, BATCH_LIMITS) for piece in rank_group.gathered(joined(message))]
-    ranks = [each for each in found if isinstance(each, Scored)]
-    return Found(
-        stats=reduce(TokenStats.__add__, (_stats(each.stats) for each in ranks)),
-        tokens=all_of([_received(each.tokens) for each in ranks]),
-        looked_back=all_of([_received(each.looked_back) for each in ranks]),
-        mismatches=[gap for each in ranks for gap in each.mismatches],
-        sight=tuple(nats for each in ranks for nats in each.sight),
+    messages = [parted(part, BATCH_LIMITS) for part in rank_group.gather(joined(message))]
+    ranks = [message for message in messages if isinstance(message, Scored)]
+    return PassResults(
+        stats=reduce(TokenStats.__add__, (_stats(rank.stats) for rank in ranks)),
+        tokens=concatenate([_of_message(rank.tokens) for rank in ranks]),
+        earlier_tokens=concatenate([_of_message(rank.looked_back) for rank in ranks]),
+        mismatches=[mismatch for rank in ranks for mismatch in rank.mismatches],
+        grey_changes=tuple(nats for rank in ranks for nats in rank.sight),
     )
 
 
@@ -103,17 +105,25 @@ def _stats(values: Sequence[float]) -> TokenStats:
     return TokenStats(*(torch.tensor(value, dtype=torch.float64) for value in values))
 
 
-def _sent(tokens: ComparedTokens) -> ScoredTokens:
+def _as_message(tokens: ComparedTokens) -> ScoredTokens:
     return ScoredTokens(
         engine=float64s(tokens.engine.tolist()),
         trainer=float64s(tokens.trainer.tolist()),
         versions=int32s(tokens.versions.tolist()),
-        seen=int32s(tokens.seen.tolist()),
+        seen=int32s(tokens.screens.tolist()),
         places=int32s(tokens.places.tolist()),
         indices=int32s(tokens.indices.tolist()),
         steps=list(tokens.steps),
     )
 
 
-def _received(tokens: ScoredTokens) -> ComparedTokens:
-    return ComparedTokens.of(**{name: getattr(tokens, name) for name in ScoredTokens.model_fields})
+def _of_message(tokens: ScoredTokens) -> ComparedTokens:
+    return ComparedTokens.of(
+        engine=tokens.engine,
+        trainer=tokens.trainer,
+        versions=tokens.versions,
+        screens=tokens.seen,
+        places=tokens.places,
+        indices=tokens.indices,
+        steps=tokens.steps,
+    )

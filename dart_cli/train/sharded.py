@@ -1,28 +1,28 @@
 """One model over several processes: FSDP2 of a loaded policy.
 
-    ShardingPlan    the processes' mesh, in what type they compute, where the shards are
-    shard           which modules are units of FSDP2, and how they are wrapped
-    load_sharded    a policy folder, read shard by shard: no rank ever holds the whole model
-    Gradients       when a rank's gradients are summed with the others'
-    local_shard     the part of a tensor that this rank holds
-    published       the tensors as they are published, one at a time, in the model's type
+    ShardingPlan       the mesh of processes, the type in which they compute, the place of the shards
+    shard              wraps the modules of a model as units of FSDP2
+    load_sharded       reads a policy folder shard by shard: no rank ever holds the whole model
+    Gradients          decides after which packs gradients are summed over ranks
+    local_shard        the part of a tensor that this rank holds; full_tensor: all of it
+    published_stream   the tensors as they are published, one at a time, in the model's type
 
-A trained parameter is a float32 shard, its own master: FSDP2 casts it to `compute` (bfloat16) where it
-is gathered for a forward pass, and sums its gradients over ranks in float32. Frozen parameters (a
-frozen vision tower, the base under adapters) are whole on each rank in the model's type and take no
-part. Units, each gathered just before it runs and freed behind it:
+A trained parameter is a float32 shard. FSDP2 casts it to `compute` (bfloat16) when it gathers the parameter
+for a forward pass, and sums its gradients over ranks in float32. Frozen parameters (a frozen vision tower,
+the base under adapters) are whole on each rank in the model's type, and FSDP2 ignores them. These modules
+are units, each gathered just before it runs and freed after it:
 
-    each language layer; each vision block and the rest of the tower, where it is trained;
-    the input embedding, unless it is tied to the head
-    the root: final norm and head (and the tied embedding), held from forward to backward
+    each language layer; each vision block and the rest of the tower, if it is trained;
+    the input embedding, unless it is tied to the head;
+    the root: final norm and head (and the tied embedding), which stays gathered from forward to backward.
 
-Divisors of the loss are the whole batch's, so gradients are summed over ranks, not averaged.
+The divisors of the loss are of the whole batch, so gradients are summed over ranks, not averaged.
 
-When a rank's gradients are summed decides memory against traffic. Summed after each pack, a rank keeps
-float32 shards only (1/N of 4 bytes a parameter), and each pack sends one set of gradients. Summed
-after the last pack alone, each rank keeps float32 gradients of all trained parameters: 30 GB for a 7B,
-which no plan of memory has room for. So small models (`WHOLE_GRADIENTS_BYTES`) sum once, others each
-time; on GPUs the sums of a layer are sent while the layer before it is computed.
+The moment of summing trades memory against traffic. If gradients are summed after each pack, a rank keeps
+only float32 shards (1/N of 4 bytes a parameter), and each pack sends one set of gradients. If they are
+summed only after the last pack, each rank keeps float32 gradients of all trained parameters: 30 GB for a
+7B, for which there is no memory. So small models (`WHOLE_GRADIENTS_BYTES`) sum once, and larger ones after
+each pack; on GPUs the gradients of a layer are sent while the layer before it is computed.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class ShardingPlan:
 
     @property
     def storage(self) -> torch.device:
-        """Where this rank's shards are."""
+        """The device of this rank's shards."""
         return torch.device("cpu") if self.offload else self.device
 
     @property
     def precision(self) -> MixedPrecisionPolicy:
-        """What FSDP2 casts the parameters of a trained model to.
+        """The types to which FSDP2 casts the parameters and gradients of a trained model.
 
-        Not the inputs of its units: the tower's blocks are given the rotations of their patches in float32, and
-        the engine does not round them.
+        It does not cast the inputs of its units: the tower's blocks get the rotations of their patches in
+        float32, and the engine does not round them either.
         """
         compute = None if self.compute == torch.float32 else self.compute
         return MixedPrecisionPolicy(
@@ -102,7 +102,7 @@ class ShardingPlan:
 
     @property
     def placement(self) -> OffloadPolicy:
-        """Where FSDP2 keeps shards, gradients and so the optimizer's state."""
+        """Where FSDP2 keeps shards and gradients, and therefore the optimizer keeps its state."""
         return (
             CPUOffloadPolicy(pin_memory=accelerator.is_gpu(self.device))
             if self.offload
@@ -113,36 +113,36 @@ class ShardingPlan:
 def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
     """Make `root`, whose forward runs `model`, one FSDP2 model over `plan.mesh`, in place.
 
-    Its trained parameters, float32, become shards. A model that trains nothing (a reference) is
-    sharded whole, in its own type.
+    Trained parameters, which are float32, become shards. If nothing of the model is trained (a reference),
+    all of its parameters become shards in their own type.
     """
-    trained = {each for each in model.parameters() if each.requires_grad}
-    kept = {
-        each
-        for each in model.parameters()
-        if (not each.requires_grad if trained else not each.is_meta)  # else it is another model's
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    # Not sharded: frozen parameters of a trained model; in a reference, those shared with the policy.
+    ignored = {
+        parameter
+        for parameter in model.parameters()
+        if (not parameter.requires_grad if trained else not parameter.is_meta)
     }
     options: dict[str, Any] = {
         "mesh": plan.mesh,
         "mp_policy": plan.precision if trained else MixedPrecisionPolicy(),
         "offload_policy": plan.placement if trained else OffloadPolicy(),
-        "ignored_params": kept,
+        "ignored_params": ignored,
     }
     for unit in _units(model):
-        if any(parameter not in kept for parameter in unit.parameters()):
+        if any(parameter not in ignored for parameter in unit.parameters()):
             fully_shard(unit, **options)
-    # A trained root stays gathered until its backward pass; that of a reference has none.
+    # A trained root stays gathered until its backward pass; a reference has no backward pass.
     fully_shard(root, **options, reshard_after_forward=None if trained else True)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(
-                True
-            )  # else gloo is asked to divide, and cannot
+            # Otherwise FSDP2 asks gloo to divide, which gloo cannot do.
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _units(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Modules that are gathered by themselves, inner ones before those that hold them."""
+    """Yield the modules that are units of their own, inner modules before the ones that contain them."""
     inner: Any = model.model
     yield from inner.visual.blocks
     yield inner.visual
@@ -164,21 +164,22 @@ def load_sharded(
     pointing: Pointing = "text",
     adapters: str = "",
 ) -> tuple[LoadedPolicy, Root]:
-    """Return a policy folder over all ranks of `plan`, and the root module that `root` makes around it.
+    """Load a policy folder over all ranks of `plan`; return it and the module that `root` makes around it.
 
-    `prepare` marks what is not trained (all of it: a reference), and may put modules of another model
-    in place of its own, which stay as they are. With `lora` the adapters alone are trained, as of `load_policy`. Every rank
-    of the mesh calls this. Raises ModelError as `load_policy` does.
+    `prepare` freezes parameters (all of them for a reference). It may also replace modules by modules of
+    another model, which are left unchanged. With `lora` only the adapters are trained, as in `load_policy`.
+    Every rank of the mesh must call this. Raises ModelError as `load_policy` does.
     """
     policy = load_policy(name, weights=False, lora=lora, pointing=pointing)
     model = policy.model
     prepare(model)
-    for parameter in model.parameters():  # not buffers, which stay as the class computes them
+    # Buffers keep the type in which their class computes them.
+    for parameter in model.parameters():
         if parameter.is_meta:
             dtype = torch.float32 if parameter.requires_grad else plan.compute
             parameter.data = parameter.data.to(dtype)
-    made = root(policy)
-    shard(made, model, plan)
+    scorer = root(policy)
+    shard(scorer, model, plan)
     with fits(name, plan.device, _SPREAD), PolicyFiles(policy.folder) as files:
         first = first_adapters(model, seed, adapters) if lora is not None else None
         fill(model, files, lambda parameter: _home(parameter, plan), first)
@@ -186,16 +187,16 @@ def load_sharded(
     use_batched_vision(model)
     use_packed(model)
     model.eval()
-    return policy, made
+    return policy, scorer
 
 
 def _home(parameter: nn.Parameter, plan: ShardingPlan) -> torch.device:
-    """Where a parameter is kept: offloaded if it is a trained shard."""
+    """Return the device of a parameter; only trained shards may be offloaded."""
     return plan.storage if parameter.requires_grad else plan.device
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:
-    """Return a mesh of this process alone, for a model whose masters are of another type than its weights."""
+    """Return a mesh of this process alone, for a model that computes in another type than float32."""
     if not torch.distributed.is_initialized():
         if accelerator.is_gpu(device):
             accelerator.set_device_index(device)
@@ -212,7 +213,7 @@ def _leave() -> None:
 
 
 class Gradients:
-    """When the gradients of a sharded model are summed over ranks; see the module."""
+    """The rule after which packs the gradients of a sharded model are summed over ranks (see the module)."""
 
     def __init__(self, root: nn.Module, trained: Iterable[nn.Parameter]) -> None:
         self._root = root if isinstance(root, FSDPModule) else None
@@ -220,58 +221,61 @@ class Gradients:
         self.once = size <= WHOLE_GRADIENTS_BYTES
 
     def before(self, *, is_last: bool) -> None:
-        """Tell FSDP2 that the next backward is that of the update's last pack, or of another."""
+        """Set whether FSDP2 sums gradients in the next backward pass.
+
+        `is_last` marks the update's last pack.
+        """
         if self._root is not None:
             self._root.set_requires_gradient_sync(is_last or not self.once)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, on every rank."""
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's rows of a tensor; all if it is not sharded. They share its memory."""
+    """Return this rank's rows of a tensor, all rows if it is not sharded. They share its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def published(named: Mapping[str, torch.Tensor], dtype: torch.dtype) -> TensorStream:
-    """Return the tensors as they are published: trained ones, which are sharded, whole and in `dtype`.
+def published_stream(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> TensorStream:
+    """Return the tensors as they are published; trained ones, which are sharded, are whole and in `dtype`.
 
-    Every rank makes it of the same tensors, and reads it whole; what the first rank reads is of meaning.
-    Of several ranks each shard is cast before it is gathered, so that ranks send the model's type and
-    not float32, and one tensor at a time is whole. A rank alone gives its shards as they are: the reader
-    casts them.
+    Every rank makes the stream of the same tensors and reads all of it; only the first rank gets whole
+    tensors. With several ranks, each shard is cast before it is gathered, so that ranks send the model's
+    type instead of float32, and only one tensor at a time is whole. A rank alone gives its shards without a
+    copy: the reader casts them.
     """
-    specs = specs_of(named)
-    sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}
+    specs = specs_of(tensors)
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     for name in sharded:
         specs[name] = TensorSpec(specs[name].shape, str(dtype).removeprefix("torch."))
-    if all(each.device_mesh.size() == 1 for each in sharded.values()):
+    if all(tensor.device_mesh.size() == 1 for tensor in sharded.values()):
         return TensorStream(
-            specs, [(name, local_shard(each.detach())) for name, each in named.items()]
+            specs, [(name, local_shard(tensor.detach())) for name, tensor in tensors.items()]
         )
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, each in named.items():
-            if not isinstance(each, DTensor):
-                yield name, each.detach()
+    def gather_each() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, DTensor):
+                yield name, tensor.detach()
                 continue
             with torch.no_grad():
-                whole = _gathered(each, dtype)
+                whole = _gather(tensor, dtype)
             yield name, whole
             del whole  # freed before the next is gathered
 
-    return TensorStream(specs, tensors(), is_gathered=True)
+    return TensorStream(specs, gather_each(), is_gathered=True)
 
 
-def _gathered(tensor: DTensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of a tensor on the first rank of its mesh, on the mesh's device; elsewhere of no meaning.
+def _gather(tensor: DTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Gather a tensor on the first rank of its mesh, on the mesh's device, and return it there.
 
-    Other ranks send their part and receive nothing.
+    Other ranks send their part and receive nothing; their result is empty.
     """
     mesh = tensor.device_mesh
-    # Parts are of ceil(rows / ranks) rows, the last ones of fewer: what is missing is at the end.
+    # Each part has ceil(rows / ranks) rows, the last ones fewer: their padding is at the end of the whole.
     assert tensor.placements == (Shard(0),)
     rows = -(-tensor.shape[0] // mesh.size())
     local = tensor.to_local()

@@ -1,14 +1,14 @@
-"""The policy as the trainer sees it: log-probabilities of given tokens, with gradient.
+"""The policy under training: log-probabilities of given tokens, with gradient.
 
-    TrainModel   the trainable policy, and a frozen reference where the KL asks for one
+    TrainModel   the trainable policy, and a frozen reference if the objective has a KL term
     Scorer       the forward pass over a pack and the scores of its completion tokens, as one module
 
-The forbidden tokens and the temperature are the engine's own (dart_cli/policy/forward.py), so behaviour
-and policy log-probabilities mean the same distribution. The logits of all tokens are never in memory
-together (dart_cli/algo/chunked.py).
+Forbidden tokens and the temperature are treated by the same code as in the engine
+(dart_cli/policy/forward.py), so behaviour and policy log-probabilities are of the same distribution. The
+logits of all tokens are never in memory at once (dart_cli/algo/chunked.py).
 
-Float32 in one process is plain tensors. With several ranks, or in bfloat16, the model is FSDP2's
-(sharded.py): its trained parameters are float32 shards.
+In float32 and in one process, the parameters are plain tensors. With several ranks, or in bfloat16, the
+model is wrapped by FSDP2 (sharded.py), and its trained parameters are float32 shards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dart_cli.train.sharded import (
     ShardingPlan,
     load_sharded,
     mesh_of_one,
-    published,
+    published_stream,
 )
 from dart_cli.weights.flat_weights import TensorStream, stream_of
 
@@ -49,14 +49,14 @@ class TokenScores:
     """Log-probabilities and entropies of the completion tokens of a pack."""
 
     logprobs: torch.Tensor  # [N], nats, of the distribution sampled from; with gradient
-    entropies: torch.Tensor  # [N], nats, of the same; without gradient
+    entropies: torch.Tensor  # [N], nats, of the same distribution; without gradient
 
 
 class Scorer(torch.nn.Module):
-    """A model's forward pass and its scores in one call, so that hooks on it see both.
+    """A model's forward pass and its scores in one call, so that hooks on the module enclose both.
 
-    With `always_sees` a pack without screens sees a blank one, which adds nothing: ranks that train the
-    vision tower together must all run it.
+    With `always_sees` the vision tower runs on a blank screen for a pack without screens, with no effect on
+    the result: ranks that train the tower together must all run it.
     """
 
     def __init__(self, policy: LoadedPolicy, *, always_sees: bool = False) -> None:
@@ -74,41 +74,44 @@ class Scorer(torch.nn.Module):
         temperature: float,
         pointers: PointerRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats.
+        """Return log-probabilities and entropies [N] of `token_ids` after the pack's tokens `rows`, nats.
 
-        Those of a pointer's end are of its patch, those of a pad 0. Without `token_ids` the states [N, d] at
-        `rows`, and nothing.
+        At the end token of a pointer these are of the patch; at a pad they are 0. Without `token_ids`, return
+        the hidden states [N, d] at `rows` and an empty tensor.
         """
         if features is None and inputs.images:
             features = image_features(self.model, inputs.images)
-        nothing: torch.Tensor | None = None
-        if self._blank is not None and not inputs.images:  # before the language model, as elsewhere
-            seen = image_features(self.model, [self._blank])
-            parts = [*seen.embeds, *(each for level in seen.deepstack for each in level)]
-            nothing = torch.stack([part.sum() for part in parts]).sum() * 0
+        zero: torch.Tensor | None = None
+        if (
+            self._blank is not None and not inputs.images
+        ):  # before the language model, as for other packs
+            blank = image_features(self.model, [self._blank])
+            parts = [*blank.embeds, *(part for level in blank.deepstack for part in level)]
+            zero = torch.stack([part.sum() for part in parts]).sum() * 0
         hidden = packed_hidden(self.model, inputs, features=features)
-        if nothing is not None:
-            hidden = hidden + nothing
+        if zero is not None:
+            hidden = hidden + zero
         states = hidden[rows.to(hidden.device)]
         if token_ids is None:
             return states, states.new_zeros(0)
         token_ids = token_ids.to(hidden.device)
         if self._policy.pointing == "text":
-            return self._of_tokens(states, token_ids, temperature)
+            return self._token_scores(states, token_ids, temperature)
         head = head_of(self.model)
         assert head is not None
-        trained = [each for each in head.parameters() if each.requires_grad]
+        trained = [weight for weight in head.parameters() if weight.requires_grad]
         if trained and (pointers is None or not len(pointers.ends)):
-            # Gradients are of the same tensors on every rank, whether its pack points or not.
-            states = states + torch.stack([each.sum() for each in trained]).sum() * 0
+            # The head gets a gradient of 0, so that all ranks reduce gradients of the same tensors.
+            states = states + torch.stack([weight.sum() for weight in trained]).sum() * 0
         if pointers is None:
-            return self._of_tokens(states, token_ids, temperature)
+            return self._token_scores(states, token_ids, temperature)
         ends = pointers.ends.to(states.device)
-        spoken = pointers.drawn.to(states.device).index_fill(0, ends, value=False)
-        found = self._of_tokens(states[spoken], token_ids[spoken], temperature)
+        # Tokens that are drawn from the vocabulary: neither pads nor the ends of pointers.
+        is_word = pointers.is_drawn.to(states.device).index_fill(0, ends, value=False)
+        scores = self._token_scores(states[is_word], token_ids[is_word], temperature)
         if len(ends):
             assert features is not None
-            pointed = _patch_scores(
+            of_patches = _patch_scores(
                 head,
                 states[ends],
                 features.embeds,
@@ -116,24 +119,27 @@ class Scorer(torch.nn.Module):
                 pointers.patches,
                 temperature=temperature,
             )
-            places = torch.cat([torch.nonzero(spoken)[:, 0], ends])
-            found = torch.cat([found[0], pointed[0]]), torch.cat([found[1], pointed[1]])
+            places = torch.cat([torch.nonzero(is_word)[:, 0], ends])
+            scores = (
+                torch.cat([scores[0], of_patches[0]]),
+                torch.cat([scores[1], of_patches[1]]),
+            )
         else:
-            places = torch.nonzero(spoken)[:, 0]
+            places = torch.nonzero(is_word)[:, 0]
         logprobs, entropies = (
-            values.new_zeros(len(states)).index_copy(0, places, values) for values in found
+            values.new_zeros(len(states)).index_copy(0, places, values) for values in scores
         )
         return logprobs, entropies
 
-    def _of_tokens(
+    def _token_scores(
         self,
         states: torch.Tensor,
         token_ids: torch.Tensor,
         temperature: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of tokens that were drawn from the vocabulary."""
+        """Return the scores of tokens that were drawn from the vocabulary."""
         head: Any = self.model.get_output_embeddings()
-        # Its backward pass makes the products again, outside of an autocast that is around this one.
+        # Without autocast: the backward pass computes the products again, outside of the caller's autocast.
         with torch.autocast(states.device.type, enabled=False):
             return token_scores(
                 states,
@@ -148,7 +154,7 @@ class Scorer(torch.nn.Module):
 class TrainModel:
     """The policy under training. `reference` is the model that the run started from, or None.
 
-    With adapters it is the policy itself, which is scored without them then.
+    With adapters the reference is the policy itself, scored without its adapters.
     """
 
     policy: LoadedPolicy
@@ -159,7 +165,7 @@ class TrainModel:
 
     @classmethod
     def of(cls, policy: LoadedPolicy, reference: LoadedPolicy | None = None) -> TrainModel:
-        """Of loaded policies, whose tensors are plain."""
+        """Return the model of loaded policies with plain tensors."""
         scorer = Scorer(policy)
         if reference is None:
             return cls(policy, scorer)
@@ -167,17 +173,20 @@ class TrainModel:
 
     @classmethod
     def load(cls, config: Config, mesh: DeviceMesh | None = None) -> TrainModel:
-        """Load the model that a configuration begins with, over the ranks of `mesh`. Raises ModelError."""
+        """Load the model of a configuration, sharded over the ranks of `mesh`. Raises ModelError."""
         device, compute = pick_device(config.train.device), getattr(torch, config.model.dtype)
         if mesh is None and (compute != torch.float32 or config.train.offload != "none"):
             mesh = mesh_of_one(device)
         plan = None if mesh is None else ShardingPlan.of(mesh, compute, config.train.offload)
         pointing = config.policy.pointing
 
-        def made(
+        def load_model(
             prepare: Callable[[PreTrainedModel], None], trained: LoadedPolicy | None, **own: Any
         ) -> tuple[LoadedPolicy, Scorer]:
-            """Return the model folder, with what `prepare` leaves to be trained, beside the `trained` policy."""
+            """Load the model folder; `prepare` freezes parameters.
+
+            `trained` is the policy, for a reference.
+            """
             if plan is None:
                 policy = load_policy(
                     config.model.path, config.model.dtype, device, pointing=pointing, **own
@@ -192,7 +201,7 @@ class TrainModel:
                 config.model.path, plan, prepare=prepare, root=root, pointing=pointing, **own
             )
 
-        policy, scorer = made(
+        policy, scorer = load_model(
             lambda model: _freeze(model, config),
             None,
             lora=config.model.lora,
@@ -205,14 +214,15 @@ class TrainModel:
             return cls(policy, scorer, plan=plan)
         if config.model.lora is not None:
             return cls(policy, scorer, policy, scorer, plan)
-        return cls(policy, scorer, *made(lambda model: _as_reference(model, policy), policy), plan)
+        reference, reference_scorer = load_model(lambda model: _as_reference(model, policy), policy)
+        return cls(policy, scorer, reference, reference_scorer, plan)
 
     @classmethod
     def load_frozen(cls, config: Config) -> TrainModel:
-        """Load what `load` does to score tokens, and to score them alone. Raises ModelError.
+        """Load the model of a configuration only to score tokens. Raises ModelError.
 
-        The weights are plain tensors of the model's type, without masters, gradients and reference. The scores
-        are those of `load`, bit for bit.
+        The weights are plain tensors of the model's type, without float32 masters, gradients and reference.
+        The scores equal those of a model from `load`, bit for bit.
         """
         policy = load_policy(
             config.model.path,
@@ -228,7 +238,7 @@ class TrainModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What weights and activations are computed in, and published in."""
+        """The type in which weights and activations are computed, and weights are published."""
         dtype: torch.dtype = self.policy.model.dtype if self.plan is None else self.plan.compute
         return dtype
 
@@ -238,11 +248,11 @@ class TrainModel:
 
     @torch.no_grad()
     def states(self, pack: Pack) -> torch.Tensor:
-        """Return the policy's states [S, d] at the last token of each sample's prompt, in main memory."""
+        """Return the hidden states [S, d] at the last token of each sample's prompt, in main memory."""
         lengths = torch.tensor(pack.lengths, dtype=torch.int64)
         rows = pack.rows[lengths.cumsum(0) - lengths]
-        found, _ = self.scorer(pack.inputs, pack.features, rows, None, 1.0)
-        return found.float().cpu()  # type: ignore[no-any-return]
+        states, _ = self.scorer(pack.inputs, pack.features, rows, None, 1.0)
+        return states.float().cpu()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def reference_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:
@@ -253,31 +263,44 @@ class TrainModel:
             adapters_off(self.policy.model) if self.reference is self.policy else nullcontext()
         )
         with without:
-            # Features are those of a frozen tower, which is as it was when the run started.
+            # Features, if there are any, are of a frozen tower, which has not changed since the run started.
             return _scores(self.reference_scorer, pack, temperature).logprobs
 
     def reshard(self) -> None:
-        """Free what a forward pass gathered for a backward pass that will not come."""
+        """Free the weights that a forward pass gathered for a backward pass, if none follows."""
         if isinstance(self.scorer, FSDPModule):
             self.scorer.reshard()
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters that are updated, by name."""
-        named = self.policy.model.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
+        """Return the parameters that are updated, by name."""
+        parameters = self.policy.model.named_parameters()
+        return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
     def weights(self) -> Tensors:
-        """All tensors that are published, by name; every rank calls it, what rank 0 gets is of meaning."""
+        """Return all tensors that are published, by name.
+
+        Every rank calls it; only rank 0 gets whole tensors.
+        """
         return read_all(self.stream())
 
     def stream(self) -> TensorStream:
-        """All tensors that are published, one after another. Every rank reads all of it where the model is sharded over several."""
+        """Return a stream of all tensors that are published.
+
+        If the model is sharded over several ranks, every rank must read the whole stream.
+        """
         tensors = weight_tensors(self.policy.model)
-        return stream_of(tensors) if self.plan is None else published(tensors, self.plan.compute)
+        return (
+            stream_of(tensors)
+            if self.plan is None
+            else published_stream(tensors, self.plan.compute)
+        )
 
 
 def _freeze(model: PreTrainedModel, config: Config) -> None:
-    """Mark what is not trained, beside what adapters leave as it is."""
+    """Freeze the parameters that the configuration does not train.
+
+    With adapters others are frozen already.
+    """
     if config.model.freeze_vision:
         inner: Any = model.model
         inner.visual.requires_grad_(False)
@@ -291,7 +314,7 @@ def _trains_tower(model: PreTrainedModel) -> bool:
 
 
 def _as_reference(model: PreTrainedModel, policy: LoadedPolicy) -> None:
-    """Train nothing of it, and give it the policy's vision tower where that is frozen: one copy is enough."""
+    """Freeze a reference model. It shares the policy's vision tower if that is frozen too."""
     model.requires_grad_(False)
     if not _trains_tower(policy.model):
         inner: Any = policy.model.model
@@ -300,7 +323,7 @@ def _as_reference(model: PreTrainedModel, policy: LoadedPolicy) -> None:
 
 
 def _blank(policy: LoadedPolicy) -> PreparedImage:
-    """Return a small screen of no content."""
+    """Return a small blank screen."""
     side = 2 * policy.images.factor
     return policy.images.of_image("blank", Image.new("RGB", (side, side)))
 
@@ -319,12 +342,12 @@ def _patch_scores(
     *,
     temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities [M] and entropies [M], nats, of the distributions over patches.
+    """Return log-probabilities [M] and entropies [M], nats, of the distributions over patches.
 
-    `hidden` [M, d] are the states of the pads, `visual` [P, d] the embeddings of each distinct image, of
-    which `screens` [M] is pointed into, and `patches` [M] the cells that were drawn; `temperature` divides
-    the logits, as those of tokens. An image's keys are made once, however many pointers look at it. The
-    entropies have no gradient. In float32 or better.
+    `hidden` [M, d] are the states of the pads, and `visual` has the embeddings [P, d] of each distinct
+    image. A pointer selects from the image `screens` [M], and `patches` [M] are the cells that were drawn.
+    `temperature` divides the logits, as it does for tokens. The keys of an image are computed once for all
+    of its pointers. The entropies have no gradient. Numbers are in float32 or better.
     """
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
@@ -332,10 +355,10 @@ def _patch_scores(
     for screen in sorted(set(screens.tolist())):
         rows = torch.nonzero(screens == screen)[:, 0].to(hidden.device)
         table = F.log_softmax(head(visual[screen], hidden[rows]) / temperature, dim=-1)
-        chosen = patches.to(hidden.device)[rows]
-        logprobs.append(table.gather(1, chosen[:, None])[:, 0])
-        told = table.detach()
-        entropies.append(-(told.exp() * told).sum(dim=-1))
+        cells = patches.to(hidden.device)[rows]
+        logprobs.append(table.gather(1, cells[:, None])[:, 0])
+        detached = table.detach()
+        entropies.append(-(detached.exp() * detached).sum(dim=-1))
         order.append(rows)
     back = torch.cat(order).argsort()
     return torch.cat(logprobs)[back], torch.cat(entropies)[back]

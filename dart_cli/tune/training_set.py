@@ -18,8 +18,9 @@ from typing import Protocol
 
 from dart_cli.config.schema import TrainConfig
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.train.packs.batch_tokens import completion_tokens, pad_of
 from dart_cli.train.packs.pack import PackFeed
-from dart_cli.train.packs.share import completion_tokens, packed_batches, pad_of
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.tune.examples import Example
 from dart_cli.tune.loss import Costs, LossSettings, batch_loss, collate_batch, counts_of
@@ -119,7 +120,7 @@ class StepSet:
         with PackFeed(part, weights, self._policy) as packs:
             for pack in packs:
                 scores = self._model.score(pack, 1.0)
-                drawn = pack.drawn.to(scores.logprobs.device)
+                drawn = pack.is_drawn.to(scores.logprobs.device)
                 nll = -(scores.logprobs * drawn).sum() / count
                 entropy = (scores.entropies * drawn).sum() / count
                 costs = Costs(nll)

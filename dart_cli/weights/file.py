@@ -1,17 +1,17 @@
 """Weights as files: one directory per version, complete or absent, never changed.
 
-    FileChannel    publishes versions beside training and removes old ones (the trainer's end)
-    Publication    a version on its way: copied first, then digested and written
-    load           the tensors of a version, checked against its manifest and the model
+    FileChannel    the trainer's end: publishes versions beside training and removes old ones
+    Publication    a version that is being published: copied first, then digested and written
+    load           reads the tensors of a version, checked against its manifest and the model
 
 A version is written under another name, synced to disk and renamed, so a reader sees all of it or
-nothing; its manifest describes it (manifest.py). Old versions are removed: a reader that has the
-files open keeps them (POSIX); a later reader gets a WeightsError and requests the newest instead
-(dart_cli/rollout/sync.py).
+nothing; its manifest describes it (manifest.py). Old versions are removed. A reader that has the
+files open can still read them (POSIX); a later reader gets a WeightsError and requests the newest version
+instead (dart_cli/rollout/sync.py).
 
-A publication copies the tensors to host memory (flat_weights.TensorCopy); from there they are digested and
-written in a thread. One publication at a time: the copy is a set's size, and lasts until the next one has
-its own.
+A publication copies the tensors to host memory (flat_weights.TensorCopy); a thread then computes digests
+and writes the files. There is one publication at a time, because the copy is as large as the whole set. Its
+memory is used again by the next publication.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from dart_cli.weights.storage import Storage, atomic_directory
 
 T = TypeVar("T")
 PUBLISH_S = 900.0
-"""Longest time of a publication: some 100 GB on a slow disk."""
+"""Most seconds for a publication: some 100 GB on a slow disk."""
 
 
 class Publication:
-    """A version on its way, in a daemon thread. Any thread may call, and each wait has a deadline.
+    """A version that a daemon thread publishes. Any thread may call it, and each wait has a deadline.
 
-    An error of the work in the background is raised by the first wait after it, and by each later one.
+    If the work in the background fails, each later wait raises its error.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Publication:
         self._target = target
         self._began = time.monotonic() if began is None else began
         self._took = 0.0
-        self._is_told = False  # the error was raised
+        self._is_reported = False  # a wait has raised the error
         self._copied: Future[None] = Future()
         self._over: Future[Published] = Future()
         threading.Thread(
@@ -89,7 +89,7 @@ class Publication:
 
     @property
     def is_copied(self) -> bool:
-        """Whether `copied` returns or raises at once."""
+        """Whether `wait_until_copied` returns or raises at once."""
         return self._copied.done()
 
     @property
@@ -99,20 +99,20 @@ class Publication:
 
     @property
     def seconds(self) -> float:
-        """Since it began; once it is over, the seconds that it took."""
+        """Seconds since it began; once it is over, the seconds that it took."""
         return self._took if self.is_over else time.monotonic() - self._began
 
-    def copied(self) -> None:
-        """Wait until the tensors may change: the channel has a copy. Raises WeightsError."""
+    def wait_until_copied(self) -> None:
+        """Wait until the channel has a copy, so that the tensors may change. Raises WeightsError."""
         self._wait(self._copied, "copied")
 
     def result(self) -> Published:
-        """Wait until the version is complete: digested and written. Raises WeightsError."""
+        """Wait until the version is complete, with digests and files, and return it. Raises WeightsError."""
         return self._wait(self._over, "complete")
 
     def settle(self) -> None:
-        """Wait until it is over. Raises its error if no wait has raised it yet."""
-        if not (self.is_over and self._is_told):
+        """Wait until it is over. Raises its error unless a wait has raised it already."""
+        if not (self.is_over and self._is_reported):
             self.result()
 
     def _wait(self, future: Future[T], state: str) -> T:
@@ -122,13 +122,14 @@ class Publication:
                 f"{self._target} is not {state} after {PUBLISH_S:.0f} s; does its disk hang?"
             )
         if self.is_over and (error := self._over.exception()) is not None:
-            self._is_told = True
+            self._is_reported = True
             raise error
         return future.result()
 
+    # `copy` and `finish` hold the tensors; as arguments of the thread they are freed with it.
     def _run(
         self, copy: Callable[[], FlatWeights], finish: Callable[[FlatWeights], Published]
-    ) -> None:  # which hold the tensors, and go with the thread
+    ) -> None:
         try:
             copied = copy()
             self._copied.set_result(None)
@@ -144,7 +145,10 @@ class Publication:
 
 
 class FileChannel:
-    """The trainer's end of the channel `file`: weight sets in `directory`. A published version never changes."""
+    """The trainer's end of the channel `file`: weight sets in `directory`.
+
+    A published version never changes.
+    """
 
     def __init__(
         self,
@@ -156,8 +160,8 @@ class FileChannel:
     ) -> None:
         """Keep the newest `keep` versions.
 
-        `shared` puts the tensors into shared memory if they fit. `lora` has the settings of the adapters that
-        are published, and is stored with each version.
+        With `shared` the tensors are put into shared memory if they fit. `lora` are the settings of the
+        adapters that are published; they are stored with each version.
         """
         self.directory = directory
         self._keep = keep
@@ -165,15 +169,15 @@ class FileChannel:
         self._lora = lora
         self._opened: Storage | None = None
         self._publication: Publication | None = None
-        self._buffer: FlatWeights | None = None  # sets are copied to it before they are written
+        self._buffer: FlatWeights | None = None  # to which sets are copied before they are written
 
     def begin(
         self, tensors: TensorStream | Mapping[str, torch.Tensor], policy_version: int
     ) -> Publication:
-        """Begin to make `tensors` by name available as `policy_version`, all at once.
+        """Begin to publish `tensors`, by name, as `policy_version`.
 
-        They must not change until `Publication.copied` has returned. There is one publication at a
-        time: the next waits until the one before is over, and raises its error if it was not raised yet.
+        They must not change until `Publication.wait_until_copied` has returned. There is one publication at a
+        time: a call waits until the one before is over, and raises its error if no wait has raised it yet.
         A publication fails with WeightsError if the version exists with other weights or cannot be
         written.
         """
@@ -188,54 +192,56 @@ class FileChannel:
             return source.into(self._memory(stream.specs))
 
         if stream.is_gathered:
-            made = copy()
-            copy = lambda: made  # noqa: E731
+            flat = copy()
+            copy = lambda: flat  # noqa: E731
         finish = partial(self._complete, target, policy_version)
         self._publication = Publication(target, policy_version, copy, finish, began)
         return self._publication
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> Published:
-        """Begin a publication and wait for its result. Raises WeightsError."""
+        """Publish tensors: begin, wait, and return the result. Raises WeightsError."""
         return self.begin(tensors, policy_version).result()
 
     def newest(self) -> Published | None:
-        """Return the newest whole version, None before the first."""
+        """Return the newest whole version; None before the first."""
         return newest_version(self.directory)
 
     def resume(
         self,
         tensors: Mapping[str, torch.Tensor],
         policy_version: int,
-        known: KnownVersion | None = None,
+        in_ledger: KnownVersion | None = None,
     ) -> Published:
         """Publish the weights of a trainer that starts or restarts, at `policy_version` or later.
 
-        `known` is the newest version that the run's ledger has, which the directory may lack: it was moved,
+        `in_ledger` is the newest version in the run's ledger. The directory may lack it, if it was moved,
         copied or emptied.
 
-        A trainer that resumed from its checkpoint has other weights than the versions published after
-        that checkpoint. Those numbers are taken, and so is every number up to that of `known`: its
-        weights become the next version, so that for the workers versions only rise and each number
+        A trainer that resumed from its checkpoint has other weights than the versions that were published
+        after that checkpoint. The numbers of these are used up, and so is every number up to `in_ledger`.
+        The trainer's weights become the next version, so that version numbers only rise and each number
         means one set of weights.
         """
-        taken = max([-1 if known is None else known.policy_version, *versions(self.directory)])
-        if policy_version <= taken and not self._is_the_same(taken, tensors, known):
-            return self.publish(tensors, taken + 1)
-        return self.publish(tensors, max(policy_version, taken))
+        newest = max(
+            [-1 if in_ledger is None else in_ledger.policy_version, *versions(self.directory)]
+        )
+        if policy_version <= newest and not self._is_the_same(newest, tensors, in_ledger):
+            return self.publish(tensors, newest + 1)
+        return self.publish(tensors, max(policy_version, newest))
 
     def _is_the_same(
-        self, version: int, tensors: Mapping[str, torch.Tensor], known: KnownVersion | None
+        self, version: int, tensors: Mapping[str, torch.Tensor], in_ledger: KnownVersion | None
     ) -> bool:
-        """Whether `version` is here with these weights, and means no others to the run's ledger."""
+        """Return True if `version` is here with these weights, and has no others in the ledger."""
         path = path_of(self.directory, version)
         if not path.exists() or not self._holds(path, tensors):
             return False
-        if known is None or known.policy_version != version:
+        if in_ledger is None or in_ledger.policy_version != version:
             return True
-        return published(path, read_manifest(path)).digest == known.digest
+        return published(path, read_manifest(path)).digest == in_ledger.digest
 
     def close(self) -> None:
-        """Move the kept versions to disk, the one on its way included. Raises WeightsError."""
+        """Wait for the publication that is under way, and move all versions to disk. Raises WeightsError."""
         publication, self._publication = self._publication, None
         try:
             if publication is not None:
@@ -268,7 +274,7 @@ class FileChannel:
     # --- in the publication's thread ----------------------------------------------------------
 
     def _memory(self, specs: Mapping[str, TensorSpec]) -> FlatWeights:
-        """Return what the next set is copied to; allocating it takes longer than copying."""
+        """Return the buffer for the next set: the last one if it fits, since allocating is slow."""
         if self._buffer is None or self._buffer.layout != layout_of(specs):
             self._buffer = None  # freed before the next is allocated
             self._buffer = FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
@@ -287,18 +293,18 @@ class FileChannel:
         return complete
 
     def _holds(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the version at `path` is complete and holds exactly `tensors`, adapters of these settings."""
+        """Return True if the version at `path` is complete, with `tensors` and these adapter settings."""
         try:
-            held = load(path, tensors)
+            loaded = load(path, tensors)
             settings = read_manifest(path).lora
         except WeightsError:
             return False
         return settings == self._lora and all(
-            torch.equal(held[name], tensor.cpu()) for name, tensor in tensors.items()
+            torch.equal(loaded[name], tensor.cpu()) for name, tensor in tensors.items()
         )
 
     def _write(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
-        """Write the manifest, and the tensors too where they are due."""
+        """Write the manifest, and also the tensors if they are due."""
         storage = self._storage  # makes the directory
         try:
             with atomic_directory(target) as draft:
@@ -315,11 +321,11 @@ class FileChannel:
         return published(target, manifest)
 
     def _is_due(self, _copied: FlatWeights) -> bool:
-        """Whether a version is written whole."""
+        """Return True if the tensors of this version are to be written."""
         return True
 
     def _remove_old(self) -> None:
-        """Remove all but the newest `keep`, and the newest whole one that is no newer than these."""
+        """Remove all versions but the newest `keep` and the newest whole one that is not newer than these."""
         present = versions(self.directory)
         oldest = present[-self._keep :][0]
         whole = [
@@ -329,16 +335,16 @@ class FileChannel:
         ]
         for version in present:
             if version < max(whole, default=oldest):
-                # A version that cannot be removed is tried again after the next publication.
+                # If a version cannot be removed, the next publication tries it again.
                 shutil.rmtree(path_of(self.directory, version), ignore_errors=True)
         self._storage.sweep()
 
 
 def load(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a version, all checked against the model's tensors `expected`, by name.
+    """Return the tensors of a version, by name, checked against the model's tensors `expected`.
 
-    Raises WeightsError for a truncated or altered file, for names, shapes or dtypes that are not
-    the model's, and for values that are not finite. Does not change `expected`.
+    Raises WeightsError for a truncated or altered file, for names, shapes or dtypes that differ from
+    the model, and for values that are not finite. `expected` is not changed.
     """
     manifest = read_manifest(path)
     check_fit(path, manifest, expected)

@@ -1,12 +1,12 @@
 """A weight set as one contiguous buffer, in memory or in a safetensors file.
 
-FlatWeights    the buffer, each tensor as a view of it, the digests, and the file
-TensorStream   the tensors of a version, one after another, as a channel copies them
-TensorCopy     their copy into a buffer of host memory, from GPUs beside their work
-read_whole     the tensors of a whole set, mapped from its files
+FlatWeights    the buffer, with each tensor as a view of it; computes digests, writes the file
+TensorStream   the tensors of a version, one after another, for a channel to copy
+TensorCopy     copies a stream into a buffer of host memory, from GPUs beside their work
+read_whole     the tensors of a whole set, mapped from its file
 specs_of       shapes and dtypes of tensors
-check_fit      names, shapes and dtypes against a model's
-check_finite   no NaN and no infinity
+check_fit      compares names, shapes and dtypes of a set with a model
+check_finite   refuses NaN and infinity
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dart_cli.weights.manifest import (
 )
 
 IN_FLIGHT_BYTES = 256 << 20
-"""Bytes of a GPU's copies that are under way at once."""
+"""Most bytes of copies from a GPU that are under way at once."""
 
 
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
-    """Shape and dtype of each tensor."""
+    """Return the shape and dtype of each tensor."""
     return {
         name: TensorSpec(list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in tensors.items()
@@ -50,7 +50,7 @@ class FlatWeights:
     """Tensors one after another in one buffer, laid out as in a file."""
 
     def __init__(self, layout: Layout, data: torch.Tensor) -> None:
-        """Take the buffer as `data`, uint8 [layout.size_bytes]."""
+        """Use `data`, uint8 [layout.size_bytes], as the buffer."""
         self.layout = layout
         self.data = data
         self.tensors = {
@@ -62,7 +62,10 @@ class FlatWeights:
     def in_memory(
         cls, infos: Mapping[str, TensorSpec | TensorInfo], *, pinned: bool = False
     ) -> FlatWeights:
-        """Return a set of these shapes, its values undefined. `pinned`: GPUs copy to it on their own."""
+        """Return a set of these shapes with undefined values.
+
+        GPUs can copy to it asynchronously if `pinned`.
+        """
         layout = layout_of(infos)
         return cls(layout, accelerator.host_bytes(layout.size_bytes, pinned=pinned))
 
@@ -70,38 +73,41 @@ class FlatWeights:
     def in_file(cls, infos: Mapping[str, TensorSpec | TensorInfo], file: Path) -> FlatWeights:
         """Return a set of these shapes as a new memory-mapped safetensors file.
 
-        What is written to the set is in the file. Raises OSError, for a full disk too: all of its space
-        is allocated at once.
+        Values that are written to the set go to the file. Raises OSError, also if the disk is full, since the
+        whole space is allocated at once.
         """
         layout = layout_of(infos)
         with file.open("wb") as handle:
-            # Without this, a disk that fills up kills the process by SIGBUS where it writes.
+            # Without this, a full disk kills the process by SIGBUS when it writes to the mapped memory.
             os.posix_fallocate(handle.fileno(), 0, len(layout.header) + layout.size_bytes)
             handle.write(layout.header)
         return cls(layout, _mapped(layout, file, shared=True))
 
     @classmethod
     def of_file(cls, file: Path) -> FlatWeights:
-        """Return a safetensors file, mapped for reading. Raises WeightsError."""
+        """Return the set in a safetensors file, mapped for reading. Raises WeightsError."""
         layout = read_layout(file)
         try:
             return cls(layout, _mapped(layout, file, shared=False))
-        except (OSError, RuntimeError) as error:  # torch raises the latter for a file that has gone
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # torch raises RuntimeError if the file was removed
             raise WeightsError(
                 f"{file}: removed while it was read, or unreadable ({error})"
             ) from None
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> FlatWeights:
-        """Copy `tensors`, on any device, into the buffer."""
+        """Copy `tensors`, which may be on any device, into the buffer."""
         with torch.no_grad():
-            for name, mine in self.tensors.items():
-                mine.copy_(tensors[name])
+            for name, target in self.tensors.items():
+                target.copy_(tensors[name])
         return self
 
     def write(self, file: Path) -> dict[str, str]:
-        """Write it as a safetensors file on all cores; returns the digest of each tensor. Raises OSError.
+        """Write a safetensors file on all cores and return the digest of each tensor. Raises OSError.
 
-        The bytes are read once for both.
+        The bytes are read once for both purposes.
         """
         header = self.layout.header
         with file.open("wb") as handle:
@@ -117,7 +123,10 @@ class FlatWeights:
     def _digests(
         self, names: Collection[str], take: Callable[[int, memoryview], None]
     ) -> dict[str, str]:
-        """Return the digests of `names`; `take` is given each part of their bytes, and where it begins."""
+        """Return the digests of `names`.
+
+        It calls `take` with the start of each part of their bytes and the part.
+        """
         data = self.data.numpy()
         entries = self.layout.entries
 
@@ -132,7 +141,7 @@ class FlatWeights:
     def manifest(
         self, policy_version: int, digests: Mapping[str, str], lora: LoraConfig | None = None
     ) -> Manifest:
-        """Return the manifest of this set, whose digests are known; `lora` has the settings of adapters."""
+        """Return the manifest of this set with these digests; `lora` are the settings of adapters."""
         return Manifest(
             policy_version=policy_version,
             size_bytes=self.layout.size_bytes,
@@ -144,7 +153,7 @@ class FlatWeights:
         )
 
     def check(self, manifest: Manifest, names: Collection[str], where: str) -> None:
-        """Raise WeightsError, naming the tensor, unless the digests of `names` are the manifest's."""
+        """Raise WeightsError with the tensor's name unless the digests of `names` match the manifest."""
         for name, digest in self.digests(names).items():
             if digest != manifest.tensors[name].digest:
                 raise WeightsError(
@@ -156,7 +165,7 @@ class FlatWeights:
 def read_whole(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Return the tensors of the whole set at `path`, mapped from its file.
 
-    Raises WeightsError unless names and shapes are those of `manifest`.
+    Raises WeightsError unless names and shapes match `manifest`.
     """
     tensors = FlatWeights.of_file(path / WEIGHTS).tensors
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
@@ -166,39 +175,39 @@ def read_whole(path: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
 
 
 def check_fit(path: Path, manifest: Manifest, expected: Mapping[str, torch.Tensor]) -> None:
-    """Raise WeightsError unless names, shapes and dtypes of a manifest are a model's."""
-    given = manifest.tensors
-    for name in sorted(expected.keys() - given.keys()):
+    """Raise WeightsError unless names, shapes and dtypes of a manifest match the tensors `expected`."""
+    listed = manifest.tensors
+    for name in sorted(expected.keys() - listed.keys()):
         raise WeightsError(f"{path} lacks {name}, which the model has")
-    for name in sorted(given.keys() - expected.keys()):
+    for name in sorted(listed.keys() - expected.keys()):
         raise WeightsError(f"{path} holds {name}, which the model lacks")
-    for name, wanted in specs_of(expected).items():
-        if (given[name].shape, given[name].dtype) != (wanted.shape, wanted.dtype):
+    for name, spec in specs_of(expected).items():
+        if (listed[name].shape, listed[name].dtype) != (spec.shape, spec.dtype):
             raise WeightsError(
-                f"{path}: {name} is {given[name].dtype}{given[name].shape}, "
-                f"the model's is {wanted.dtype}{wanted.shape}"
+                f"{path}: {name} is {listed[name].dtype}{listed[name].shape}, "
+                f"the model's is {spec.dtype}{spec.shape}"
             )
 
 
 def check_finite(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise WeightsError, naming the tensor, for values that are not finite."""
+    """Raise WeightsError with the tensor's name for values that are not finite."""
     for name, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        # One pass that keeps NaN, and 20 times as fast as isfinite().all() on a CPU.
-        if not all(torch.isfinite(each) for each in torch.aminmax(tensor)):
+        # One pass, which propagates NaN; on a CPU it is 20 times as fast as isfinite().all().
+        if not all(torch.isfinite(bound) for bound in torch.aminmax(tensor)):
             raise WeightsError(f"{path}: {name} has values that are not finite")
 
 
 def _put(handle: int, part: memoryview, at: int) -> None:
     """Write all of `part` at byte `at` of an open file. Raises OSError."""
     while part:
-        written = os.pwrite(handle, part, at)
-        part, at = part[written:], at + written
+        count = os.pwrite(handle, part, at)
+        part, at = part[count:], at + count
 
 
 def _mapped(layout: Layout, file: Path, *, shared: bool) -> torch.Tensor:
-    """Return the bytes behind the header; what is written to them is in the file if `shared`."""
+    """Return the bytes after the header; values that are written to them go to the file if `shared`."""
     size = len(layout.header) + layout.size_bytes
     whole = torch.from_file(str(file), shared=shared, size=size, dtype=torch.uint8)
     return whole[len(layout.header) :]
@@ -211,33 +220,38 @@ def _mapped(layout: Layout, file: Path, *, shared: bool) -> torch.Tensor:
 class TensorStream:
     """The tensors of a version, one after another. A channel reads it once.
 
-    Tensors on a GPU are read as the stream that is current where `begin` is called leaves them.
+    Tensors on a GPU are read after all work that is queued, at the call of `begin`, on the current CUDA
+    stream.
     """
 
-    specs: Mapping[str, TensorSpec]  # as they are published; another dtype is cast in copying
+    specs: Mapping[
+        str, TensorSpec
+    ]  # as they are published; a tensor of another dtype is cast when it is copied
     tensors: Iterable[tuple[str, torch.Tensor]]  # each of `specs` once, on any device
     is_gathered: bool = False
-    """Whether reading a tensor is a call of all ranks. `begin` then reads and copies all of them before
-    it returns, since such calls belong to the caller's thread; else they are copied beside what follows."""
+    """Whether reading a tensor is a call of all ranks. If so, `begin` reads and copies all tensors before
+    it returns, since such calls belong to the caller's thread; otherwise they are copied beside what
+    follows."""
 
 
 class TensorCopy:
-    """What is copied into host memory. Made where the tensors were computed."""
+    """A copy of a stream into host memory; the thread that computed the tensors makes it."""
 
     def __init__(self, stream: TensorStream) -> None:
-        """Take the tensors of a stream now, unless it is gathered; `into` reads them."""
+        """Read the list of tensors now, unless the stream is gathered; `into` copies them."""
         self._tensors = stream.tensors if stream.is_gathered else list(stream.tensors)
         self._ready: Any = None  # an event of the GPU's stream
         if not stream.is_gathered:
             device = next(
-                (each.device for _, each in self._tensors if accelerator.is_gpu(each.device)), None
+                (tensor.device for _, tensor in self._tensors if accelerator.is_gpu(tensor.device)),
+                None,
             )
             if device is not None:  # which need not be the current one
                 self._ready = accelerator.current_stream(device).record_event()
 
     @torch.no_grad()
     def into(self, flat: FlatWeights) -> FlatWeights:
-        """Copy them to `flat`. They may change then."""
+        """Copy the tensors to `flat`. Afterwards they may change."""
         copies: _DeviceCopies | None = None
         for name, tensor in self._tensors:
             target = flat.tensors[name]
@@ -252,7 +266,7 @@ class TensorCopy:
 
 
 class _DeviceCopies:
-    """Copies from one GPU to pinned memory, on a stream of their own."""
+    """Copies from one GPU to pinned memory, on a separate CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = accelerator.new_stream(device)
@@ -260,7 +274,7 @@ class _DeviceCopies:
         self._bytes = 0
 
     def begin(self, target: torch.Tensor, tensor: torch.Tensor, ready: Any) -> None:
-        """Copy `tensor` as it is at `ready`, by default as the current stream leaves it."""
+        """Copy `tensor` after the event `ready`, by default after the work queued on the current stream."""
         for to, part in parts_of(target, tensor, IN_FLIGHT_BYTES // 4):
             self.wait(IN_FLIGHT_BYTES - to.nbytes)
             self._begin(to, part, ready)
@@ -273,24 +287,24 @@ class _DeviceCopies:
         with accelerator.in_stream(self._stream):
             value = tensor.to(target.dtype)
             target.copy_(value, non_blocking=True)
-            done = accelerator.new_event()
-            done.record(self._stream)
-        # Kept until it is copied: its memory belongs to whichever stream made it.
-        self._under_way.append((done, value))
+            event = accelerator.new_event()
+            event.record(self._stream)
+        # The value is kept until it is copied, since another stream may own its memory.
+        self._under_way.append((event, value))
         self._bytes += value.nbytes
 
     def wait(self, most_bytes: int) -> None:
         """Wait until no more than `most_bytes` are under way."""
         while self._under_way and self._bytes > most_bytes:
-            done, value = self._under_way.popleft()
-            done.synchronize()
+            event, value = self._under_way.popleft()
+            event.synchronize()
             self._bytes -= value.nbytes
 
 
 def parts_of(
     target: torch.Tensor, source: torch.Tensor, most_bytes: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both tensors cut alike, into rows of at most `most_bytes` of `target`; at least one row each."""
+    """Yield parts of both tensors, cut at the same rows, of at most `most_bytes` or one row of `target`."""
     if target.nbytes <= most_bytes or not target.ndim:
         yield target, source
         return
@@ -300,5 +314,5 @@ def parts_of(
 
 
 def stream_of(tensors: Mapping[str, torch.Tensor]) -> TensorStream:
-    """Tensors in memory, as they are."""
+    """Return a stream of tensors in memory, with their own dtypes."""
     return TensorStream(specs_of(tensors), tensors.items())

@@ -1,7 +1,7 @@
-"""What tells a model folder from another one, wherever it lies: every byte is read, no torch is loaded.
+"""The identity of a model folder, independent of its path. Every byte is read, without torch.
 
-model_identity  a digest of its tensors
-folder_digest   a digest of all that its answers depend on
+model_identity  a digest of the folder's tensors
+folder_digest   a digest of everything in the folder on which the model's answers depend
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SMALL = (
     "chat_template.jinja",
     VERIFIER,
 )
-"""Files of a model folder, beside its tensors, that answers depend on."""
+"""Files of a model folder, beside its tensors, on which answers depend."""
 
 
 def model_identity(folder: Path) -> str:
@@ -59,7 +59,10 @@ def model_identity(folder: Path) -> str:
 
 
 def folder_digest(folder: Path, adapters: str = "") -> str:
-    """Return a digest of a folder's tensors and small files, with `adapters` (`model.adapters`) on it. Raises ModelError."""
+    """Return a digest of a folder's tensors and small files, and of the folder `adapters` (model.adapters).
+
+    Raises ModelError.
+    """
     digest = hashlib.blake2b(model_identity(folder).encode(), digest_size=16)
     try:
         for name in _SMALL:

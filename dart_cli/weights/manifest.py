@@ -1,21 +1,21 @@
 """The manifest and the file of a weight set on disk; read without torch.
 
-    Manifest         a version's manifest.json
-    read_manifest    it, validated; parse_manifest of a message
-    check_announced  whether this is the set that was announced
-    check_files      whether its file matches the manifest as well
-    check_adapters   whether its adapters are those that a process is configured for
-    versions         the versions in a directory; newest_version the newest whole one
-    tree_digests     the digests of tensors' bytes, on all cores
-    layout_of        where each tensor is in the safetensors file that we write: the widest types first, then
-                     by name, without gaps; read_layout of a file, checked against its length
+    Manifest         the content of a version's manifest.json
+    read_manifest    reads and validates a manifest; parse_manifest does so for a message
+    check_announced  checks that a set is the one that was announced
+    check_files      checks that the file of a set matches the manifest
+    check_adapters   checks that the adapters of a set are those for which a process is configured
+    versions         the versions in a directory; newest_version: the newest whole one
+    tree_digests     the digests of tensors' bytes, computed on all cores
+    layout_of        the place of each tensor in the safetensors file that we write: the widest types first,
+                     then by name, without gaps; read_layout: the layout of a file, checked against its length
     ranges           the bytes of some tensors, neighbours joined, in pieces of a bounded size
 
-The manifest holds a digest of each tensor, over whichever channel its bytes are sent. So its own
-digest, which is part of the announcement (WeightsPublished, SyncReply), authenticates the whole set.
+The manifest holds a digest of each tensor, whichever channel carries its bytes. So the digest of the
+manifest, which is part of the announcement (WeightsPublished, SyncReply), authenticates the whole set.
 
-A file, the trainer's copy of its newest version and a worker's copy of what it serves have the same
-layout, so sets are sent between them as plain ranges of bytes.
+A file, the trainer's copy of its newest version and a worker's copy of the version that it serves have the
+same layout, so sets are sent between them as plain ranges of bytes.
 """
 
 from __future__ import annotations
@@ -63,34 +63,34 @@ _CODES = {
 """A dtype's name in torch -> its name in safetensors, and its bytes."""
 _DTYPES = {code: name for name, (code, _) in _CODES.items()}
 _LARGEST_HEADER_BYTES = 64 << 20
-_CURE = "copy it again, or use another version"
+_FIX = "copy it again, or use another version"
 
 
 @dataclass(frozen=True)
 class Published:
-    """One complete, immutable weight set."""
+    """A version that is complete and never changes."""
 
     policy_version: int
     path: Path  # directory with manifest.json
     digest: str  # of the manifest, which holds the tensors' digests
-    size_bytes: int  # of all tensors, however few of them are sent
+    size_bytes: int  # of all tensors, even if few of them are sent
 
 
 class KnownVersion(NamedTuple):
-    """A version by its number and the digest of its manifest, as the run's ledger or a worker has it."""
+    """The number of a version and the digest of its manifest, as recorded by the data service or a worker."""
 
     policy_version: int
     digest: str
 
 
 class TensorInfo(BaseModel):
-    """One tensor of a set."""
+    """An entry of the manifest for one tensor."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     shape: list[int]
     dtype: str  # as torch prints it, without the prefix: float32, bfloat16
-    digest: str  # of its bytes, see tree_digests
+    digest: str  # of its bytes; see tree_digests
 
 
 class Manifest(BaseModel):
@@ -101,15 +101,15 @@ class Manifest(BaseModel):
     policy_version: int
     size_bytes: int  # of all tensors
     tensors: dict[str, TensorInfo]
-    lora: LoraConfig | None = None  # settings of the adapters; None for weights, or of older dart
+    lora: LoraConfig | None = None  # settings of the adapters; None for a set of full weights
 
     def text(self) -> str:
-        """Return the file. Without adapters it is as before there were any."""
+        """Return the text of the file, without the key `lora` if there are no adapters."""
         return self.model_dump_json(indent=1, exclude_none=True)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the version at `path`. Raises WeightsError if it is absent or no manifest."""
+    """Return the manifest of the version at `path`. Raises WeightsError if it is absent or invalid."""
     file = path / MANIFEST
     try:
         if file.stat().st_size > _LARGEST_MANIFEST_BYTES:
@@ -118,13 +118,13 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         cure = cure_of(error, "removed or never complete")
         raise WeightsError(f"{file}: {error.strerror}; {cure}") from None
-    except ValueError as error:  # a path that no file can have, e.g. with a null byte
+    except ValueError as error:  # no file can have this path, for example with a null byte
         raise WeightsError(f"{str(file)!r} is no path: {error}") from None
     return parse_manifest(text, str(file))
 
 
 def parse_manifest(text: bytes, where: str) -> Manifest:
-    """Return the manifest in a file or message. Raises WeightsError."""
+    """Return the manifest in the text of a file or message. Raises WeightsError."""
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -134,9 +134,10 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
 
 
 def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
-    """Return the manifest of the set at `path`, which must be the one that was announced.
+    """Return the manifest of the set at `path`.
 
-    Raises WeightsError for another version or another digest; an empty `digest` is not compared.
+    Raises WeightsError unless it is the set that was announced: for another version, and for another digest
+    (an empty `digest` is not compared).
     """
     manifest = read_manifest(path)
     check_is_announced(path, manifest, policy_version, digest)
@@ -144,7 +145,7 @@ def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
 
 
 def check_is_announced(path: Path, manifest: Manifest, policy_version: int, digest: str) -> None:
-    """Check a manifest that has been read, or received, as `check_announced` does."""
+    """Raise WeightsError unless a manifest that was read or received is the one that was announced."""
     if manifest.policy_version != policy_version:
         raise WeightsError(f"{path} is v{manifest.policy_version}, announced was v{policy_version}")
     if digest and published(path, manifest).digest != digest:
@@ -155,9 +156,9 @@ def check_files(path: Path, manifest: Manifest) -> None:
     """Raise WeightsError unless the file holds, byte for byte, the tensors of the manifest."""
     file = path / WEIGHTS
     layout = read_layout(file)
-    found = {name: (list(at.shape), at.dtype) for name, at in layout.entries.items()}
+    in_file = {name: (list(at.shape), at.dtype) for name, at in layout.entries.items()}
     listed = {name: (info.shape, info.dtype) for name, info in manifest.tensors.items()}
-    if found != listed or layout.size_bytes != manifest.size_bytes:
+    if in_file != listed or layout.size_bytes != manifest.size_bytes:
         raise WeightsError(f"{file} holds other tensors than its manifest lists")
     for name, digest in _file_digests(file, layout).items():
         if digest != manifest.tensors[name].digest:
@@ -165,7 +166,7 @@ def check_files(path: Path, manifest: Manifest) -> None:
 
 
 def check_adapters(path: Path, lora: LoraConfig | None) -> None:
-    """Raise WeightsError where the version at `path` says that it has other adapters than `lora`."""
+    """Raise WeightsError if the version at `path` has adapters with other settings than `lora`."""
     manifest = read_manifest(path)
     if manifest.lora is not None and (problem := adapter_change(manifest.lora, lora)):
         raise WeightsError(
@@ -174,49 +175,49 @@ def check_adapters(path: Path, lora: LoraConfig | None) -> None:
 
 
 def path_of(directory: Path, policy_version: int) -> Path:
-    """Where a version is or will be. Raises WeightsError for a negative number."""
+    """Return the path of a version, whether it exists or not. Raises WeightsError for a negative number."""
     if policy_version < 0:
         raise WeightsError(f"policy version {policy_version} cannot be published")
     return directory / f"v{policy_version:06d}"
 
 
 def published(path: Path, manifest: Manifest) -> Published:
-    """Return the version at `path`, as it is announced."""
+    """Return the version at `path` in the form in which it is announced."""
     values = manifest.model_dump(exclude_none=True)
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return Published(manifest.policy_version, path, digest, manifest.size_bytes)
 
 
 def versions(directory: Path) -> list[int]:
-    """Versions in `directory`, oldest first."""
+    """Return the versions in `directory`, oldest first."""
     try:
         names = [entry.name for entry in directory.iterdir()]
     except OSError:
         return []
-    return sorted(int(found[1]) for name in names if (found := _VERSION.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := _VERSION.fullmatch(name)))
 
 
 def newest_version(directory: Path, announced: Mapping[int, str] | None = None) -> Published | None:
     """Return the newest version in `directory` whose tensors are there; None if there is none.
 
-    With `announced`, version -> digest, only one of these.
+    With `announced` (version -> digest) only these versions are considered.
     """
     for version in reversed(versions(directory)):
         path = path_of(directory, version)
         try:
             manifest = read_manifest(path)
-        except WeightsError:  # removed after it was listed, or no weight set
+        except WeightsError:  # it was removed after it was listed, or is no weight set
             continue
-        if not (path / WEIGHTS).is_file():  # false for a link into shared memory that was freed
+        if not (path / WEIGHTS).is_file():  # False for a link into shared memory that was freed
             continue
-        found = published(path, manifest)
-        if announced is None or announced.get(version) == found.digest:
-            return found
+        candidate = published(path, manifest)
+        if announced is None or announced.get(version) == candidate.digest:
+            return candidate
     return None
 
 
 def digest_of(file: Path) -> str:
-    """BLAKE2b of a file, hex."""
+    """Return the BLAKE2b of a file, as hexadecimal digits."""
     digest = hashlib.blake2b()
     with file.open("rb") as handle:
         while chunk := handle.read(_READ_BYTES):
@@ -242,17 +243,20 @@ def tree_digests(
         return hashlib.blake2b(read(*piece), digest_size=_DIGEST_BYTES).digest()
 
     leaves: dict[str, list[bytes]] = {name: [] for name in sizes}
-    made = on_cores(leaf, pieces, most=sum(sizes.values()) // LEAF_BYTES)
-    for (name, _, _), digest in zip(pieces, made, strict=True):
+    leaf_digests = on_cores(leaf, pieces, most=sum(sizes.values()) // LEAF_BYTES)
+    for (name, _, _), digest in zip(pieces, leaf_digests, strict=True):
         leaves[name].append(digest)
     return {
-        name: hashlib.blake2b(b"".join(each), digest_size=_DIGEST_BYTES).hexdigest()
-        for name, each in leaves.items()
+        name: hashlib.blake2b(b"".join(digests), digest_size=_DIGEST_BYTES).hexdigest()
+        for name, digests in leaves.items()
     }
 
 
 def on_cores(work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
-    """`work` of each item, by at most `most` threads; for work that releases the interpreter's lock."""
+    """Return the result of `work` for each item, computed by at most `most` threads.
+
+    This helps if the work releases the interpreter's lock.
+    """
     count = min(most, MOST_THREADS, os.cpu_count() or 1)
     if count < 2:
         return [work(item) for item in items]
@@ -261,7 +265,7 @@ def on_cores(work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
 
 
 def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
-    """Return the digest of each tensor of a file. Raises WeightsError if the file is removed meanwhile."""
+    """Return the digest of each tensor in a file. Raises WeightsError if the file is removed meanwhile."""
     offset = len(layout.header)
     try:
         with file.open("rb") as handle:
@@ -290,7 +294,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: bytes [begin, end) behind the header."""
+    """The place of a tensor in a file: bytes [begin, end) after the header."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -300,7 +304,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """A safetensors file: its header as bytes, then `size_bytes` of tensors."""
+    """The layout of a safetensors file: its header as bytes, then `size_bytes` of tensors."""
 
     header: bytes
     entries: dict[str, TensorEntry]  # in the order of the file
@@ -310,9 +314,10 @@ class Layout:
 def layout_of(
     tensors: Mapping[str, TensorSpec | TensorInfo], metadata: Mapping[str, str] | None = None
 ) -> Layout:
-    """Return the layout of a set. `metadata` joins the header's own, which safetensors keeps as text.
+    """Return the layout of a set.
 
-    Raises WeightsError for a dtype that the format lacks.
+    `metadata` is added to the metadata that safetensors stores in the header. Raises WeightsError for a
+    dtype that the format lacks.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _CODES:
@@ -339,34 +344,37 @@ def read_layout(file: Path) -> Layout:
             length = int.from_bytes(handle.read(8), "little")
             if length > _LARGEST_HEADER_BYTES:
                 raise WeightsError(
-                    f"{file} is no safetensors file: its header is too large; {_CURE}"
+                    f"{file} is no safetensors file: its header is too large; {_FIX}"
                 )
             text = handle.read(length)
             size = handle.seek(0, 2)
         tree = json.loads(text)
         entries = {name: _entry(header) for name, header in tree.items() if name != "__metadata__"}
     except OSError as error:
-        gone = "removed while it was read, or of a version that was broadcast and not written whole"
-        raise WeightsError(f"{file}: {cure_of(error, gone)} ({error.strerror})") from None
+        cause = (
+            "removed while it was read, or of a version that was broadcast and not written whole"
+        )
+        raise WeightsError(f"{file}: {cure_of(error, cause)} ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise WeightsError(
-            f"{file} is no safetensors file: its header cannot be read; {_CURE}"
+            f"{file} is no safetensors file: its header cannot be read; {_FIX}"
         ) from None
     end = 0
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
     for entry in entries.values():
         if entry.begin != end:
-            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_CURE}")
+            raise WeightsError(f"{file} is no safetensors file: its tensors leave gaps; {_FIX}")
         end = entry.end
     if size != 8 + length + end:
-        raise WeightsError(
-            f"{file} has {size} bytes, but {8 + length + end} by its header; {_CURE}"
-        )
+        raise WeightsError(f"{file} has {size} bytes, but {8 + length + end} by its header; {_FIX}")
     return Layout(length.to_bytes(8, "little") + text, entries, end)
 
 
 def ranges(layout: Layout, names: Collection[str], most: int) -> Iterator[tuple[int, int]]:
-    """[begin, end) of the tensors `names`, in order, neighbours joined, at most `most` bytes each."""
+    """Yield [begin, end) of the bytes of the tensors `names`, in the order of the file.
+
+    Neighbouring tensors are joined; then ranges are cut into pieces of at most `most` bytes.
+    """
     joined: list[tuple[int, int]] = []
     for name, entry in layout.entries.items():
         if name not in names or entry.begin == entry.end:
@@ -381,13 +389,13 @@ def ranges(layout: Layout, names: Collection[str], most: int) -> Iterator[tuple[
 
 
 def _entry(header: dict[str, object]) -> TensorEntry:
-    """One entry of a header. Raises ValueError, TypeError, KeyError for an invalid one."""
+    """Return an entry of a header. Raises ValueError, TypeError or KeyError if it is invalid."""
     dtype = _DTYPES[str(header["dtype"])]
     shape, offsets = header["shape"], header["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
         raise TypeError
     begin, end = offsets
-    if any(type(each) is not int or each < 0 for each in (*shape, begin, end)):
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
         raise ValueError
     if end - begin != math.prod(shape) * _CODES[dtype][1]:
         raise ValueError

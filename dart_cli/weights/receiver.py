@@ -1,8 +1,8 @@
 """A worker's end of a weight channel; read without torch.
 
-Receiver       the interface
-Received       what a worker receives: a weight set for its engine to load
-FileReceiver   the receiver of plain files; broadcast/receiver.py has that of broadcasts
+Receiver          the interface
+ReceivedWeights   a weight set that a worker has received, for its engine to load
+FileReceiver      the receiver of plain files; broadcast/receiver.py has the receiver of broadcasts
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from dart_cli.weights.manifest import check_announced
 
 
 @dataclass(frozen=True)
-class Received:
-    """The outcome of a permit: the version that it named, or a later one."""
+class ReceivedWeights:
+    """The weights that a worker received under a permit: the version that it named, or a later one."""
 
     source: WeightSet  # a directory is checked by its loader
     policy_version: int
 
 
 class Receiver(Protocol):
-    """A worker's end. One call at a time, and none while an engine loads what was received."""
+    """A worker's end of a weight channel.
+
+    There is one call at a time, and none while an engine loads the received weights.
+    """
 
     async def prepare(self, policy_version: int) -> None:
-        """Bring the announced version, or a later one, as far as that can be done without a permit.
+        """Do as much of receiving the announced version, or a later one, as needs no permit.
 
-        Never raises WeightsError: where it fails, `receive` tries again and says why.
+        This never raises WeightsError: after a failure, `receive` tries again and raises the error.
         """
         ...
 
-    async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
-        """Get the announced version, or a later one. Raises WeightsError, by a deadline."""
+    async def receive(self, path: Path, policy_version: int, digest: str) -> ReceivedWeights:
+        """Return the announced version, or a later one. Raises WeightsError, at the latest by a deadline."""
         ...
 
     def close(self) -> None:
@@ -44,15 +47,15 @@ class Receiver(Protocol):
 
 
 class FileReceiver:
-    """Takes the directory that was announced, as it stands. See Receiver."""
+    """A Receiver that returns the announced directory unchanged."""
 
     async def prepare(self, policy_version: int) -> None:
-        """Nothing: files are read when it is this worker's turn."""
+        """Do nothing: the files are read when it is this worker's turn."""
 
-    async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
+    async def receive(self, path: Path, policy_version: int, digest: str) -> ReceivedWeights:
         """Return the announced directory; its files are checked when they are loaded. Raises WeightsError."""
         await asyncio.to_thread(check_announced, path, policy_version, digest)
-        return Received(path, policy_version)
+        return ReceivedWeights(path, policy_version)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no copy."""

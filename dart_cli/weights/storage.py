@@ -4,12 +4,12 @@
     free_shared_memory   bytes that shared memory can take
     atomic_directory     a directory that is complete or absent
 
-A directory of sets is always on disk, with the manifests, so that versions are known after a
-restart of the machine. A file of tensors in it may be a link into a private directory of shared
-memory, which belongs to this one directory. Files without a link are removed when the next set is
-written; the directories of runs that were removed, when any process creates the next directory. A run
-whose process lives is kept, though its directory may not be visible here: containers may share only
-memory.
+A directory of sets is always on disk, with the manifests, so that a restart of the machine loses no version
+numbers. A file of tensors in it may be a link into a private directory of shared memory, which belongs to
+this one directory. Shared files without a link are removed when the next set is written. Shared directories
+of runs that were removed are removed when any process creates the next one. If a process of the run still
+lives, its shared directory is kept, even if the run directory is not visible here, since containers may share
+nothing but memory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DRAFT = ".draft"
 
 
 class Storage:
-    """Creates the large files of `home`. One process writes to a directory."""
+    """The large files of the directory `home`, to which one process writes."""
 
     def __init__(self, home: Path, *, shared: bool = True) -> None:
-        """`shared`: use shared memory if it has space. Raises OSError."""
+        """Use shared memory, if `shared` and if it has space. Raises OSError."""
         home.mkdir(parents=True, exist_ok=True)
         self._home = home
         opened = _private_directory(home) if shared else None
@@ -43,7 +43,7 @@ class Storage:
         self._release = weakref.finalize(self, os.close, opened[1]) if opened else None
 
     def make(self, file: Path, size_bytes: int) -> Path:
-        """Return the path to write `file` at: itself, or a new one in shared memory, to which `file` links."""
+        """Return the path at which to write `file`: itself, or a path in shared memory to which it links."""
         if self._shared is None or free_shared_memory() < 2 * size_bytes:
             return file
         target = self._shared / f"{uuid.uuid4().hex}{file.suffix}"
@@ -79,7 +79,7 @@ class Storage:
 
 
 def free_shared_memory() -> int:
-    """Bytes that shared memory can take: at most its free space and the machine's available memory."""
+    """Return the bytes that fit into shared memory: its free space, at most the available memory."""
     try:
         of_files = shutil.disk_usage(SHARED).free
         with Path("/proc/meminfo").open(encoding="ascii") as lines:
@@ -90,9 +90,9 @@ def free_shared_memory() -> int:
 
 
 def _private_directory(home: Path) -> tuple[Path, int] | None:
-    """Return the directory in shared memory that belongs to `home`, and a descriptor that keeps it.
+    """Return the directory in shared memory that belongs to `home`, and a descriptor that holds its lock.
 
-    None where none can be created.
+    Return None if it cannot be created.
     """
     if not SHARED.is_dir():
         return None
@@ -100,19 +100,19 @@ def _private_directory(home: Path) -> tuple[Path, int] | None:
     try:
         while True:
             path = make_private_dir(SHARED / f"dart-{os.getuid()}-{_key(home)}")
-            held = os.open(path / _ORIGIN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(held, fcntl.LOCK_SH)
-            if os.fstat(held).st_nlink:  # else another process has just removed it
+            descriptor = os.open(path / _ORIGIN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.fstat(descriptor).st_nlink:  # else another process has just removed it
                 break
-            os.close(held)
-        os.pwrite(held, f"{home.absolute()}\n".encode(), 0)
+            os.close(descriptor)
+        os.pwrite(descriptor, f"{home.absolute()}\n".encode(), 0)
     except (RunDirectoryError, OSError):
         return None
-    return path, held
+    return path, descriptor
 
 
 def _sweep_origins() -> None:
-    """Free the memory of directories that no process holds and that were removed or moved."""
+    """Free the memory of directories that were removed or moved and that no process has locked."""
     for path in SHARED.glob(f"dart-{os.getuid()}-*"):
         with contextlib.suppress(OSError), (path / _ORIGIN).open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,22 +123,22 @@ def _sweep_origins() -> None:
 
 
 def _key(home: Path) -> str:
-    found = home.stat()
-    return f"{found.st_dev:x}-{found.st_ino:x}"
+    status = home.stat()
+    return f"{status.st_dev:x}-{status.st_ino:x}"
 
 
 @contextlib.contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield a draft directory, which is synced to disk and renamed to `target` at the end of the block.
 
-    If the block raises, or the process dies, `target` does not exist. Drafts that dead processes left
-    beside it are removed: one process alone writes into the parent directory. That is made, but not
-    what it lies in: a run directory that was moved does not come back. Raises OSError; FileExistsError
-    if `target` exists.
+    If the block raises, or the process dies, `target` does not exist. Drafts of dead processes beside it
+    are removed, since only one process writes into the parent directory. The parent directory is made if it
+    is missing, but not its own parents, so that a run directory that was moved is not made again. Raises
+    OSError, and FileExistsError if `target` exists.
     """
     target.parent.mkdir(exist_ok=True)
-    for left in target.parent.glob(f".*{_DRAFT}"):
-        shutil.rmtree(left, ignore_errors=True)
+    for old in target.parent.glob(f".*{_DRAFT}"):
+        shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         raise FileExistsError(f"{target} exists")
     draft = target.parent / f".{target.name}{_DRAFT}"

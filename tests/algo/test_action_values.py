@@ -1,4 +1,4 @@
-"""Q-ICRL's values and draws against what is counted path by path and tuple by tuple."""
+"""Q-ICRL's values and draws, compared with counts path by path and tuple by tuple."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dart_cli.algo.action_values import (
 )
 
 Graph = dict[str, dict[str, str | None]]
-"""State -> action -> where it led when it was tried; None for a no-op."""
+"""State -> action -> the state to which it led when it was tried; None for a no-op."""
 
 STATES, MOVES = "abcdef", "1234"
 
@@ -56,19 +56,19 @@ def remembered(graph: Graph, priors: dict[tuple[str, str], float]) -> Memory:
 def along_all_paths(
     graph: Graph, priors: dict[tuple[str, str], float], state: str, move: str, longest: int
 ) -> float:
-    """Value of a tried action: the best state that is at most `longest` actions away, that action included."""
+    """Return the value of a tried action: of the best state at most `longest` actions away, including it."""
     if graph[state][move] in (None, state):
         return 0.0
-    best, seen = 0.0, {graph[state][move]: 1}
+    best, values_seen = 0.0, {graph[state][move]: 1}
     waiting = deque([graph[state][move]])
     while waiting:
         at = waiting.popleft()
         untried = [1 + priors[at, each] / 4 for each in MOVES if each not in graph[at]]
         if untried:
-            best = max(best, 0.9 ** seen[at] * max(untried) * len(untried) / len(MOVES))
+            best = max(best, 0.9 ** values_seen[at] * max(untried) * len(untried) / len(MOVES))
         for after in graph[at].values():
-            if after is not None and after not in seen and seen[at] < longest:
-                seen[after] = seen[at] + 1
+            if after is not None and after not in values_seen and values_seen[at] < longest:
+                values_seen[after] = values_seen[at] + 1
                 waiting.append(after)
     return best
 
@@ -105,7 +105,7 @@ def test_what_is_used_up_is_worth_nothing_at_once_also_around_circles() -> None:
 
 
 def test_an_action_that_led_to_several_states_is_worth_their_mean() -> None:
-    """Against value iteration on matrices, with the share of each outcome as its probability."""
+    """Compare with value iteration on matrices, with the share of each outcome as its probability."""
     rng = Random(5)
     for _ in range(20):
         memory = Memory()
@@ -160,7 +160,7 @@ def test_softmax_is_the_one_of_numpy(values: list[float], temperature: float) ->
 
 
 def test_shortlists_are_drawn_one_after_the_other_among_those_left() -> None:
-    """Every pair's share of a fine grid of uniform numbers is its probability."""
+    """Check that each pair's share of a fine grid of uniform numbers is its probability."""
     values, grid = [1.0, 0.0, 0.9, 0.4], 200
     counted: dict[tuple[int, ...], int] = {}
     for pair in itertools.product(range(grid), repeat=2):

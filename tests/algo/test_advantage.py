@@ -1,4 +1,4 @@
-"""Advantages against numpy in float64."""
+"""Advantages, compared with numpy in float64."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ binary_groups = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=64)
 def test_group_std_is_grpos_formula_in_float64(rewards: list[float]) -> None:
     array = np.asarray(rewards, dtype=np.float64)
     centred = array - array.mean()
-    wanted = centred / (array.std(ddof=0) + EPSILON)
+    target = centred / (array.std(ddof=0) + EPSILON)
     if array.min() == array.max():
-        wanted = np.zeros_like(array)
-    np.testing.assert_allclose(group_advantages(rewards), wanted, rtol=1e-9, atol=1e-6)
+        target = np.zeros_like(array)
+    np.testing.assert_allclose(group_advantages(rewards), target, rtol=1e-9, atol=1e-6)
 
 
 @given(rewards_of_groups)
 def test_group_mean_only_centres(rewards: list[float]) -> None:
     array = np.asarray(rewards, dtype=np.float64)
-    wanted = array - array.mean()
-    np.testing.assert_allclose(group_advantages(rewards, "group_mean"), wanted, atol=1e-9)
+    target = array - array.mean()
+    np.testing.assert_allclose(group_advantages(rewards, "group_mean"), target, atol=1e-9)
 
 
 @given(rewards_of_groups)
 def test_leave_one_out_compares_each_with_the_mean_of_the_others(rewards: list[float]) -> None:
-    got = group_advantages(rewards, "leave_one_out")
+    actual = group_advantages(rewards, "leave_one_out")
     for index, reward in enumerate(rewards):
         others = np.asarray(rewards[:index] + rewards[index + 1 :], dtype=np.float64)
-        wanted = reward - others.mean() if len(others) else 0.0
-        assert got[index] == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+        target = reward - others.mean() if len(others) else 0.0
+        assert actual[index] == pytest.approx(target, rel=1e-9, abs=1e-9)
 
 
 @given(binary_groups)

@@ -1,4 +1,4 @@
-"""Kappa and its interval, against the delta method by numbers."""
+"""Kappa and its interval, compared with a numerical delta method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dart_cli.algo.statistics import Z_95, Agreement
 
 
 def by_numbers(table: np.ndarray) -> tuple[float, float]:
-    """Kappa and its standard error: the gradient by differences, the multinomial's covariance."""
+    """Return kappa and its standard error, from differences and the covariance of a multinomial."""
     n = table.sum()
 
     def kappa(p: np.ndarray) -> float:
@@ -31,16 +31,16 @@ def by_numbers(table: np.ndarray) -> tuple[float, float]:
 )
 def test_kappa_and_its_interval(counts: tuple[int, int, int, int]) -> None:
     both_pass, both_fail, judge_alone, evaluator_alone = counts
-    found = Agreement(*counts)
+    result = Agreement(*counts)
     table = np.array([[both_pass, judge_alone], [evaluator_alone, both_fail]], dtype=np.float64)
     kappa, error = by_numbers(table)
-    assert found.kappa == pytest.approx(kappa, abs=1e-9)
-    assert found.kappa_interval == pytest.approx(
+    assert result.kappa == pytest.approx(kappa, abs=1e-9)
+    assert result.kappa_interval == pytest.approx(
         (max(-1.0, kappa - Z_95 * error), min(1.0, kappa + Z_95 * error)), abs=1e-6
     )
-    assert found.share == pytest.approx((both_pass + both_fail) / table.sum())
-    low, high = found.share_interval
-    assert 0 <= low <= found.share <= high <= 1
+    assert result.share == pytest.approx((both_pass + both_fail) / table.sum())
+    low, high = result.share_interval
+    assert 0 <= low <= result.share <= high <= 1
 
 
 def test_without_episodes_or_with_one_answer_alone_there_is_no_kappa() -> None:

@@ -1,4 +1,4 @@
-"""Chunked scores against the dense formula: values, gradients, and what is kept."""
+"""Chunked scores, compared with the dense formula: values, gradients, and saved tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drawn(
     dtype: torch.dtype = torch.float64,
     scale: float = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states, weight, token ids."""
+    """Return hidden states, weight and token ids."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -68,14 +68,14 @@ def chunks(
 
 
 def by_both(*arguments: Any, chunk: int) -> list[list[torch.Tensor]]:
-    """Values and gradients, dense and chunked."""
+    """Return values and gradients, dense and chunked."""
     hidden, weight, ids, *rest = arguments
-    found = []
+    result = []
     for scores in (dense(*arguments), chunks(hidden, weight, ids, *rest, chunk)):
         weights = torch.linspace(-1, 2, len(ids), dtype=scores[0].dtype)
         gradients = torch.autograd.grad((scores[0] * weights).sum(), (hidden, weight))
-        found.append([*(score.detach() for score in scores), *gradients])
-    return found
+        result.append([*(score.detach() for score in scores), *gradients])
+    return result
 
 
 @settings(max_examples=120, deadline=None)
@@ -93,7 +93,7 @@ def test_values_and_gradients_are_those_of_the_dense_formula(data: st.DataObject
     ids = allowed[ids % len(allowed)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "VOCABULARY_CHUNK", data.draw(st.integers(1, 20)))
-        expected, found = by_both(
+        expected, result = by_both(
             hidden,
             weight,
             ids,
@@ -101,9 +101,9 @@ def test_values_and_gradients_are_those_of_the_dense_formula(data: st.DataObject
             sorted(forbidden),
             chunk=data.draw(st.integers(1, 11)),
         )
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(result, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    assert not found[3][sorted(forbidden)].any()  # forbidden rows have no gradient
+    assert not result[3][sorted(forbidden)].any()  # forbidden rows have no gradient
 
 
 @pytest.mark.parametrize("vocabulary_chunk", [4, 100])
@@ -125,8 +125,8 @@ def test_the_entropy_is_exact_where_logits_are_large() -> None:
     hidden, weight = torch.full((1, WIDTH), 100.0), torch.full((4, WIDTH), 100.0)
     weight[0] += 1e-3
     exact = entropy((hidden @ weight.T).double().log_softmax(-1))
-    _, found = chunks(hidden, weight, torch.tensor([1]))
-    assert abs(found.item() - exact.item()) < 1e-6
+    _, result = chunks(hidden, weight, torch.tensor([1]))
+    assert abs(result.item() - exact.item()) < 1e-6
 
 
 def test_a_certain_distribution_has_no_entropy_and_no_nan() -> None:
@@ -143,9 +143,9 @@ def test_a_vocabulary_chunk_may_be_forbidden_whole(monkeypatch: pytest.MonkeyPat
     hidden, weight, ids = drawn(4, 9)
     for forbidden in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 2, 3, 4, 5]):
         allowed = [index for index in range(9) if index not in forbidden]
-        chosen = torch.tensor(allowed)[ids % len(allowed)]
-        expected, found = by_both(hidden, weight, chosen, 1.0, forbidden, chunk=3)
-        for mine, theirs in zip(found, expected, strict=True):
+        token_ids = torch.tensor(allowed)[ids % len(allowed)]
+        expected, result = by_both(hidden, weight, token_ids, 1.0, forbidden, chunk=3)
+        for mine, theirs in zip(result, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -220,9 +220,9 @@ def test_bfloat16_is_as_close_to_the_truth_as_the_dense_formula(
         [5],
         chunk=64,
     )[0]
-    rounded, found = by_both(hidden, weight, ids, 0.7, [5], chunk=chunk)
-    assert [each.dtype for each in found] == [torch.float32] * 2 + [torch.bfloat16] * 2
-    for mine, theirs, truth in zip(found, rounded, exact, strict=True):
+    rounded, result = by_both(hidden, weight, ids, 0.7, [5], chunk=chunk)
+    assert [each.dtype for each in result] == [torch.float32] * 2 + [torch.bfloat16] * 2
+    for mine, theirs, truth in zip(result, rounded, exact, strict=True):
         far = (theirs.double() - truth).norm().item()
         assert (mine.double() - truth).norm().item() <= 1.3 * far + 1e-6
 
@@ -233,8 +233,8 @@ def test_small_blocks_lose_no_gradient_in_bfloat16() -> None:
     exact = torch.autograd.grad(
         dense(hidden.double(), weight.double(), ids, 1.0, ())[0].sum(), weight
     )[0]
-    found = torch.autograd.grad(chunks(hidden, weight, ids, chunk=1)[0].sum(), weight)[0]
-    error = (found.double() - exact.double()).norm() / exact.double().norm()
+    result = torch.autograd.grad(chunks(hidden, weight, ids, chunk=1)[0].sum(), weight)[0]
+    error = (result.double() - exact.double()).norm() / exact.double().norm()
     assert error < 2**-8
 
 

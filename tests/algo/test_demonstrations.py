@@ -1,4 +1,4 @@
-"""Tokens of an unknown behaviour policy: their gradient, and what is said of them."""
+"""Tokens of an unknown behaviour policy: their gradient, and their metrics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart_cli.algo.loss import LossOutput, policy_loss
-from dart_cli.algo.objective import CorrectionName, Objective
+from dart_cli.algo.objective import ImportanceSampling, Objective
 
 LOGPROBS = st.lists(st.floats(-12, 0), min_size=1, max_size=20)
-CORRECTIONS = st.sampled_from(get_args(CorrectionName))
+CORRECTIONS = st.sampled_from(get_args(ImportanceSampling))
 
 
 def double(values: list[float]) -> torch.Tensor:
@@ -22,7 +22,10 @@ def double(values: list[float]) -> torch.Tensor:
 
 
 def loss_of(
-    policy: torch.Tensor, behaviour: torch.Tensor, unknown: list[bool], correction: CorrectionName
+    policy: torch.Tensor,
+    behaviour: torch.Tensor,
+    unknown: list[bool],
+    correction: ImportanceSampling,
 ) -> LossOutput:
     one = torch.ones_like(behaviour)
     return policy_loss(
@@ -32,15 +35,17 @@ def loss_of(
 
 
 @given(LOGPROBS, CORRECTIONS)
-def test_it_has_the_gradient_of_the_likelihood(logprobs: list[float], kind: CorrectionName) -> None:
-    """d/d theta of the sum of log softmax, by autograd from the logits of a choice of two."""
+def test_it_has_the_gradient_of_the_likelihood(
+    logprobs: list[float], kind: ImportanceSampling
+) -> None:
+    """Compare with d/d theta of the sum of log softmax, by autograd from the logits of two choices."""
 
-    def chosen(logits: torch.Tensor) -> torch.Tensor:
+    def demonstrated_logprobs(logits: torch.Tensor) -> torch.Tensor:
         return torch.stack([logits, torch.zeros_like(logits)]).log_softmax(0)[0]
 
     ours, theirs = double(logprobs).requires_grad_(), double(logprobs).requires_grad_()
-    chosen(theirs).sum().backward()
-    policy = chosen(ours)
+    demonstrated_logprobs(theirs).sum().backward()
+    policy = demonstrated_logprobs(ours)
     never_read = torch.full_like(policy, math.nan)
     loss_of(policy, never_read, [True] * len(logprobs), kind).loss.backward()
     assert ours.grad is not None
@@ -50,7 +55,7 @@ def test_it_has_the_gradient_of_the_likelihood(logprobs: list[float], kind: Corr
 
 @given(LOGPROBS, CORRECTIONS, st.data())
 def test_other_tokens_and_what_is_said_of_them_are_as_without_it(
-    logprobs: list[float], kind: CorrectionName, data: st.DataObject
+    logprobs: list[float], kind: ImportanceSampling, data: st.DataObject
 ) -> None:
     drifts = data.draw(
         st.lists(st.floats(-2, 2), min_size=len(logprobs), max_size=len(logprobs)), label="drifts"
@@ -68,7 +73,7 @@ def test_other_tokens_and_what_is_said_of_them_are_as_without_it(
     for name in (
         "ess",
         "importance_weight_mean",
-        "is_used_mean",
+        "importance_used_mean",
         "importance_truncated_fraction",
         "mismatch_kl",
     ):

@@ -1,4 +1,4 @@
-"""High-entropy steps: the threshold against numpy, ties, order, and that something is kept."""
+"""High-entropy steps: the threshold (compared with numpy), ties, order, and that a step is always kept."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ percents = st.integers(1, 100)
 
 @given(entropies, percents)
 def test_the_threshold_is_the_percentile_of_the_group(values: list[float], percent: int) -> None:
-    kept = high_entropy_steps(values, percent / 100)
+    flags = high_entropy_steps(values, percent / 100)
     if not values:
-        assert kept == []
+        assert flags == []
         return
     # Of T values the k-th largest is the quantile whose rank from below is T - k.
     rank = len(values) - ceil(Fraction(percent, 100) * len(values))
     threshold = np.sort(np.array(values, dtype=np.float64))[rank]
-    assert kept == [bool(value >= threshold) for value in values]
+    assert flags == [bool(value >= threshold) for value in values]
 
 
 @given(entropies, percents)
@@ -34,10 +34,10 @@ def test_at_least_the_share_is_kept_and_more_only_by_ties(
     values: list[float], percent: int
 ) -> None:
     verdicts = high_entropy_steps(values, percent / 100)
-    kept = [value for value, is_kept in zip(values, verdicts, strict=True) if is_kept]
-    wanted = ceil(Fraction(percent, 100) * len(values))
-    assert len(kept) >= wanted
-    assert sum(value > min(kept) for value in kept) < wanted or not values
+    flags = [value for value, is_kept in zip(values, verdicts, strict=True) if is_kept]
+    expected = ceil(Fraction(percent, 100) * len(values))
+    assert len(flags) >= expected
+    assert sum(value > min(flags) for value in flags) < expected or not values
 
 
 @given(entropies, percents, st.integers())
@@ -46,8 +46,10 @@ def test_the_order_of_the_steps_changes_nothing(
 ) -> None:
     order = list(range(len(values)))
     random.Random(seed).shuffle(order)
-    kept = high_entropy_steps(values, percent / 100)
-    assert high_entropy_steps([values[i] for i in order], percent / 100) == [kept[i] for i in order]
+    flags = high_entropy_steps(values, percent / 100)
+    assert high_entropy_steps([values[i] for i in order], percent / 100) == [
+        flags[i] for i in order
+    ]
 
 
 def test_the_paper_keeps_the_top_eighty_percent() -> None:

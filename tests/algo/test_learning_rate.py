@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.learning_rate import RunPoint, Schedule, learning_rate, share_of_run
+from dart_cli.algo.learning_rate import LearningRateSchedule, RunPoint, learning_rate, share_of_run
 from dart_cli.config.schema import TrainConfig
 
 
 def test_its_settings_are_those_of_the_configuration() -> None:
     defaults = TrainConfig()
-    assert {part.name for part in fields(Schedule)} <= TrainConfig.model_fields.keys()
-    for part in fields(Schedule):
+    assert {part.name for part in fields(LearningRateSchedule)} <= TrainConfig.model_fields.keys()
+    for part in fields(LearningRateSchedule):
         if part.name not in ("lr", "updates"):  # a schedule has no end of its own
             assert getattr(defaults, part.name) == part.default, part.name
 
@@ -32,13 +32,17 @@ def test_its_settings_are_those_of_the_configuration() -> None:
 def test_eleven_updates_have_the_rates_of_the_table(
     changes: dict[str, float], rates: list[float]
 ) -> None:
-    schedule = replace(Schedule(lr=1.0, updates=11), **changes)
-    assert [learning_rate(schedule, RunPoint(done)) for done in range(11)] == pytest.approx(rates)
+    schedule = replace(LearningRateSchedule(lr=1.0, updates=11), **changes)
+    assert [
+        learning_rate(schedule, RunPoint(updates_done)) for updates_done in range(11)
+    ] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("bound", ["updates", "minutes", "trajectories"])
 def test_whichever_bound_ends_the_run_first_ends_the_fall(bound: str) -> None:
-    schedule = Schedule(lr=2.0, lr_end=0.1, updates=101, max_minutes=10, max_trajectories=400)
+    schedule = LearningRateSchedule(
+        lr=2.0, lr_end=0.1, updates=101, max_minutes=10, max_trajectories=400
+    )
     ends = {"updates": 100, "minutes": 600, "trajectories": 400}
     for share, factor in ((0.0, 1.0), (0.5, 0.55), (0.75, 0.325), (1.0, 0.1), (1.3, 0.1)):
         behind = {name: end * share / 2 for name, end in ends.items()}
@@ -57,7 +61,7 @@ def test_whichever_bound_ends_the_run_first_ends_the_fall(bound: str) -> None:
 def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
     updates: int, warmup: int, moments: list[tuple[float, int]]
 ) -> None:
-    whole = Schedule(
+    whole = LearningRateSchedule(
         lr=0.5,
         updates=updates,
         warmup=warmup,
@@ -70,7 +74,7 @@ def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
         replace(whole, updates=0, max_trajectories=0),
         replace(whole, updates=0, max_minutes=0),
     ]
-    points = [RunPoint(done, *moment) for done, moment in enumerate(moments)]
+    points = [RunPoint(updates_done, *moment) for updates_done, moment in enumerate(moments)]
     rates = [learning_rate(whole, point) for point in points]
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     for point, rate in zip(points, rates, strict=True):
@@ -79,25 +83,25 @@ def test_the_rate_is_the_lowest_that_one_bound_alone_would_give(
 
 @given(
     updates=st.integers(0, 50), warmup=st.integers(0, 60), lr_end=st.floats(0, 1),
-    done=st.integers(0, 60)
+    updates_done=st.integers(0, 60)
 )  # fmt: skip
 def test_the_rate_rises_and_then_falls_to_its_end(
-    updates: int, warmup: int, lr_end: float, done: int
+    updates: int, warmup: int, lr_end: float, updates_done: int
 ) -> None:
-    schedule = Schedule(lr=0.5, updates=updates, warmup=warmup, lr_end=lr_end)
-    rates = [learning_rate(schedule, RunPoint(index)) for index in range(done + 2)]
-    peak = min(warmup, done + 1)
+    schedule = LearningRateSchedule(lr=0.5, updates=updates, warmup=warmup, lr_end=lr_end)
+    rates = [learning_rate(schedule, RunPoint(index)) for index in range(updates_done + 2)]
+    peak = min(warmup, updates_done + 1)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert all(0 <= rate <= 0.5 for rate in rates)
-    if warmup <= done + 1:
+    if warmup <= updates_done + 1:
         assert rates[warmup] == 0.5
-    if updates - 1 > warmup and updates - 1 <= done:
+    if updates - 1 > warmup and updates - 1 <= updates_done:
         assert rates[updates - 1] == pytest.approx(0.5 * lr_end)
 
 
 def test_the_share_of_a_run_is_that_of_the_furthest_bound() -> None:
-    schedule = Schedule(lr=1.0, updates=101, max_minutes=2, max_trajectories=1000)
+    schedule = LearningRateSchedule(lr=1.0, updates=101, max_minutes=2, max_trajectories=1000)
     assert share_of_run(schedule, RunPoint(10, 30, 100)) == 0.25
     assert share_of_run(schedule, RunPoint(10, 30, 500)) == 0.5
     assert share_of_run(schedule, RunPoint(80, 30, 500)) == 0.8

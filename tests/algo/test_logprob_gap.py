@@ -16,20 +16,20 @@ _pairs = st.lists(st.tuples(st.floats(-15, 0), st.floats(-15, 0)), min_size=1, m
 
 @given(_pairs)
 def test_it_is_the_definition_written_out(pairs: list[tuple[float, float]]) -> None:
-    found = mismatch([left for left, _ in pairs], [right for _, right in pairs])
+    result = mismatch([left for left, _ in pairs], [right for _, right in pairs])
     gaps = [abs(right - left) for left, right in pairs]
-    assert found.tokens == len(pairs)
-    assert found.mean == pytest.approx(math.fsum(gaps) / len(gaps))
-    assert found.max == max(gaps)
+    assert result.tokens == len(pairs)
+    assert result.mean == pytest.approx(math.fsum(gaps) / len(gaps))
+    assert result.max == max(gaps)
     k3 = math.fsum(math.exp(b - a) - 1 - (b - a) for a, b in pairs) / len(pairs)
-    assert found.kl == pytest.approx(k3, rel=1e-9, abs=1e-12)
-    for share, told in ((0.5, found.p50), (0.99, found.p99)):
+    assert result.kl == pytest.approx(k3, rel=1e-9, abs=1e-12)
+    for share, quantile in ((0.5, result.p50), (0.99, result.p99)):
         enough = [gap for gap in gaps if sum(g <= gap for g in gaps) >= share * len(gaps)]
-        assert told == min(enough)
+        assert quantile == min(enough)
 
 
 def test_k3_is_the_kl_of_the_distributions_on_average() -> None:
-    """Exact expectation over a vocabulary of 50, not a sample: sum of p(x) k3(x) = KL(p || q)."""
+    """Compute the exact expectation over a vocabulary of 50: sum of p(x) k3(x) = KL(p || q)."""
     rng = np.random.default_rng(0)
     engine, trainer = (np.log(rng.dirichlet(np.ones(50))) for _ in range(2))
     expected = float((np.exp(engine) * (engine - trainer)).sum())
@@ -52,9 +52,9 @@ def test_no_tokens_are_no_mismatch() -> None:
 def test_what_is_not_finite_is_infinitely_far_apart(broken: float, side: int) -> None:
     sides = [[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]]
     sides[side][1] = broken
-    found = mismatch(*sides)
-    assert found.max == found.mean == found.kl == math.inf
-    assert found.p50 == 0
+    result = mismatch(*sides)
+    assert result.max == result.mean == result.kl == math.inf
+    assert result.p50 == 0
     assert mismatch([-math.inf], [-math.inf]).max == math.inf
 
 

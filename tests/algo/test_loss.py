@@ -22,10 +22,10 @@ from dart_cli.algo.loss import LossOutput, TokenStats, policy_loss
 from dart_cli.algo.objective import (
     K3_LIMIT,
     LOG_RATIO_LIMIT,
-    CorrectionName,
+    ImportanceSampling,
     Normalise,
     Objective,
-    loss_shares,
+    loss_weights,
 )
 
 LIMIT = LOG_RATIO_LIMIT
@@ -71,7 +71,7 @@ def old(token: Token, o: Objective) -> float:
 
 
 def token_loss(step: Step, token: Token, x: float, o: Objective) -> float:
-    """Loss of one token with log-probability x; gradients stop at `token.policy`."""
+    """Return the loss of one token with log-probability x; gradients stop at `token.policy`."""
     a, low, high = step.advantage, 1 - o.clip_low, 1 + o.clip_high
     r = math.exp(limited(x - old(token, o)))
     surrogate = (min(r, high) if a >= 0 else max(r, low)) * a
@@ -81,7 +81,7 @@ def token_loss(step: Step, token: Token, x: float, o: Objective) -> float:
 
 
 def token_slope(step: Step, token: Token, o: Objective) -> float:
-    """Derivative of `token_loss` at the token's own log-probability."""
+    """Return the derivative of `token_loss` at the token's log-probability."""
     a, low, high = step.advantage, 1 - o.clip_low, 1 + o.clip_high
     log = token.policy - old(token, o)
     r = math.exp(limited(log))
@@ -116,7 +116,7 @@ def mean_by_hand(
 
 
 def slopes_by_hand(batch: list[Step], mean: Normalise, o: Objective) -> list[float]:
-    """Derivative of the batch's loss by each token's log-probability."""
+    """Return the derivative of the batch's loss with respect to each token's log-probability."""
     return [
         mean_by_hand(
             batch,
@@ -136,8 +136,8 @@ def slopes_by_hand(batch: list[Step], mean: Normalise, o: Objective) -> list[flo
 def ours(
     batch: list[Step], o: Objective, mean: Normalise = "tokens", part: slice | None = None
 ) -> tuple[LossOutput, list[float]]:
-    """Output and gradient by log-probabilities, of the batch or of a part of it."""
-    shares = loss_shares(
+    """Return output and gradient by log-probabilities, for the batch or a part of it."""
+    shares = loss_weights(
         [(step.trajectory, len(step.tokens)) for step in batch if step.weight != 0], mean
     )
     steps = batch[part or slice(None)]
@@ -193,7 +193,7 @@ _numbers = {
     "importance_cap": st.sampled_from([0.5, 1.0, 5.0]),
     "kl_beta": st.sampled_from([0.0, 0.1]),
 }
-CORRECTIONS = get_args(CorrectionName)
+CORRECTIONS = get_args(ImportanceSampling)
 _objective = st.builds(
     Objective,
     correction=st.sampled_from(CORRECTIONS),
@@ -203,7 +203,7 @@ _mean = st.sampled_from(get_args(Normalise))
 
 
 def away_from_kinks(token: Token, o: Objective) -> bool:
-    """Whether no bound is so near that rounding or a finite difference could cross it."""
+    """Return True if no bound is so near that rounding or a finite difference could cross it."""
     bounds = [1 + o.clip_high, 1 - o.clip_low]
     kinks = [LIMIT, -LIMIT, *(math.log(bound) for bound in bounds if bound > 0)]
     log = token.policy - old(token, o)
@@ -220,7 +220,7 @@ def away_from_kinks(token: Token, o: Objective) -> bool:
 @settings(max_examples=40)
 @given(batch=_batch, mean=_mean, data=st.data())
 def test_loss_and_gradient_are_those_computed_by_hand(
-    correction: CorrectionName, batch: list[Step], mean: Normalise, data: st.DataObject
+    correction: ImportanceSampling, batch: list[Step], mean: Normalise, data: st.DataObject
 ) -> None:
     o = data.draw(st.builds(Objective, correction=st.just(correction), **_numbers))
     assume(all(away_from_kinks(token, o) for step in batch for token in step.tokens))
@@ -265,29 +265,29 @@ def test_parts_of_a_batch_add_up_to_the_whole(
 def test_metrics_are_those_computed_by_hand(batch: list[Step], o: Objective) -> None:
     assume(all(away_from_kinks(token, o) for step in batch for token in step.tokens))
     output, _ = ours(batch, o)
-    seen = [(step, token) for step in batch if step.weight != 0 for token in step.tokens]
-    n = max(1, len(seen))
-    drifts = np.array([limited(t.proximal - t.behaviour) for _, t in seen], dtype=np.float64)
+    counted = [(step, token) for step in batch if step.weight != 0 for token in step.tokens]
+    n = max(1, len(counted))
+    drifts = np.array([limited(t.proximal - t.behaviour) for _, t in counted], dtype=np.float64)
     raw = np.exp(drifts)
-    used = [weight_by_hand(token, o) for _, token in seen]
-    ratios = [math.exp(limited(t.policy - old(t, o))) for _, t in seen]
+    used = [weight_by_hand(token, o) for _, token in counted]
+    ratios = [math.exp(limited(t.policy - old(t, o))) for _, t in counted]
     metrics = output.stats.metrics()
-    assert output.stats.tokens.item() == len(seen)
+    assert output.stats.tokens.item() == len(counted)
     expected = {
         "mismatch_kl": (np.exp(drifts) - 1 - drifts).sum() / n,
-        "mismatch_max": max((abs(t.proximal - t.behaviour) for _, t in seen), default=0.0),
+        "mismatch_max": max((abs(t.proximal - t.behaviour) for _, t in counted), default=0.0),
         "importance_weight_mean": raw.sum() / n,
-        "is_used_mean": sum(used) / n,
-        "ess": raw.sum() ** 2 / (n * (raw**2).sum()) if seen else 0.0,
+        "importance_used_mean": sum(used) / n,
+        "ess": raw.sum() ** 2 / (n * (raw**2).sum()) if counted else 0.0,
         "importance_truncated_fraction": (raw > o.importance_cap).sum() / n
         if o.correction == "truncated"
         else 0.0,
-        "entropy": sum(t.entropy for _, t in seen) / n,
+        "entropy": sum(t.entropy for _, t in counted) / n,
         "ratio_mean": sum(ratios) / n,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-7, abs=1e-9)
     assert metrics["clip_fraction"] == pytest.approx(
-        sum(is_clipped(s, r, o) for (s, _), r in zip(seen, ratios, strict=True)) / n
+        sum(is_clipped(s, r, o) for (s, _), r in zip(counted, ratios, strict=True)) / n
     )
 
 
@@ -319,7 +319,7 @@ _near_batch = st.lists(
 def test_without_clip_and_cap_the_gradient_is_reinforce_with_importance_sampling(
     batch: list[Step],
 ) -> None:
-    """w r = (q / b) (p / q) = p / b: where the proximal policy stands does not matter."""
+    """Use w r = (q / b) (p / q) = p / b: the proximal policy does not matter."""
     count = sum(len(step.tokens) for step in batch)
     expected = [
         -math.exp(t.policy - t.behaviour) * s.advantage / count for s in batch for t in s.tokens
@@ -334,7 +334,7 @@ def test_without_clip_and_cap_the_gradient_is_reinforce_with_importance_sampling
 @few
 @given(_near_batch, _mean)
 def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: Normalise) -> None:
-    """p = q = b: A grad p, no token clipped or truncated, and an ESS of 1."""
+    """Set p = q = b: the gradient is A grad p, no token is clipped or truncated, and the ESS is 1."""
     batch = [
         replace(step, tokens=tuple(Token(t.policy, t.policy, t.policy, 0) for t in step.tokens))
         for step in batch
@@ -343,9 +343,9 @@ def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: No
     expected = slopes_by_hand(batch, mean, Objective(correction="none"))
     assert plain[1] == pytest.approx(expected, rel=1e-9, abs=1e-12)
     for correction in CORRECTIONS:
-        got = ours(batch, Objective(correction=correction), mean)
-        assert got[1] == pytest.approx(plain[1], rel=1e-9, abs=1e-12)
-        metrics = got[0].stats.metrics()
+        result = ours(batch, Objective(correction=correction), mean)
+        assert result[1] == pytest.approx(plain[1], rel=1e-9, abs=1e-12)
+        metrics = result[0].stats.metrics()
         assert [metrics[share] for share in ("clip_fraction", "importance_truncated_fraction")] == [
             0,
             0,
@@ -356,17 +356,17 @@ def test_on_policy_all_corrections_have_one_gradient(batch: list[Step], mean: No
 @few
 @given(_near_batch, st.sampled_from(CORRECTIONS), st.sampled_from([0.0, 0.2, 1.0]))
 def test_in_the_one_pass_of_an_update_the_clip_acts_under_ratio_alone(
-    batch: list[Step], correction: CorrectionName, clip: float
+    batch: list[Step], correction: ImportanceSampling, clip: float
 ) -> None:
-    """p = q: r is exactly 1 but with `ratio`, whose r is to b."""
+    """Set p = q: r is exactly 1, except with `ratio`, whose r is relative to b."""
     assume(correction != "ratio")
     batch = [
         replace(step, tokens=tuple(replace(t, proximal=t.policy) for t in step.tokens))
         for step in batch
     ]
     free = ours(batch, Objective(correction=correction, **NO_CLIP))
-    held = ours(batch, Objective(correction=correction, clip_low=clip, clip_high=clip))
-    assert held[1] == free[1]
+    clipped = ours(batch, Objective(correction=correction, clip_low=clip, clip_high=clip))
+    assert clipped[1] == free[1]
 
 
 # --- the defaults, in one formula of tensors ------------------------------------------------------
@@ -382,7 +382,7 @@ def in_one_formula(
     o: Objective,
     tokens: int,
 ) -> torch.Tensor:
-    """Token-level truncation, PPO's clip and the KL."""
+    """Combine truncation by token, PPO's clip and the KL."""
     counts = weights != 0
     policy, proximal, behaviour, reference = (
         torch.where(counts, each, 0.0) for each in (policy, proximal, behaviour, reference)
@@ -390,8 +390,8 @@ def in_one_formula(
     ratio = (policy - proximal).clamp(-LIMIT, LIMIT).exp()
     importance = (proximal - behaviour).clamp(-LIMIT, LIMIT).exp()
     free = ratio * advantages
-    held = ratio.clamp(1.0 - o.clip_low, 1.0 + o.clip_high) * advantages
-    token_loss = -importance.clamp(max=o.importance_cap) * torch.minimum(free, held)
+    clipped = ratio.clamp(1.0 - o.clip_low, 1.0 + o.clip_high) * advantages
+    token_loss = -importance.clamp(max=o.importance_cap) * torch.minimum(free, clipped)
     d = (reference - policy).clamp(-LIMIT, LIMIT)
     token_loss = token_loss + o.kl_beta * (d.expm1() - d).clamp(max=10.0)
     return (token_loss * weights).sum() / tokens
@@ -430,7 +430,7 @@ def test_defaults_are_bit_for_bit_one_formula(dtype: torch.dtype, kl_beta: float
 
 @pytest.mark.parametrize("nats", [-100.0, -30.0, -12.0, -4.0, 0.0, 2.0, 4.0, 8.0, 12.0, 30.0])
 def test_one_token_far_from_the_reference_cannot_make_up_an_update(nats: float) -> None:
-    """verl's low_var_kl: k3 clamped to 10 nats, beyond which it has no gradient."""
+    """Compare with verl's low_var_kl: k3 clamped to 10 nats, beyond which it has no gradient."""
     policy = torch.tensor([-40.0], dtype=torch.float64, requires_grad=True)
     fixed = policy.detach()
     output = policy_loss(
@@ -474,9 +474,9 @@ def test_float32_stays_finite_at_any_ratio(batch: list[Step], o: Objective) -> N
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_masked_token_of_impossible_log_probability_does_no_harm(
-    correction: CorrectionName,
+    correction: ImportanceSampling,
 ) -> None:
-    """All is as if it were not there."""
+    """Compare with the batch without the masked token."""
     inf = float("-inf")
     results = []
     for length in (2, 3):

@@ -1,4 +1,4 @@
-"""Its fields are those of the configuration; the effective sample size."""
+"""The objective's fields, compared with the configuration; the effective sample size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_configuration_offers_every_formula_there_is() -> None:
     def offered(section: type, name: str) -> tuple[str, ...]:
         return get_args(section.model_fields[name].annotation)  # type: ignore[attr-defined]
 
-    assert offered(TrainConfig, "correction") == get_args(objective.CorrectionName)
+    assert offered(TrainConfig, "correction") == get_args(objective.ImportanceSampling)
     assert offered(TrainConfig, "normalise") == get_args(objective.Normalise)
     assert offered(DataConfig, "advantage") == get_args(trackers.Advantage)
     assert get_args(trackers.Baseline) == BY_TRACKER
@@ -37,7 +37,7 @@ def test_the_configuration_offers_every_formula_there_is() -> None:
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))
 def test_the_effective_sample_size_is_kishs_whatever_the_cap(drifts: list[float]) -> None:
-    """(sum w)^2 / (N sum w^2): in [1/N, 1], and 1 where all weights are equal."""
+    """Check (sum w)^2 / (N sum w^2): it is in [1/N, 1], and 1 if all weights are equal."""
     behaviour = torch.tensor([-5 - drift for drift in drifts], dtype=torch.float64)
     proximal = torch.full_like(behaviour, -5)
     one = torch.ones_like(behaviour)

@@ -1,4 +1,4 @@
-"""Tests of pairs, against enumeration of all signs."""
+"""Tests of pairs, compared with an enumeration of all signs."""
 
 from __future__ import annotations
 

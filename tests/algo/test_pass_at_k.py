@@ -1,4 +1,4 @@
-"""Success within k attempts, against enumeration of all choices and of all resamples."""
+"""Success within k attempts, compared with enumerations of all choices and resamples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_estimates_equal_the_mean_over_all_choices_of_k_attempts(attempts: int) 
 
 
 def test_estimates_are_unbiased() -> None:
-    """Over all outcomes of 5 attempts, each passing with p, the mean is that of k attempts."""
+    """Average over all outcomes of 5 attempts that pass with p: the mean is exact for k attempts."""
     p = 0.3
     for k in (1, 2, 4, 5):
         some = every = 0.0
@@ -66,9 +66,9 @@ def test_the_interval_is_that_of_all_resamples_of_tasks() -> None:
     values = [0.0, 0.1, 0.25, 0.5, 1.0]
     means = [np.mean(drawn) for drawn in product(values, repeat=len(values))]  # all 3,125
     low, high = np.quantile(means, [0.025, 0.975])
-    found = interval_of_mean(values, seed=1, resamples=40_000)
-    assert found == pytest.approx((low, high), abs=0.011)  # values lie on a grid of 0.01
-    assert found == interval_of_mean(values, seed=1, resamples=40_000)
+    result = interval_of_mean(values, seed=1, resamples=40_000)
+    assert result == pytest.approx((low, high), abs=0.011)  # values lie on a grid of 0.01
+    assert result == interval_of_mean(values, seed=1, resamples=40_000)
     assert interval_of_mean([0.5], seed=1) is None
 
 

@@ -1,4 +1,4 @@
-"""Targets and losses of pointing against independent computations: pixels, sampling, numpy in float64."""
+"""Targets and losses of pointing, compared with independent computations: pixels, sampling, numpy."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_the_mass_of_a_bell_in_the_box_is_that_of_points_drawn_from_it() -> None
     count = 1_000_000
     x = rng.normal((left + right) / 2, (right - left) / GAUSSIAN_WIDTH, count)
     y = rng.normal((top + bottom) / 2, (bottom - top) / GAUSSIAN_WIDTH, count)
-    kept = (x > left) & (x < right) & (y > top) & (y < bottom)
-    drawn, _, _ = np.histogram2d(y[kept], x[kept], bins=(5, 4), range=((0, 1), (0, 1)))
+    inside = (x > left) & (x < right) & (y > top) & (y < bottom)
+    drawn, _, _ = np.histogram2d(y[inside], x[inside], bins=(5, 4), range=((0, 1), (0, 1)))
     target = gaussian_target((left, top, right, bottom), 5, 4).reshape(5, 4).numpy()
-    np.testing.assert_allclose(target, drawn / kept.sum(), atol=0.002)
+    np.testing.assert_allclose(target, drawn / inside.sum(), atol=0.002)
     assert target[0].sum() == 0.0  # no cell beside the box has any
 
 
@@ -71,7 +71,7 @@ def test_a_box_without_area_or_beyond_the_screen_is_in_one_cell(make: object) ->
 
 
 def _case() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Logits and targets [3, 6]; one target has a single cell, one all."""
+    """Return logits and targets [3, 6]; one target has a single cell, one has all."""
     rng = np.random.default_rng(3)
     target = np.array([[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]], float)
     return rng.normal(size=(3, 6)) * 3, target / target.sum(axis=1, keepdims=True)
@@ -90,11 +90,11 @@ def test_the_divergence_and_its_gradient_are_those_of_plain_formulas() -> None:
         sum(t * np.log(t / q) for t, q in zip(ts, qs, strict=True) if t > 0)
         for ts, qs in zip(target, p, strict=True)
     ]
-    asked = torch.tensor(logits, requires_grad=True)
-    found = pointing_kl(asked, torch.tensor(target))
-    found.sum().backward()
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-12)
-    np.testing.assert_allclose(asked.grad, p - target, atol=1e-14)
+    inputs = torch.tensor(logits, requires_grad=True)
+    results = pointing_kl(inputs, torch.tensor(target))
+    results.sum().backward()
+    np.testing.assert_allclose(results.detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(inputs.grad, p - target, atol=1e-14)
 
 
 def test_the_mass_outside_and_its_gradient_are_those_of_plain_formulas() -> None:
@@ -102,12 +102,12 @@ def test_the_mass_outside_and_its_gradient_are_those_of_plain_formulas() -> None
     outside = target == 0
     p = _softmax(logits)
     expected = (p * outside).sum(axis=1)
-    asked = torch.tensor(logits, requires_grad=True)
-    found = mass_outside(asked, torch.tensor(target))
-    found.sum().backward()
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-12)
-    np.testing.assert_allclose(asked.grad, p * (outside - expected[:, None]), atol=1e-14)
-    assert found[2] == 0.0
+    inputs = torch.tensor(logits, requires_grad=True)
+    results = mass_outside(inputs, torch.tensor(target))
+    results.sum().backward()
+    np.testing.assert_allclose(results.detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(inputs.grad, p * (outside - expected[:, None]), atol=1e-14)
+    assert results[2] == 0.0
 
 
 def test_losses_are_in_the_precision_of_the_logits() -> None:

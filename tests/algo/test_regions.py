@@ -1,4 +1,4 @@
-"""Regions of a pointer's distribution, against a computation that shares nothing with them."""
+"""Regions of a pointer's distribution, compared with an independent computation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Found = tuple[float, float, float, frozenset[int]]
 
 
 def brute_force(p: NDArray[np.float64], share: float = 0.3) -> list[Found]:
-    """Every cell takes the least label of its neighbours until none changes."""
-    kept = p > share * p.max()
-    label = np.where(kept, np.arange(p.size).reshape(p.shape), p.size)
+    """Find regions: every cell takes the least label of its neighbours until none changes."""
+    is_kept = p > share * p.max()
+    label = np.where(is_kept, np.arange(p.size).reshape(p.shape), p.size)
     while True:
         padded = np.pad(label, 1, constant_values=p.size)
         around = [padded[1:-1, 1:-1], padded[:-2, 1:-1], padded[2:, 1:-1]]
         around += [padded[1:-1, :-2], padded[1:-1, 2:]]
-        after = np.where(kept, np.min(around, axis=0), p.size)
+        after = np.where(is_kept, np.min(around, axis=0), p.size)
         if (after == label).all():
             break
         label = after
     row, column = np.indices(p.shape)
-    found = []
-    for name in np.unique(label[kept]):
+    result = []
+    for name in np.unique(label[is_kept]):
         inside = label == name
         weights = p[inside] / p[inside].sum()
         x = float(weights @ (column[inside] + 0.5)) / p.shape[1]
         y = float(weights @ (row[inside] + 0.5)) / p.shape[0]
-        found.append((x, y, float(p[inside].mean()), frozenset(np.flatnonzero(inside).tolist())))
-    return sorted(found, key=lambda each: -each[2])
+        result.append((x, y, float(p[inside].mean()), frozenset(np.flatnonzero(inside).tolist())))
+    return sorted(result, key=lambda each: -each[2])
 
 
 def test_regions_agree_with_brute_force() -> None:
@@ -41,11 +41,11 @@ def test_regions_agree_with_brute_force() -> None:
         sharpness = random.choice([0.3, 1.0, 3.0])
         p = np.exp(sharpness * random.standard_normal((rows, columns)))
         p /= p.sum()
-        found, expected = regions(p), brute_force(p)
-        assert [frozenset(each.cells) for each in found] == [each[3] for each in expected]
-        ours = np.array([[each.x, each.y, each.score] for each in found])
+        result, expected = regions(p), brute_force(p)
+        assert [frozenset(each.cells) for each in result] == [each[3] for each in expected]
+        ours = np.array([[each.x, each.y, each.score] for each in result])
         assert np.allclose(ours, [each[:3] for each in expected], rtol=0, atol=1e-13)
-        assert regions(p, top=2) == found[:2]
+        assert regions(p, top=2) == result[:2]
 
 
 def test_cells_that_touch_at_a_corner_are_two_regions() -> None:

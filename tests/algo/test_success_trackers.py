@@ -51,15 +51,15 @@ def test_a_step_without_outcomes_expects_what_the_one_before_it_does() -> None:
     task, first, third = Tracker(1, 2), Tracker(3, 4), Tracker(5, 6)
     assert expected_by_step({}, 2) == [Tracker(), Tracker()]
     assert expected_by_step({WHOLE_TASK: task}, 2) == [task, task]
-    found = expected_by_step({WHOLE_TASK: task, 0: first, 2: third}, 4)
-    assert found == [first, first, third, third]
+    result = expected_by_step({WHOLE_TASK: task, 0: first, 2: third}, 4)
+    assert result == [first, first, third, third]
     assert expected_by_step({0: first}, 0) == []
 
 
 @given(st.lists(st.floats(-1, 1), max_size=20), st.sampled_from([0.0, 0.25]))
 def test_unscaled_advantages_expect_less_by_the_margin(drawn: list[float], margin: float) -> None:
-    wanted = [Fraction(each) + Fraction(margin) for each in drawn]
-    assert tracked_advantages(drawn, margin) == [float(each) for each in wanted]
+    expected = [Fraction(each) + Fraction(margin) for each in drawn]
+    assert tracked_advantages(drawn, margin) == [float(each) for each in expected]
 
 
 def test_a_difference_that_is_not_finite_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Task probabilities and group sizes: formulas, bounds, and that nothing starves."""
+"""Task probabilities and group sizes: formulas, bounds, and that every task is played."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dart_cli.algo.task_sampling import (
 
 
 def of(success: list[float | None]) -> list[float | None]:
-    """Variances of outcomes of these success rates."""
+    """Return the variances of outcomes with these success rates."""
     return [None if rate is None else rate * (1 - rate) for rate in success]
 
 
@@ -32,8 +32,8 @@ rates = st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=40)
 @given(rates)
 def test_frontier_is_the_normalised_floored_variance(success: list[float | None]) -> None:
     p = np.array([0.5 if rate is None else rate for rate in success], dtype=np.float64)
-    wanted = np.maximum(4 * p * (1 - p), FLOOR)
-    np.testing.assert_allclose(frontier_weights(of(success)), wanted / wanted.sum(), rtol=1e-9)
+    expected = np.maximum(4 * p * (1 - p), FLOOR)
+    np.testing.assert_allclose(frontier_weights(of(success)), expected / expected.sum(), rtol=1e-9)
 
 
 @given(rates)
@@ -118,14 +118,14 @@ def test_a_success_rate_out_of_range_is_refused() -> None:
 @given(rates)
 def test_deviation_is_the_normalised_root_of_the_variance(success: list[float | None]) -> None:
     p = np.array([0.5 if rate is None else rate for rate in success], dtype=np.float64)
-    wanted = np.sqrt(p * (1 - p)) + 0.05
-    found = deviation_weights([None if rate is None else rate * (1 - rate) for rate in success])
-    np.testing.assert_allclose(found, wanted / wanted.sum(), rtol=1e-9)
+    expected = np.sqrt(p * (1 - p)) + 0.05
+    result = deviation_weights([None if rate is None else rate * (1 - rate) for rate in success])
+    np.testing.assert_allclose(result, expected / expected.sum(), rtol=1e-9)
 
 
 def test_tasks_that_break_are_played_less_by_deviation_too() -> None:
-    found = deviation_weights([0.25, 0.25], invalid_shares=[0.0, 0.6])
-    assert found == pytest.approx([1 / 1.4, 0.4 / 1.4])
+    result = deviation_weights([0.25, 0.25], invalid_shares=[0.0, 0.6])
+    assert result == pytest.approx([1 / 1.4, 0.4 / 1.4])
 
 
 def test_variances_out_of_range_are_refused_by_deviation() -> None:

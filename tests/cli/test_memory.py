@@ -92,7 +92,7 @@ def test_doctor_names_what_does_not_fit_and_the_cure(
 def test_doctor_names_a_comparison_that_does_not_fit(
     verb: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dart_cli.train.parity.rescore_part", refused)
+    monkeypatch.setattr("dart_cli.train.logprob_check.rescore_part", refused)
     _, told, _ = verb("doctor", "CONFIG", "--parity", "--json")
     [finding] = [each for each in json.loads(told)["findings"] if each["subject"] == "parity"]
     assert "the trainer's forward pass does not fit" in finding["text"]

@@ -14,7 +14,7 @@ from dart_cli.data import pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
-from dart_cli.train.packs.share import batch_shares, trajectory_of
+from dart_cli.train.packs.batch_tokens import batch_loss_weights, trajectory_of
 from tests.data.parts import (
     FAILED,
     MIXED,
@@ -88,7 +88,7 @@ def test_a_member_of_the_pool_in_two_groups_of_a_batch_counts_in_each(
     joined = [sample.group_id for sample in batch.samples if sample.trajectory_id == "xa"]
     assert joined == [groups[0]] * 2 + [groups[1]] * 2
     assert [row.group_id for row in rows] == [sample.group_id for sample in batch.samples]
-    shares = batch_shares(batch, normalise)
+    shares = batch_loss_weights(batch, normalise)
     assert shares.divisor == {"trajectories": 10, "samples": 20}[normalise]
     net = sum(
         shares.of(trajectory_of(sample), 3) * 3 * sample.advantage for sample in batch.samples

@@ -18,7 +18,7 @@ from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import is_healthy
 from dart_cli.doctor.parity import MOST_SCREENS, RunPrompts, draw, judge, parity
 from dart_cli.policy.loader import load_policy
-from dart_cli.train.parity import LIMITS, ComparedTokens
+from dart_cli.train.logprob_check import LIMITS, ComparedTokens
 from tests.doctor.parts import doctor
 
 Family = Callable[[str], Path]

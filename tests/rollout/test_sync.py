@@ -17,7 +17,7 @@ from dart_cli.policy.weight_set import WeightSet
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import background
 from dart_cli.weights.manifest import MANIFEST
-from dart_cli.weights.receiver import Received
+from dart_cli.weights.receiver import ReceivedWeights
 from tests.waiting import until
 
 
@@ -51,12 +51,12 @@ class Receiver:
             if not self.fails:
                 self.held = policy_version
 
-    async def receive(self, _path: Path, policy_version: int, _digest: str) -> Received:
+    async def receive(self, _path: Path, policy_version: int, _digest: str) -> ReceivedWeights:
         with self._alone():
             if self.fails:
                 raise WeightsError("a does not match the manifest")
             self.held = max(self.held, policy_version)
-            return Received(self.directory, self.held)
+            return ReceivedWeights(self.directory, self.held)
 
     def close(self) -> None:
         """Nothing to free."""

@@ -1,4 +1,4 @@
-"""What the ranks of tests/train/test_apart.py run: trainers on a device that is not there."""
+"""The program of the ranks of tests/train/test_apart.py: trainers on a pretended device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKEND = f"cpu:gloo,{KIND}:gloo"
 
 
 def updated(rank: int, size: int, folder: Path, cases: dict[str, Case]) -> dict[str, Any]:
-    """As rank_cases.updated, on this process's pretended GPU."""
+    """Run rank_cases.updated on the pretended GPU of this process."""
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch)
         return rank_cases.updated(rank, size, folder, cases, f"{KIND}:0")

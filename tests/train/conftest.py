@@ -37,12 +37,12 @@ Play = Callable[..., Batch]
 
 @pytest.fixture
 def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers computes norms and rotations in float32; here nothing of float64 is rounded to it."""
+    """Compute norms and rotations in float64, which transformers would round to float32."""
     to, single = torch.Tensor.to, torch.Tensor.float
 
-    def wide_to(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*given, *named.values())
-        return self if is_narrowed else to(self, *given, **named)
+    def wide_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        is_narrowed = self.dtype == torch.float64 and torch.float32 in (*args, *kwargs.values())
+        return self if is_narrowed else to(self, *args, **kwargs)
 
     def wide_float(self: torch.Tensor) -> torch.Tensor:
         return self if self.dtype == torch.float64 else single(self)
@@ -62,7 +62,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[[Path], Config]:
-    """make_config(folder) -> the configuration of a short training of that model."""
+    """Return make_config(folder) -> the configuration of a short training of that model."""
     return lambda folder: Config(
         model=ModelConfig(path=str(folder)),
         train=TrainConfig(
@@ -88,16 +88,16 @@ def engine(tiny_folder: Path) -> Iterator[TransformersEngine]:
 
 @pytest.fixture(scope="session")
 def batches(tiny_folder: Path) -> list[Batch]:
-    """Four batches that the untrained model played, ids 1 to 4."""
+    """Return four batches that the untrained model played, with ids 1 to 4."""
     engine = TransformersEngine(load_policy(tiny_folder), max_batch=32)
-    played = [_play(engine, 5, 2, batch_id=number) for number in (1, 2, 3, 4)]
+    play_group = [_play(engine, 5, 2, batch_id=number) for number in (1, 2, 3, 4)]
     asyncio.run(engine.close())
-    return played
+    return play_group
 
 
 @pytest.fixture(scope="session")
 def play() -> Play:
-    """play(engine, trajectories, steps, temperature, batch_id) -> a batch with random rewards."""
+    """Return play(engine, trajectories, steps, temperature, batch_id) -> a batch with random rewards."""
     return _play
 
 
@@ -108,7 +108,7 @@ def _play(
     temperature: float = 1.0,
     batch_id: int = 1,
 ) -> Batch:
-    """Multi-turn trajectories in the real environment; a malformed completion clicks the middle."""
+    """Play multi-turn trajectories in the real environment; a malformed completion clicks the middle."""
     images: dict[str, bytes] = {}
 
     async def all_of_them() -> list[list[BatchStep]]:
@@ -141,9 +141,9 @@ def _play(
                     ),
                 )
             )
-            shown = [turn.screenshot for turn in visible if turn.screenshot is not None]
-            shown.append(observation.screenshot)
-            images.update({content_hash(blob): blob for blob in shown})
+            visible_screens = [turn.screenshot for turn in visible if turn.screenshot is not None]
+            visible_screens.append(observation.screenshot)
+            images.update({content_hash(blob): blob for blob in visible_screens})
             steps_made.append(
                 BatchStep(
                     group_id="g0",
@@ -153,7 +153,7 @@ def _play(
                     token_ids=int32s(completion.sampled.token_ids),
                     behaviour_logprobs=float64s(completion.sampled.behaviour_logprobs),
                     version_spans=completion.sampled.version_spans,
-                    image_hashes=[content_hash(blob) for blob in shown],
+                    image_hashes=[content_hash(blob) for blob in visible_screens],
                     advantage=advantage,
                     weight=1.0,
                 )

@@ -25,22 +25,22 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def break_at(rank: int, doing: str, number: int, how: str) -> None:
-    """Let this rank break where it begins what starts with `doing` for the number-th time."""
-    seen: Counter[str] = Counter()
+    """Make this rank break when it begins work whose name starts with `doing` for the `number`-th time."""
+    calls: Counter[str] = Counter()
     begin = RankWatch.doing
 
     def broken(self: RankWatch, what: str, **others: object) -> None:
         begin(self, what, **others)  # type: ignore[arg-type]
         if rank_of() == rank and what.startswith(doing):
-            seen[doing] += 1
-            if seen[doing] == number:
+            calls[doing] += 1
+            if calls[doing] == number:
                 os.kill(os.getpid(), SIGNALS[how])
 
     RankWatch.doing = broken  # type: ignore[method-assign]
 
 
 def main() -> int:
-    """Be the rank that the environment says."""
+    """Run the rank that the environment names."""
     gc.set_threshold(20_000)  # as `dart` does
     if fault := os.environ.get("FAULT"):
         rank, doing, number, how = fault.split(":")

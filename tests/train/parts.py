@@ -126,11 +126,11 @@ def save(
 
 
 EXPECTED, MARGIN = 0.25, 0.1
-"""Of `tracked`: what a tracker expected, and data.tracker_margin."""
+"""For `tracked`: the baseline of a step, and data.tracker_margin."""
 
 
 def tracked(batch: Batch) -> Batch:
-    """As single stream with trackers serves it: every second trajectory passed."""
+    """Return the batch as the data service serves it with group size 1: every second trajectory passed."""
     names = sorted({sample.trajectory_id for sample in batch.samples})
     samples = []
     for sample in batch.samples:

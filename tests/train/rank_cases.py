@@ -1,4 +1,4 @@
-"""What the ranks of tests/train/test_rank_updates.py run."""
+"""The program of the ranks of tests/train/test_rank_updates.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Case = tuple[Config, list[Batch]]
 def updated(
     rank: int, size: int, folder: Path, cases: dict[str, Case], device: str = "cpu"
 ) -> dict[str, Any]:
-    """What each case's updates gave, as rank 0 tells the others; empty on the others."""
+    """Return the results of each case's updates on rank 0; an empty dict on the other ranks."""
     rank_group = _group(rank, size, folder, device)
     return {name: _case(rank_group, folder / name, *case) for name, case in cases.items()}
 
@@ -43,7 +43,7 @@ def _group(rank: int, size: int, folder: Path, device: str = "cpu") -> Distribut
 
 
 def slowed(rank: int, size: int, folder: Path, case: Case, seconds: float) -> dict[str, float]:
-    """What rank 0 tells in its heartbeats where a layer of rank 1 takes so much longer."""
+    """Return the gauges of rank 0's heartbeats if a layer of rank 1 takes so much longer."""
     rank_group = _group(rank, size, folder)
     config, batches = case
     model = TrainModel.load(config, rank_group.mesh)
@@ -73,7 +73,7 @@ def _saver(config: Config, rank_group: DistributedGroup) -> CheckpointSaver:
 
 
 def fill_b(model: TrainModel) -> None:
-    """Give adapters a B, which begins at zero; so A has a gradient, and a rank's shard matters."""
+    """Set B of the adapters, which begins at zero, so that A has a gradient and a rank's shard matters."""
     for name, parameter in model.trainable().items():
         if ".lora_B." in name:
             draw = torch.Generator().manual_seed(len(name) + 1000 * sum(name.encode()))
@@ -90,21 +90,21 @@ def _case(
     model = TrainModel.load(config, rank_group.mesh)
     fill_b(model)
     learner = PolicyLearner(model, config.train, rank_group)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if rank_group.rank:
         follow(learner, rank_group, _saver(config, rank_group))
     else:
         lead = RankedLearner(learner, rank_group)
         before = published(read_all(lead.model.stream()))
-        updates = [lead.update(batch, done, done) for done, batch in enumerate(batches)]
-        found = told(updates)
+        updates = [lead.update(batch, index, index) for index, batch in enumerate(batches)]
+        results = as_numbers(updates)
         whole = read_all(lead.model.stream())
-        found |= {"before": before, "published": published(whole)}
-        found["digests"] = digests(folder, lead.model.stream(), whole)
+        results |= {"before": before, "published": published(whole)}
+        results["digests"] = digests(folder, lead.model.stream(), whole)
         lead.beat()
         rank_group.tell(Command.STOP)
-    found["gradients"] = gradients(model)
-    return found if rank_group.rank == 0 else {}
+    results["gradients"] = gradients(model)
+    return results if rank_group.rank == 0 else {}
 
 
 def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
@@ -113,28 +113,30 @@ def alone(config: Config, batches: list[Batch]) -> dict[str, Any]:
     fill_b(model)
     learner = PolicyLearner(model, config.train)
     before = published(model.weights())
-    found = told([learner.update(batch, done, done) for done, batch in enumerate(batches)])
-    found |= {"before": before, "published": published(model.weights())}
-    found["gradients"] = gradients(learner.model)
-    return found
+    results = as_numbers(
+        [learner.update(batch, index, index) for index, batch in enumerate(batches)]
+    )
+    results |= {"before": before, "published": published(model.weights())}
+    results["gradients"] = gradients(learner.model)
+    return results
 
 
 def digests(folder: Path, stream: TensorStream, whole: dict[str, torch.Tensor]) -> list[str]:
-    """Of the version that a channel makes of the stream, and of that of all tensors at once."""
+    """Return the digests of a version published from the stream, and from all tensors at once."""
     folder.mkdir(parents=True)
-    found = []
+    results = []
     for name, tensors in (("streamed", stream), ("whole", whole)):
         channel = FileChannel(folder / name)
         channel.resume(whole, 0)
-        found.append(channel.begin(tensors, 1).result().digest)
-    return found
+        results.append(channel.begin(tensors, 1).result().digest)
+    return results
 
 
 def published(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: each.detach().float().cpu().numpy().copy() for name, each in weights.items()}
 
 
-def told(updates: list[Any]) -> dict[str, Any]:
+def as_numbers(updates: list[Any]) -> dict[str, Any]:
     return {
         "metrics": [
             {name: value for name, value in each.metrics.items() if not name.endswith("_s")}
@@ -149,7 +151,7 @@ def told(updates: list[Any]) -> dict[str, Any]:
 
 
 def gradients(model: TrainModel) -> dict[str, Any]:
-    found = {}
+    results = {}
     for name, parameter in model.trainable().items():
         if parameter.grad is not None:
             whole = (
@@ -157,5 +159,5 @@ def gradients(model: TrainModel) -> dict[str, Any]:
                 if isinstance(parameter.grad, DTensor)
                 else parameter.grad
             )
-            found[name] = whole.float().cpu().numpy().copy()
-    return found
+            results[name] = whole.float().cpu().numpy().copy()
+    return results

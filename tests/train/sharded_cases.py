@@ -1,4 +1,4 @@
-"""What the ranks of tests/train/test_sharded.py run."""
+"""The program of the ranks of tests/train/test_sharded.py."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Root(nn.Module):
         hidden = self.model.model(**sample, use_cache=False).last_hidden_state[0]
         logits = (hidden @ self.model.lm_head.weight.T).float()
         logprobs = logits.index_fill(-1, self.forbidden, float("-inf")).log_softmax(-1)
-        chosen = logprobs[4:12].gather(1, sample["input_ids"][0, 5:13, None] * 0 + 7).flatten()
+        picked = logprobs[4:12].gather(1, sample["input_ids"][0, 5:13, None] * 0 + 7).flatten()
         if (pointer := head_of(self.model)) is not None:
             patches = pointer(hidden[:6], hidden[-1:]).log_softmax(-1)
-            chosen = torch.cat([chosen, patches[0, 2:3]])
-        return chosen.clone(), hidden.clone()
+            picked = torch.cat([picked, patches[0, 2:3]])
+        return picked.clone(), hidden.clone()
 
 
 def sample(model: Any, number: int) -> dict[str, torch.Tensor]:
@@ -85,7 +85,7 @@ def trained(
     plain: bool = False,
     updates: int = 2,
 ) -> dict[str, Any]:
-    """Loss and norm of some updates, the last gradients and the weights as they are published."""
+    """Return loss and norm of some updates, the last gradients, and the weights as they are published."""
     if plain:
         policy = load_policy(folder, compute)
         freeze(policy.model)
@@ -94,9 +94,9 @@ def trained(
         plan = ShardingPlan(init_device_mesh("cpu", (size,)), torch.device("cpu"), compute, offload)
         policy, root = load_sharded(folder, plan, prepare=freeze, root=Root)
     model = policy.model
-    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    optimizer = torch.optim.AdamW(named.values(), lr=1e-3, fused=True)
-    gradients = Gradients(root, named.values())
+    tensors = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    optimizer = torch.optim.AdamW(tensors.values(), lr=1e-3, fused=True)
+    gradients = Gradients(root, tensors.values())
     gradients.once = once
     curve = []
     for _ in range(updates):
@@ -109,17 +109,17 @@ def trained(
             part.backward()
             loss += part.detach().double()
         torch.distributed.all_reduce(loss)
-        norm = torch.nn.utils.clip_grad_norm_(named.values(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(tensors.values(), 1.0)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         optimizer.step()
         curve.append((loss.item(), norm.item()))
-    found = {name: whole(each.grad) for name, each in named.items()}
+    result = {name: whole(each.grad) for name, each in tensors.items()}
     published = read_all(
-        sharded.published({n: p.data for n, p in model.named_parameters()}, compute)
+        sharded.published_stream({n: p.data for n, p in model.named_parameters()}, compute)
     )
     return {
         "curve": curve,
-        "gradients": found,
+        "gradients": result,
         "published": {name: each.float().numpy() for name, each in published.items()},
     }
 
@@ -134,26 +134,26 @@ def published(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """The bits of an untrained model as it is published."""
     plan = ShardingPlan(init_device_mesh("cpu", (size,)), torch.device("cpu"), torch.bfloat16)
     policy, _ = load_sharded(folder, plan, prepare=freeze_vision, root=Root)
-    named = {name: each.data for name, each in policy.model.named_parameters()}
-    whole = read_all(sharded.published(named, plan.compute))
+    tensors = {name: each.data for name, each in policy.model.named_parameters()}
+    whole = read_all(sharded.published_stream(tensors, plan.compute))
     return {name: each.view(torch.int16).numpy() for name, each in whole.items()}
 
 
 def all_of(rank: int, size: int, cases: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Several cases of `trained` in one world."""
+    """Run several cases of `trained` in one world."""
     return {
         name: trained(rank, size, folder, **options) for name, (folder, options) in cases.items()
     }
 
 
 def all_loaded(rank: int, size: int, folders: dict[str, Path]) -> dict[str, Any]:
-    """`loaded` of several models in one world."""
+    """Run `loaded` for several models in one world."""
     return {kind: loaded(rank, size, folder) for kind, folder in folders.items()}
 
 
 def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
-    """What one rank reads and holds of a model, against what is whole."""
-    held: dict[str, int] = {}
+    """Return what one rank reads and holds of a model, and whether it equals the whole model."""
+    sizes: dict[str, int] = {}
     read: list[model_files.PolicyFiles] = []
 
     class Counted(model_files.PolicyFiles):
@@ -168,11 +168,11 @@ def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
     equal = True
     for name, parameter in policy.model.named_parameters():
         local = local_shard(parameter.data)
-        held[name] = local.untyped_storage().nbytes()
+        sizes[name] = local.untyped_storage().nbytes()
         value = dict(reference.model.named_parameters())[name].data
         if isinstance(parameter.data, DTensor):
             begin, end = model_files.shard_rows(parameter.data)
             value = value[begin:end]
         equal = equal and torch.equal(local, value.to(local.dtype))
     buffers = {name: each.numpy() for name, each in policy.model.named_buffers()}
-    return {"held": held, "read": read[0].read_bytes, "equal": equal, "buffers": buffers}
+    return {"held": sizes, "read": read[0].read_bytes, "equal": equal, "buffers": buffers}

@@ -1,4 +1,4 @@
-"""One rank of a small model that is sharded by FSDP2 and trained for some steps; tests/train/world.py runs it."""
+"""One rank of a small model that FSDP2 shards, trained for some steps; tests/train/world.py runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dart_cli.train.checkpoints.identity import TrainerProgress
 def trained(
     rank: int, ranks: int, directory: Path, first: int, last: int, save_at: int, out: Path
 ) -> None:
-    """Goes on from the newest checkpoint where `first` is above 0; writes one after step `save_at`.
+    """Train from the newest checkpoint if `first` is above 0; write a checkpoint after step `save_at`.
 
     Beside the writing it trains on. Rank 0 leaves all tensors of its state, whole, in `out`.
     """

@@ -1,4 +1,4 @@
-"""Trainer and engine on a device that is not there: a GPU's rules, the CPU's numbers (tests/apart.py)."""
+"""Trainer and engine on a pretended device: a GPU's rules, the CPU's numbers (tests/apart.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
@@ -37,7 +37,7 @@ WAYS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 """Changes of [model] and of [train]."""
 
 FEWER = {"max_tokens": 3, "trajectories": 2, "texts": 1}
-"""Of a trial: each operation passes through Python, so their number is what a test costs."""
+"""Steps of a trial: each operation passes through Python, so their number decides what a test costs."""
 
 CASES = [(name, "whole") for name in FAMILIES] + [("qwen3_vl", way) for way in WAYS]
 
@@ -79,12 +79,12 @@ def test_the_trainer_learns_and_the_engine_takes_its_weights(
     batch = trial_of(engine, temperature=0.7, seed=1, **FEWER)
     asyncio.run(engine.close())
     here = None if is_rounded else on_the_cpu(config, learner)
-    found = learner.update(batch, 3, policy_version=1).metrics
-    assert found["parity_max"] <= close
+    result = learner.update(batch, 3, policy_version=1).metrics
+    assert result["parity_max"] <= close
     if here is not None:
         expected = here.update(batch, 3).metrics
         for name in ("loss", "grad_norm", "entropy", "mismatch_kl", "tokens"):
-            assert found[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+            assert result[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_several_ranks_of_it_compute_the_update_of_one_cpu(
         assert lead[way]["published"].keys() == one["published"].keys()
         is_rounded = config.model.dtype == "bfloat16"
         rel, least = (0.05, 5e-3) if is_rounded else (1e-3, 1e-5)  # terms of the loss cancel out
-        [got], [wanted] = lead[way]["metrics"], one["metrics"]
+        [actual], [on_cpu] = lead[way]["metrics"], one["metrics"]
         for name in ("loss", "grad_norm", "entropy", "tokens"):
-            assert got[name] == pytest.approx(wanted[name], rel=rel, abs=least), (way, name)
+            assert actual[name] == pytest.approx(on_cpu[name], rel=rel, abs=least), (way, name)
 
 
 def on_the_cpu(config: Config, learner: PolicyLearner) -> PolicyLearner:

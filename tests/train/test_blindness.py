@@ -9,7 +9,7 @@ import torch
 
 from bus.messages import Batch
 from dart_cli.config.schema import Config
-from dart_cli.train.blindness import EVERY, blinded
+from dart_cli.train.blindness import EVERY, with_grey_screens
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.trained_policy import TrainModel
 from tests.train.trees import packs_of
@@ -17,8 +17,8 @@ from tests.train.trees import packs_of
 
 def test_a_model_that_sees_is_looked_at_now_and_then(config: Config, batches: list[Batch]) -> None:
     learner = PolicyLearner(TrainModel.load(config), config.train)
-    told = [learner.update(batches[0], update).metrics for update in (0, 1, EVERY)]
-    assert [each.get("sees") for each in told] == [1.0, None, 1.0]
+    by_update = [learner.update(batches[0], update).metrics for update in (0, 1, EVERY)]
+    assert [each.get("sees") for each in by_update] == [1.0, None, 1.0]
 
 
 @pytest.mark.parametrize("freeze_vision", [True, False])
@@ -39,7 +39,7 @@ def test_a_blinded_pack_is_the_same_but_for_its_pixels(
 ) -> None:
     model = TrainModel.load(config)
     [pack, *_] = packs_of(model, batches[0], 2048)
-    grey = blinded(pack, model.policy.images)
+    grey = with_grey_screens(pack, model.policy.images)
     assert grey.token_ids is pack.token_ids
     assert grey.inputs.shown == pack.inputs.shown
     for was, now in zip(pack.inputs.images, grey.inputs.images, strict=True):

@@ -1,4 +1,4 @@
-"""Promises of checkpoints: resumed is uninterrupted, damaged is noticed, only the complete count."""
+"""Promises of checkpoints: a resumed run equals an uninterrupted one; only whole, intact ones count."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def learner(config: Config, **model: object) -> PolicyLearner:
     return PolicyLearner(TrainModel.load(config), config.train)
 
 
-def assert_equal(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
+def assert_equal(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert got[name].dtype == value.dtype
-        assert torch.equal(got[name], value), name
+        assert actual[name].dtype == value.dtype
+        assert torch.equal(actual[name], value), name
 
 
 # --- resuming -----------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     config: Config, batches: list[Batch], tmp_path: Path, model: dict[str, object]
 ) -> None:
     straight, broken, resumed = (learner(config, **model) for _ in range(3))
-    for done, batch in enumerate(batches):
-        straight.update(batch, done)
-    for done, batch in enumerate(batches[:2]):
-        broken.update(batch, done)
+    for index, batch in enumerate(batches):
+        straight.update(batch, index)
+    for index, batch in enumerate(batches[:2]):
+        broken.update(batch, index)
     saver = CheckpointSaver(tmp_path)
     saver.begin(TrainerProgress(updates=2), broken.state(), "")
     broken.update(batches[2], 2)  # beside the writing: it must not reach the checkpoint
@@ -79,8 +79,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     resumed.restore(checkpoint.tensors)
-    for done, batch in enumerate(batches[2:], start=checkpoint.progress.updates):
-        resumed.update(batch, done)
+    for index, batch in enumerate(batches[2:], start=checkpoint.progress.updates):
+        resumed.update(batch, index)
     assert_equal(resumed.model.weights(), straight.model.weights())
     assert_equal(resumed.state(), straight.state())
 
@@ -88,12 +88,12 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
 def test_what_is_frozen_is_left_to_the_model_folder(
     config: Config, batches: list[Batch], tmp_path: Path
 ) -> None:
-    made = learner(config, freeze_vision=True)
-    made.update(batches[0], 0)
-    path = save(tmp_path, TrainerProgress(updates=1), made.state())
+    trainee = learner(config, freeze_vision=True)
+    trainee.update(batches[0], 0)
+    path = save(tmp_path, TrainerProgress(updates=1), trainee.state())
     names = {name for name in load(path).tensors.names if "/" not in name}
-    assert names == made.model.trainable().keys()
-    assert names < made.model.weights().keys()
+    assert names == trainee.model.trainable().keys()
+    assert names < trainee.model.weights().keys()
 
 
 def test_what_was_frozen_may_be_trained_later_but_not_the_reverse(
@@ -177,9 +177,9 @@ def garble(path: Path) -> None:
 
 
 def pretend(path: Path) -> None:
-    told = json.loads((path / STATE).read_text())
-    told["progress"]["updates"] = 5
-    (path / STATE).write_text(json.dumps(told, indent=1))
+    content = json.loads((path / STATE).read_text())
+    content["progress"]["updates"] = 5
+    (path / STATE).write_text(json.dumps(content, indent=1))
 
 
 @pytest.mark.parametrize("damage", [cut, lose, garble, pretend])
@@ -207,9 +207,9 @@ def test_a_reader_beside_the_trainer_passes_over_a_damaged_one_and_changes_nothi
     directory = tmp_path / "checkpoints"
     write(directory, 1)
     cut(write(directory, 2))
-    found = newest_weights(config)
-    assert found.progress.updates == 1
-    assert found.weights().names == {"w"}
+    results = newest_weights(config)
+    assert results.progress.updates == 1
+    assert results.weights().names == {"w"}
     assert (directory / "c000002").exists()
 
 
@@ -272,13 +272,13 @@ def test_if_none_is_sound_the_error_names_the_cure(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(config: Config) -> None:
-    made = learner(config)
-    before = {name: value.clone() for name, value in made.state().items()}
+    trainee = learner(config)
+    before = {name: value.clone() for name, value in trainee.state().items()}
     name = next(iter(before))
     for other in (TENSORS, {**before, name: torch.zeros(1)}, {}):
         with pytest.raises(ValueError, match=r"other names or shapes|, the model's"):
-            made.restore(saved_in_memory(other))
-    assert_equal(made.state(), before)
+            trainee.restore(saved_in_memory(other))
+    assert_equal(trainee.state(), before)
 
 
 def saved_in_memory(state: Mapping[str, torch.Tensor]) -> Held:
@@ -297,29 +297,29 @@ def saved_in_memory(state: Mapping[str, torch.Tensor]) -> Held:
 
 @pytest.fixture
 def held_back(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """(the writing has begun, it may go on): the files are written, state.json is not."""
-    begun, go_on = threading.Event(), threading.Event()
+    """Return events (writing has begun, it may go on): the files are written, state.json is not."""
+    has_begun, go_on = threading.Event(), threading.Event()
     original = saving.write
 
-    def slowly(*given: object, **named: object) -> dict[str, str]:
-        digests = original(*given, **named)  # type: ignore[arg-type]
-        begun.set()
+    def slowly(*arguments: object, **kwargs: object) -> dict[str, str]:
+        digests = original(*arguments, **kwargs)  # type: ignore[arg-type]
+        has_begun.set()
         assert go_on.wait(PATIENCE_S)
         return digests
 
     monkeypatch.setattr(saving, "write", slowly)
-    return begun, go_on
+    return has_begun, go_on
 
 
 def test_a_checkpoint_counts_only_when_it_is_complete(
     tmp_path: Path, held_back: tuple[threading.Event, threading.Event]
 ) -> None:
-    begun, go_on = held_back
+    has_begun, go_on = held_back
     saver = CheckpointSaver(tmp_path)
     state = {"w": torch.zeros(3)}
     saver.begin(TrainerProgress(updates=1), state, "")
     state["w"].fill_(7.0)  # the next update, at once
-    assert begun.wait(PATIENCE_S)
+    assert has_begun.wait(PATIENCE_S)
     assert saver.poll() is None
     assert load_newest(tmp_path) is None
     go_on.set()
@@ -333,10 +333,10 @@ def test_a_checkpoint_counts_only_when_it_is_complete(
 def test_the_next_save_waits_for_the_one_in_flight(
     tmp_path: Path, held_back: tuple[threading.Event, threading.Event]
 ) -> None:
-    begun, go_on = held_back
+    has_begun, go_on = held_back
     saver = CheckpointSaver(tmp_path)
     saver.begin(TrainerProgress(updates=1), {"w": torch.zeros(3)}, "")
-    assert begun.wait(PATIENCE_S)
+    assert has_begun.wait(PATIENCE_S)
     second = threading.Thread(
         target=saver.begin, args=(TrainerProgress(updates=2), {"w": torch.ones(3)}, "")
     )
@@ -396,16 +396,16 @@ saver = CheckpointSaver(Path({str(tmp_path)!r}))
 saver.begin(TrainerProgress(updates=2), {{"w": torch.zeros(100_000)}}, "")
 saver.wait()
 """
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         check=False,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert "CheckpointError" in ended.stderr
-    assert "cannot be written" in ended.stderr
-    assert "free space on its disk" in ended.stderr
+    assert "CheckpointError" in result.stderr
+    assert "cannot be written" in result.stderr
+    assert "free space on its disk" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["c000001"]
     load(tmp_path / "c000001")
 

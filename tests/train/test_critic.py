@@ -1,4 +1,4 @@
-"""Promises of a critic: it begins as trackers do, learns, is told before it learns, and outlives its process."""
+"""Promises of a critic: it begins with the baselines, learns, estimates before it learns, and is resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bus.messages import Batch, VersionSpan
 from dart_cli.config.schema import Config
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
-from dart_cli.train.critic import KEPT, PREFIX, Critic, Steps, explained
+from dart_cli.train.critic import NEWEST_STEPS, PREFIX, Critic, Steps, explained_variance
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.rank_group import SingleRank
 from dart_cli.train.trained_policy import TrainModel
@@ -30,8 +30,8 @@ def learner(config: Config) -> PolicyLearner:
     return PolicyLearner(TrainModel.load(config), config.train)
 
 
-def drawn(rows: int, seed: int = 0, expected: float = 0.3) -> Steps:
-    """Steps of episodes of two, whose reward their state tells."""
+def random_steps(rows: int, seed: int = 0, expected: float = 0.3) -> Steps:
+    """Return random steps of episodes with two steps; the state determines the reward."""
     states = torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed))
     rewards = (states[::2, 0] > 0).float().repeat_interleave(2)
     told = torch.full((rows,), expected)
@@ -52,7 +52,7 @@ def parts(steps: Steps, size: int) -> list[Steps]:
             *(
                 column[at : at + size]
                 for column in (
-                    *(steps.rewards, steps.expected, steps.advantages, steps.own, steps.states),
+                    *(steps.rewards, steps.baselines, steps.advantages, steps.is_own, steps.states),
                 )
             ),
         )
@@ -61,45 +61,45 @@ def parts(steps: Steps, size: int) -> list[Steps]:
 
 
 def test_it_begins_as_trackers_do_and_learns_what_states_tell() -> None:
-    critic, steps = Critic(8, 1.0), drawn(1200)
-    at_first = critic.judge(steps)
-    assert torch.allclose(at_first.values, steps.expected)
+    critic, steps = Critic(8, 1.0), random_steps(1200)
+    at_first = critic.estimate(steps)
+    assert torch.allclose(at_first.values, steps.baselines)
     assert at_first.advantages == pytest.approx(
         dict(zip(steps.keys, steps.advantages.tolist(), strict=True)), abs=1e-6
     )
     for some in parts(steps, 60):
         critic.learn(some)
-    metrics = critic.judge(drawn(400, seed=1)).metrics()
+    metrics = critic.estimate(random_steps(400, seed=1)).metrics()
     assert metrics["tracker_explained"] == pytest.approx(0, abs=1e-6)
     assert 0.1 < metrics["critic_explained"] < 1
 
 
 def test_steps_of_the_pool_are_judged_and_not_learned_from() -> None:
-    steps = drawn(40)
+    steps = random_steps(40)
     others = Steps(
-        *(steps.keys, steps.rewards, steps.expected, steps.advantages),
+        *(steps.keys, steps.rewards, steps.baselines, steps.advantages),
         torch.zeros(40, dtype=torch.bool),
         steps.states,
     )
     critic = Critic(8, 1.0)
     critic.learn(others)
-    assert torch.allclose(critic.judge(steps).values, steps.expected)
-    assert len(critic.judge(others).advantages) == 40
+    assert torch.allclose(critic.estimate(steps).values, steps.baselines)
+    assert len(critic.estimate(others).advantages) == 40
 
 
 def test_it_keeps_so_many_steps_and_its_state_has_one_shape() -> None:
     critic = Critic(8, 1.0)
-    critic.learn(drawn(10))
+    critic.learn(random_steps(10))
     small = {name: value.shape for name, value in critic.state().items()}
-    critic.learn(drawn(KEPT))
-    critic.learn(drawn(20))
+    critic.learn(random_steps(NEWEST_STEPS))
+    critic.learn(random_steps(20))
     assert {name: value.shape for name, value in critic.state().items()} == small
-    assert critic.state()[f"{PREFIX}counts"].tolist() == [KEPT, 3]
+    assert critic.state()[f"{PREFIX}counts"].tolist() == [NEWEST_STEPS, 3]
 
 
 def test_what_is_explained_is_one_less_the_share_of_variance_that_is_left() -> None:
     def told(rewards: Sequence[float], expected: Sequence[float]) -> float | None:
-        return explained(torch.tensor(rewards), torch.tensor(expected))
+        return explained_variance(torch.tensor(rewards), torch.tensor(expected))
 
     assert told([0, 1, 0, 1], [0.0, 1, 0, 1]) == 1.0
     assert told([0, 1, 0, 1], [0.5] * 4) == 0.0
@@ -111,7 +111,7 @@ def test_what_is_explained_is_one_less_the_share_of_variance_that_is_left() -> N
 def test_the_first_update_is_by_what_trackers_expect(
     config: Config, batches: list[Batch], share: float
 ) -> None:
-    """All values are alike then: only the last step of an episode learns with lambda 0."""
+    """Compare: all values are equal then, so with lambda 0 only the last step of an episode learns."""
     batch = tracked(batches[0])
     plain, ours = learner(config), learner(with_critic(config, share))
     update = ours.update(batch, 0)
@@ -134,10 +134,10 @@ def test_the_first_update_is_by_what_trackers_expect(
 def test_values_are_told_before_the_head_learns_of_a_batch(
     config: Config, batches: list[Batch]
 ) -> None:
-    """Judged a second time, the head knows the rewards; the first time it did not."""
-    made, batch = learner(with_critic(config)), tracked(batches[0])
-    first = made.update(batch, 0)
-    again = made.update(batch, 1)
+    """Estimate twice: only the second time the head has learned from the rewards."""
+    trainee, batch = learner(with_critic(config)), tracked(batches[0])
+    first = trainee.update(batch, 0)
+    again = trainee.update(batch, 1)
     assert [each.value for each in first.values] == pytest.approx([EXPECTED] * len(first.values))
     assert len({round(each.value, 6) for each in again.values}) > 1
     assert again.metrics["critic_explained"] > first.metrics["critic_explained"]
@@ -146,15 +146,15 @@ def test_values_are_told_before_the_head_learns_of_a_batch(
 def test_a_batch_that_is_trained_on_again_has_the_advantages_that_it_comes_with(
     config: Config, batches: list[Batch]
 ) -> None:
-    made, batch = learner(with_critic(config)), tracked(batches[0])
-    first = made.update(batch, 0)
-    state = {name: value.clone() for name, value in made.state().items() if PREFIX in name}
-    again = made.update(batch.model_copy(update={"reuse": 1}), 1)
+    trainee, batch = learner(with_critic(config)), tracked(batches[0])
+    first = trainee.update(batch, 0)
+    state = {name: value.clone() for name, value in trainee.state().items() if PREFIX in name}
+    again = trainee.update(batch.model_copy(update={"reuse": 1}), 1)
     assert first.values
     assert not again.values
     assert "critic_explained" not in again.metrics
     for name, value in state.items():
-        assert torch.equal(made.state()[name], value), name
+        assert torch.equal(trainee.state()[name], value), name
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
@@ -183,8 +183,8 @@ def test_it_reads_what_is_sharded_and_what_is_frozen(
     config: Config, batches: list[Batch], model: dict[str, object]
 ) -> None:
     config = with_critic(config)
-    made = learner(config.model_copy(update={"model": config.model.model_copy(update=model)}))
-    updates = [made.update(tracked(batch), done) for done, batch in enumerate(batches)]
+    trainee = learner(config.model_copy(update={"model": config.model.model_copy(update=model)}))
+    updates = [trainee.update(tracked(batch), done) for done, batch in enumerate(batches)]
     assert all(update.applied for update in updates)
     assert len({round(each.value, 6) for each in updates[-1].values}) > 1
 
@@ -205,18 +205,18 @@ def test_a_critic_may_be_turned_on_and_off_between_two_starts(
 def test_a_batch_without_rewards_is_refused_before_anything_changes(
     config: Config, batches: list[Batch]
 ) -> None:
-    made = learner(with_critic(config))
+    trainee = learner(with_critic(config))
     with pytest.raises(ProtocolError, match="a critic needs its reward"):
-        made.update(batches[0], 0)
+        trainee.update(batches[0], 0)
 
 
 def test_steps_of_several_ranks_are_those_of_one(batches: list[Batch]) -> None:
-    """In one order, whichever rank has a step."""
+    """Gather steps: their order does not depend on which rank has a step."""
     batch = tracked(batches[0])
     states = torch.randn(len(batch.samples), 8)
 
     class Two(SingleRank):
-        def gathered(self, part: bytes) -> list[bytes]:
+        def gather(self, part: bytes) -> list[bytes]:
             return [part, other]
 
     other = b""
@@ -225,7 +225,7 @@ def test_steps_of_several_ranks_are_those_of_one(batches: list[Batch]) -> None:
     sent: list[bytes] = []
 
     class Sends(SingleRank):
-        def gathered(self, part: bytes) -> list[bytes]:
+        def gather(self, part: bytes) -> list[bytes]:
             sent.append(part)
             return [part]
 
@@ -233,9 +233,9 @@ def test_steps_of_several_ranks_are_those_of_one(batches: list[Batch]) -> None:
     [other] = sent
     both = Steps.of(batch.samples[:4], states[:4], Two())
     assert both.keys == whole.keys
-    for name in ("rewards", "expected", "advantages", "own", "states"):
+    for name in ("rewards", "baselines", "advantages", "is_own", "states"):
         assert torch.equal(getattr(both, name), getattr(whole, name)), name
-    assert whole.own.all()
+    assert whole.is_own.all()
     pool = [each.model_copy(update={"version_spans": []}) for each in batch.samples]
-    assert not Steps.of(pool, states, rank).own.any()
+    assert not Steps.of(pool, states, rank).is_own.any()
     assert isinstance(batch.samples[0].version_spans[0], VersionSpan)

@@ -1,4 +1,4 @@
-"""Engine and trainer mean the same distribution, and learn, with every class of model folder."""
+"""Engine and trainer compute the same distribution, and learn, with every class of model folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import rescore
+from dart_cli.train.logprob_check import rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
@@ -72,15 +72,15 @@ def test_engine_and_trainer_agree_before_and_after_a_step_that_moves_both_parts(
     asyncio.run(engine.update_weights(published.path, 1))
     after = trial_of(engine, temperature=1.0, seed=1)
     asyncio.run(engine.close())
-    found = rescore(learner.model, after, 512)
-    assert set(found.versions.tolist()) == {1}
-    assert found.mismatch().max <= CLOSE
-    assert set(found.by_seen()) == {"text", "one", "several"}
+    result = rescore(learner.model, after, 512)
+    assert set(result.versions.tolist()) == {1}
+    assert result.mismatch().max <= CLOSE
+    assert set(result.by_screens()) == {"text", "one", "several"}
 
 
 @every_family
 def test_samples_that_share_a_pack_score_as_alone(model_type: str, family: Family) -> None:
-    """Completions of one prompt branch from it; positions and what they see are each one's own."""
+    """Score completions that branch from one prompt, each with its own positions and its own path."""
     folder = family(model_type)
     model = TrainModel.load(config_of(folder))
     engine = TransformersEngine(model.policy)
@@ -100,13 +100,13 @@ def test_samples_that_share_a_pack_score_as_alone(model_type: str, family: Famil
     crowded = with_steps(batch, crowd)
 
     def scored(size: int) -> dict[tuple[str, int], list[float]]:
-        held: dict[tuple[str, int], list[float]] = {}
+        by_step: dict[tuple[str, int], list[float]] = {}
         for pack in packs_of(model, crowded, size):
             values = model.score(pack, 1.0).logprobs.tolist()
             for sample in pack.samples:
-                held[sample.trajectory_id, sample.step] = values[: len(sample)]
+                by_step[sample.trajectory_id, sample.step] = values[: len(sample)]
                 values = values[len(sample) :]
-        return held
+        return by_step
 
     with torch.no_grad():
         together, alone = scored(100_000), scored(1)

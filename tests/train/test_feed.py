@@ -15,7 +15,7 @@ from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.packs import pack as feed
 from dart_cli.train.packs.pack import PackFeed
-from dart_cli.train.packs.share import packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from tests.train.test_packs import config_of
 from tests.train.trees import tree_batch
@@ -26,8 +26,8 @@ FROZEN = {"freeze_vision": True}
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each image goes through a tower outside a pack's pass."""
+def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count how often each image goes through a tower outside a pack's pass."""
     count: Counter[str] = Counter()
 
     def counted(model: object, images: Sequence[PreparedImage]) -> ImageFeatures:
@@ -40,7 +40,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each image is decoded."""
+    """Count how often each image is decoded."""
     count: Counter[str] = Counter()
     prepare = ImagePreparer._prepare
 
@@ -53,19 +53,19 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_a_frozen_tower_sees_each_screen_once_in_an_update_with_a_reference(
-    family: Family, seen: Counter[str], prepared: Counter[str]
+    family: Family, computed: Counter[str], prepared: Counter[str]
 ) -> None:
     config = config_of(family("qwen3_vl"), kl_beta=0.1, pack_tokens=300, **FROZEN)
     model = TrainModel.load(config)
     model.policy.images.cache_bytes = 0
     batch = tree_batch(model.policy)
     [part] = packed_batches(batch, model.policy, pack_tokens=300)
-    shown = Counter(name for chain in part.batch.chains for name in chain.image_hashes)
+    expected = Counter(name for chain in part.batch.chains for name in chain.image_hashes)
     assert len(part.packs) > 3
-    assert max(shown.values()) > 1
+    assert max(expected.values()) > 1
     assert PolicyLearner(model, config.train).update(batch, 0).applied
-    assert set(seen) == set(shown)
-    assert set(seen.values()) == {1}
+    assert set(computed) == set(expected)
+    assert set(computed.values()) == {1}
     assert set(prepared.values()) == {1}
 
 
@@ -77,18 +77,18 @@ def test_the_reference_has_no_tower_of_its_own_where_it_is_frozen(family: Family
 
 
 def test_features_are_those_of_the_tower_in_the_pass(family: Family) -> None:
-    """Also where only some screens of a pack are new, in every class's order."""
+    """Test it also if only some screens of a pack are new, in the order of every class."""
     for model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         model = TrainModel.load(config_of(family(model_type), **FROZEN))
         batch = tree_batch(model.policy, seed=3)
         [part] = packed_batches(batch, model.policy, pack_tokens=300)
         weights = [1.0] * len(part.batch.samples)
         with PackFeed(part, weights, model.policy) as packs, torch.no_grad():
-            found = [model.score(pack, 1.0).logprobs for pack in packs]
+            result = [model.score(pack, 1.0).logprobs for pack in packs]
         inner = model.policy.model.model
         inner.visual.requires_grad_(True)
         with PackFeed(part, weights, model.policy) as packs, torch.no_grad():
-            for pack, logprobs in zip(packs, found, strict=True):
+            for pack, logprobs in zip(packs, result, strict=True):
                 assert pack.features is None
                 assert torch.allclose(model.score(pack, 1.0).logprobs, logprobs, atol=1e-5)
 
@@ -113,8 +113,8 @@ def test_a_trained_tower_gets_each_screen_prepared_and_few_are_held(
     with PackFeed(part, weights, model.policy) as packs:
         for pack in packs:
             assert all(len(image.patches) for image in pack.inputs.images)
-            held = {*(image.key for image in pack.inputs.images), *packs._waiting}
-            assert len(held) < len(batch.images)
+            present = {*(image.key for image in pack.inputs.images), *packs._waiting}
+            assert len(present) < len(batch.images)
     assert set(prepared.values()) == {1}  # the preparer's cache has room for them
 
 

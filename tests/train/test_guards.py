@@ -1,4 +1,4 @@
-"""Faults of an engine that would go unseen, injected one at a time: the parity gate finds each.
+"""Faults of an engine that would go unseen, injected one at a time: the log-probability check finds each.
 
 The engine serves a version that the trainer has published, as in a run, and is broken in one place. Without
 a fault there is no alarm. Episodes that vanish are the ledger's (tests/inspection/test_stats.py),
@@ -41,9 +41,9 @@ def screens_in_another_order(patch: pytest.MonkeyPatch, _engine: TransformersEng
     of = FeatureCache.of_images
 
     def reversed_order(cache: FeatureCache, policy: Any, images: Any) -> Any:
-        found = of(cache, policy, images)
-        deep = tuple(tuple(reversed(level)) for level in found.deepstack)
-        return replace(found, embeds=tuple(reversed(found.embeds)), deepstack=deep)
+        result = of(cache, policy, images)
+        deep = tuple(tuple(reversed(level)) for level in result.deepstack)
+        return replace(result, embeds=tuple(reversed(result.embeds)), deepstack=deep)
 
     patch.setattr(FeatureCache, "of_images", reversed_order)
 
@@ -93,7 +93,7 @@ def test_without_a_fault_there_is_no_alarm(
         (other_temperature, None),
     ],
 )
-def test_the_gate_finds(
+def test_the_check_finds(
     config: Config,
     play: Any,
     tmp_path: Path,
@@ -114,7 +114,7 @@ def second_update(
     lora: LoraConfig | None,
     break_it: Callable[[TransformersEngine], None],
 ) -> Update:
-    """One update on steps of the first weights, then one on steps that the broken engine played with the second."""
+    """Update on steps of the first weights, then on steps that the broken engine played with the second."""
     model = config.model.model_copy(update={"lora": lora})
     train = config.train.model_copy(update={"lr": 0.01})
     config = config.model_copy(update={"model": model, "train": train})

@@ -1,4 +1,4 @@
-"""Promises of an update: what it computes does not depend on how the batch is cut and padded."""
+"""Promises of an update: its result does not depend on how the batch is cut and padded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from dart_cli.config.schema import Config
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.policy.forward import logits
 from dart_cli.train.learner import REPLAY_ESS, PolicyLearner
+from dart_cli.train.packs.batch_tokens import completion_tokens
 from dart_cli.train.packs.pack import Pack
-from dart_cli.train.packs.share import completion_tokens, packed_batches
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel
 from tests.steps import changed, steps_of, with_changes, with_steps
@@ -28,10 +29,10 @@ def learner(config: Config, **changes: object) -> PolicyLearner:
     return PolicyLearner(TrainModel.load(config.model_copy(update={"train": train})), train)
 
 
-def gradients(made: PolicyLearner) -> dict[str, torch.Tensor]:
+def gradients(trainee: PolicyLearner) -> dict[str, torch.Tensor]:
     return {
         name: parameter.grad.clone()
-        for name, parameter in made.model.trainable().items()
+        for name, parameter in trainee.model.trainable().items()
         if parameter.grad is not None
     }
 
@@ -53,11 +54,11 @@ def test_accumulated_gradients_are_those_of_one_big_batch(
     batch = uneven(grouped(batches[0], seed=1))
     whole, parts = learner(config, pack_tokens=100_000), learner(config, pack_tokens=size)
     assert len(packs_of(whole.model, batch, size)) > 1
-    metrics = [made.update(batch, 0).metrics for made in (whole, parts)]
-    expected, got = gradients(whole), gradients(parts)
-    assert expected.keys() == got.keys() == whole.model.trainable().keys()
+    metrics = [trainee.update(batch, 0).metrics for trainee in (whole, parts)]
+    expected, actual = gradients(whole), gradients(parts)
+    assert expected.keys() == actual.keys() == whole.model.trainable().keys()
     for name, value in expected.items():
-        assert torch.allclose(got[name], value, rtol=1e-5, atol=1e-6), name
+        assert torch.allclose(actual[name], value, rtol=1e-5, atol=1e-6), name
     for name in ("loss", "entropy", "ess", "tokens", "grad_norm", "mismatch_kl"):
         assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4, abs=1e-6), name
 
@@ -84,9 +85,9 @@ OBJECTIVES: dict[str, dict[str, object]] = {
 def test_the_gradient_is_that_of_the_objective_written_out(
     config: Config, batches: list[Batch], changes: dict[str, object]
 ) -> None:
-    """Each sample alone, unpadded, in float64, with the formulas of docs/objective.md."""
+    """Compute each sample alone, unpadded, in float64, with the formulas of docs/objective.md."""
     batch = around_chance(uneven(grouped(batches[1], seed=2)))
-    made = learner(config, **changes)
+    trainee = learner(config, **changes)
     reference = TrainModel.load(config).policy
     reference.model.double()
     counted = [sample for sample in batch.samples if sample.weight != 0]
@@ -120,21 +121,21 @@ def test_the_gradient_is_that_of_the_objective_written_out(
         }[str(changes.get("normalise", "tokens"))]
         loss = loss + sample.weight * token_losses.sum() / divisor
     loss.backward()
-    update = made.update(batch, 0)
+    update = trainee.update(batch, 0)
     acts = {"default": "importance_truncated_fraction", "coupled": "clip_fraction"}
     for name, share in acts.items():
         assert (0 < update.metrics[share] < 1) == (changes == OBJECTIVES[name])
     assert update.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
     for name, parameter in reference.model.named_parameters():
-        got = made.model.trainable()[name].grad
-        assert got is not None
+        actual = trainee.model.trainable()[name].grad
+        assert actual is not None
         assert parameter.grad is not None
-        assert torch.allclose(got.double(), parameter.grad, rtol=1e-3, atol=1e-5), name
+        assert torch.allclose(actual.double(), parameter.grad, rtol=1e-3, atol=1e-5), name
 
 
 def test_defaults_are_bit_for_bit_one_formula(config: Config, batches: list[Batch]) -> None:
     batch = uneven(grouped(batches[0], seed=3))
-    made, model = learner(config), TrainModel.load(config)
+    trainee, model = learner(config), TrainModel.load(config)
     tokens = completion_tokens(batch)
     total = 0.0
     for pack in packs_of(model, batch, config.train.pack_tokens):
@@ -144,28 +145,28 @@ def test_defaults_are_bit_for_bit_one_formula(config: Config, batches: list[Batc
         )
         w = (p.detach() - b).clamp(-20, 20).exp().clamp(max=1.0)
         r = (p - p.detach()).exp()
-        free, held = r * a, r.clamp(1.0 - 0.2, 1.0 + 0.28) * a
-        loss = (-w * torch.minimum(free, held) * weights).sum() / tokens
+        free, clipped = r * a, r.clamp(1.0 - 0.2, 1.0 + 0.28) * a
+        loss = (-w * torch.minimum(free, clipped) * weights).sum() / tokens
         loss.backward()
         total += loss.item()
-    assert made.update(batch, 0).metrics["loss"] == pytest.approx(total, rel=1e-6)
+    assert trainee.update(batch, 0).metrics["loss"] == pytest.approx(total, rel=1e-6)
     expected = {name: value.grad for name, value in model.trainable().items()}
-    for name, got in gradients(made).items():
+    for name, actual in gradients(trainee).items():
         assert expected[name] is not None
-        assert torch.equal(got, expected[name]), name  # type: ignore[arg-type]
+        assert torch.equal(actual, expected[name]), name  # type: ignore[arg-type]
 
 
 def scores_by_sample(packs: list[Pack], model: TrainModel) -> dict[tuple[str, int], torch.Tensor]:
-    """Log-probabilities and entropies [2, A] of each sample."""
-    found: dict[tuple[str, int], torch.Tensor] = {}
+    """Return log-probabilities and entropies [2, A] of each sample."""
+    results: dict[tuple[str, int], torch.Tensor] = {}
     for pack in packs:
         with torch.no_grad():
             scores = model.score(pack, 1.0)
         parts = torch.stack([scores.logprobs, scores.entropies]).split(pack.lengths, dim=1)
         for sample, part in zip(pack.samples, parts, strict=True):
-            assert (sample.trajectory_id, sample.step) not in found
-            found[sample.trajectory_id, sample.step] = part
-    return found
+            assert (sample.trajectory_id, sample.step) not in results
+            results[sample.trajectory_id, sample.step] = part
+    return results
 
 
 def test_packs_change_no_log_probability(config: Config, batches: list[Batch]) -> None:
@@ -236,28 +237,28 @@ def test_samples_that_share_a_prompt_score_as_if_alone(
         batch = grouped(batches[seed], seed)
         (together,) = packs_of(model, batch)
         assert len(together.inputs.input_ids) < sum(sample.end for sample in batch.samples) / 2
-        found = scores_by_sample([together], model)
+        results = scores_by_sample([together], model)
         for sample in batch.samples:
             (alone,) = packs_of(model, batch.model_copy(update={"samples": [sample]}))
             [apart] = scores_by_sample([alone], model).values()
-            assert torch.allclose(found[sample.trajectory_id, sample.step], apart, atol=1e-5)
+            assert torch.allclose(results[sample.trajectory_id, sample.step], apart, atol=1e-5)
 
 
 def test_nothing_is_computed_twice(
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = learner(config, pack_tokens=300)
-    parts = len(packs_of(made.model, batches[0], 300))
+    trainee = learner(config, pack_tokens=300)
+    parts = len(packs_of(trainee.model, batches[0], 300))
     assert parts > 1
     calls = []
     score = TrainModel.score
 
-    def counted(self: TrainModel, *given: object, **named: object) -> object:
+    def counted(self: TrainModel, *args: object, **kwargs: object) -> object:
         calls.append(1)
-        return score(self, *given, **named)  # type: ignore[arg-type]
+        return score(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TrainModel, "score", counted)
-    made.update(batches[0], 1)  # in update 0 it also looks through grey screens
+    trainee.update(batches[0], 1)  # in update 0 it also looks through grey screens
     assert len(calls) == parts
 
 
@@ -273,15 +274,15 @@ def test_a_batch_of_low_effective_sample_size_is_not_trained_on_again(
     config: Config, batches: list[Batch]
 ) -> None:
     batch = around_chance(grouped(batches[0], seed=5))
-    made = learner(config, reuse=1)
-    before = {name: value.clone() for name, value in made.model.weights().items()}
-    update = made.update(again(batch), 0)
+    trainee = learner(config, reuse=1)
+    before = {name: value.clone() for name, value in trainee.model.weights().items()}
+    update = trainee.update(again(batch), 0)
     ess = update.metrics["ess"]
     assert ess < REPLAY_ESS
     assert (update.applied, update.metrics["skipped"], update.metrics["low_ess"]) == (False, 1, 1)
     assert update.note == f"an effective sample size of {ess:.3g}, below 0.9 (update skipped)"
-    assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
-    assert made.update(batch, 0).applied  # a fresh one is not asked
+    assert all(torch.equal(before[name], value) for name, value in trainee.model.weights().items())
+    assert trainee.update(batch, 0).applied  # a fresh one is not asked
 
 
 # --- what goes wrong ----------------------------------------------------------------------------
@@ -290,61 +291,61 @@ def test_a_batch_of_low_effective_sample_size_is_not_trained_on_again(
 def test_a_gradient_that_is_not_finite_changes_nothing(
     config: Config, batches: list[Batch]
 ) -> None:
-    made = learner(config)
-    made.update(batches[0], 0)
-    before = {name: value.clone() for name, value in made.model.weights().items()}
-    state = {name: value.clone() for name, value in made.state().items()}
+    trainee = learner(config)
+    trainee.update(batches[0], 0)
+    before = {name: value.clone() for name, value in trainee.model.weights().items()}
+    state = {name: value.clone() for name, value in trainee.state().items()}
     samples = [
         sample.model_copy(update={"advantage": 3e38, "weight": 100.0})
         for sample in batches[1].samples
     ]
-    update = made.update(batches[1].model_copy(update={"samples": samples}), 1)
+    update = trainee.update(batches[1].model_copy(update={"samples": samples}), 1)
     assert not update.applied
     assert update.metrics["skipped"] == 1
-    assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
-    assert all(torch.equal(state[name], value) for name, value in made.state().items())
-    assert made.update(batches[1], 1).applied
+    assert all(torch.equal(before[name], value) for name, value in trainee.model.weights().items())
+    assert all(torch.equal(state[name], value) for name, value in trainee.state().items())
+    assert trainee.update(batches[1], 1).applied
 
 
 def test_a_learning_rate_of_zero_trains_nothing(config: Config, batches: list[Batch]) -> None:
-    made = learner(config, lr=0.0)
-    before = {name: value.clone() for name, value in made.model.weights().items()}
-    assert made.update(batches[0], 0).applied
-    assert all(torch.equal(before[name], value) for name, value in made.model.weights().items())
+    trainee = learner(config, lr=0.0)
+    before = {name: value.clone() for name, value in trainee.model.weights().items()}
+    assert trainee.update(batches[0], 0).applied
+    assert all(torch.equal(before[name], value) for name, value in trainee.model.weights().items())
 
 
 def test_a_rank_alone_gives_its_masters_to_the_channel_which_casts_them(
     config: Config, tmp_path: Path
 ) -> None:
     model = config.model.model_copy(update={"dtype": "bfloat16", "freeze_vision": True})
-    made = TrainModel.load(config.model_copy(update={"model": model}))
-    stream = made.stream()
+    trainee = TrainModel.load(config.model_copy(update={"model": model}))
+    stream = trainee.stream()
     assert not stream.is_gathered  # so nothing is copied before the channel copies it
     assert all(info.dtype == "bfloat16" for info in stream.specs.values())
-    held = dict(stream.tensors)
-    assert {name: held[name].dtype for name in made.trainable()} == dict.fromkeys(
-        made.trainable(), torch.float32
+    clipped = dict(stream.tensors)
+    assert {name: clipped[name].dtype for name in trainee.trainable()} == dict.fromkeys(
+        trainee.trainable(), torch.float32
     )
-    whole = made.weights()
-    found = []
-    for name, tensors in (("streamed", made.stream()), ("whole", whole)):
+    whole = trainee.weights()
+    results = []
+    for name, tensors in (("streamed", trainee.stream()), ("whole", whole)):
         channel = FileChannel(tmp_path / name)
         channel.resume(whole, 0)
-        found.append(channel.begin(tensors, 1).result().digest)
-    assert found[0] == found[1]
+        results.append(channel.begin(tensors, 1).result().digest)
+    assert results[0] == results[1]
 
 
 def test_updates_too_small_for_bfloat16_add_up(config: Config, batches: list[Batch]) -> None:
     """A weight of 1/16 to 1/8 has steps of 5e-4 in bfloat16; each update moves it by 1e-4."""
     model = config.model.model_copy(update={"dtype": "bfloat16"})
-    made = learner(config.model_copy(update={"model": model}), lr=1e-4, updates=1)
+    trainee = learner(config.model_copy(update={"model": model}), lr=1e-4, updates=1)
     name = "model.language_model.layers.0.mlp.down_proj.weight"
-    before = made.model.weights()[name].clone()
+    before = trainee.model.weights()[name].clone()
     middling = (before.abs() > 0.0626) & (before.abs() < 0.1249)
     shares = []
     for done in range(5):
-        made.update(batches[0], done)
-        changed = made.model.weights()[name] != before
+        trainee.update(batches[0], done)
+        changed = trainee.model.weights()[name] != before
         shares.append(changed[middling].float().mean().item())
     assert before.dtype == torch.bfloat16
     assert shares == sorted(shares)
@@ -354,10 +355,10 @@ def test_updates_too_small_for_bfloat16_add_up(config: Config, batches: list[Bat
 
 def test_a_frozen_vision_tower_stays(config: Config, batches: list[Batch]) -> None:
     model = config.model.model_copy(update={"freeze_vision": True})
-    made = learner(config.model_copy(update={"model": model}))
-    before = {name: value.clone() for name, value in made.model.weights().items()}
-    made.update(batches[0], 0)
-    changed = {n for n, v in made.model.weights().items() if not torch.equal(before[n], v)}
+    trainee = learner(config.model_copy(update={"model": model}))
+    before = {name: value.clone() for name, value in trainee.model.weights().items()}
+    trainee.update(batches[0], 0)
+    changed = {n for n, v in trainee.model.weights().items() if not torch.equal(before[n], v)}
     assert changed
     assert not any(".visual." in name for name in changed)
     assert any(".visual." in name for name in before)
@@ -366,9 +367,9 @@ def test_a_frozen_vision_tower_stays(config: Config, batches: list[Batch]) -> No
 def test_the_kl_pulls_towards_the_model_the_run_began_with(
     config: Config, batches: list[Batch]
 ) -> None:
-    made = learner(config, kl_beta=0.1)
-    first = made.update(batches[0], 0).metrics
-    second = made.update(batches[0], 1).metrics
+    trainee = learner(config, kl_beta=0.1)
+    first = trainee.update(batches[0], 0).metrics
+    second = trainee.update(batches[0], 1).metrics
     assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert second["reference_kl"] > 1e-5
 
@@ -394,23 +395,23 @@ def spoilt(batch: Batch, **changes: object) -> Batch:
 def test_a_batch_that_does_not_fit_is_refused_with_the_cause(
     config: Config, batches: list[Batch], changes: dict[str, object], cause: str
 ) -> None:
-    made = learner(config)
+    trainee = learner(config)
     with pytest.raises(ProtocolError, match=f"batch 1.*{cause}"):
-        made.update(spoilt(batches[0], **changes), 0)
-    assert made.state().keys() == made.model.trainable().keys()
+        trainee.update(spoilt(batches[0], **changes), 0)
+    assert trainee.state().keys() == trainee.model.trainable().keys()
 
 
 def test_a_demonstration_joins_a_batch_without_log_probabilities(
     config: Config, batches: list[Batch]
 ) -> None:
-    """It is trained on, is part of no parity, and the other samples' statistics stay."""
+    """Train on a demonstration: it is not compared, and the statistics of other samples do not change."""
     fresh = [step for step in steps_of(batches[0]) if step.weight][:4]
     shown = with_changes(fresh[-1], behaviour_logprobs=[], version_spans=[], advantage=1.5)
 
     def updated(steps: list[BatchStep]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        made = learner(config)
+        trainee = learner(config)
         batch = with_steps(batches[0], steps)
-        return made.update(batch, 0, policy_version=3).metrics, gradients(made)
+        return trainee.update(batch, 0, policy_version=3).metrics, gradients(trainee)
 
     without, gradient = updated(fresh[:-1])
     with_it, other_gradient = updated([*fresh[:-1], shown])
@@ -428,12 +429,12 @@ def test_each_step_carries_how_far_trainer_and_engine_are_apart(
 ) -> None:
     steps = [step for step in steps_of(batches[0]) if step.weight][:3]
     off = [value - 0.25 for value in steps[0].behaviour_logprobs]
-    given = [
+    args = [
         with_changes(steps[0], behaviour_logprobs=off),
         steps[1],
         with_changes(steps[2], behaviour_logprobs=[], version_spans=[]),
     ]
-    batch = with_steps(batches[0], given)
+    batch = with_steps(batches[0], args)
     gaps = {
         (gap.trajectory_id, gap.step): gap for gap in learner(config).update(batch, 0).mismatches
     }
@@ -446,7 +447,7 @@ def test_each_step_carries_how_far_trainer_and_engine_are_apart(
 def test_parity_is_asked_of_tokens_that_one_version_alone_made(
     config: Config, batches: list[Batch]
 ) -> None:
-    """Behind a swap in flight tokens come of two versions: their gap is no fault of the engine."""
+    """Use tokens after a swap in mid-completion, of two versions: their gap is no fault of the engine."""
     first = batches[0]
     long = next(step for step in steps_of(first) if step.weight and len(step.token_ids) > 1)
 
@@ -454,8 +455,8 @@ def test_parity_is_asked_of_tokens_that_one_version_alone_made(
         logprobs = list(long.behaviour_logprobs)
         logprobs[off] -= 0.5
         step = with_changes(long, version_spans=list(spans), behaviour_logprobs=logprobs)
-        made = learner(config)
-        updated = made.update(with_steps(first, [step]), 0, policy_version=3)
+        trainee = learner(config)
+        updated = trainee.update(with_steps(first, [step]), 0, policy_version=3)
         return updated.metrics["parity_max"]
 
     length = len(long.token_ids)

@@ -1,4 +1,4 @@
-"""Promises of the trainer's process, over real sockets, against a data process that keeps notes."""
+"""Promises of the trainer's process, over real sockets, with a data service that records what it receives."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ async def test_a_run_announces_each_version_once_and_acknowledges_with_the_one_o
     await train(config, data)
     kinds = [type(message).__name__ for message in data.heard]
     assert kinds[:2] == ["TrainerHello", "WeightsPublished"]
-    asked = [kind for kind in kinds if kind in ("BatchRequest", "BatchTrained")]
-    assert asked == ["BatchRequest", "BatchTrained"] * 4
+    requests = [kind for kind in kinds if kind in ("BatchRequest", "BatchTrained")]
+    assert requests == ["BatchRequest", "BatchTrained"] * 4
     assert kinds[-2:] == ["WeightsPublished", "BatchTrained"]
     assert versions(data) == [0, 1, 2, 3, 4]
     acknowledged = data.of(BatchTrained)
@@ -81,8 +81,8 @@ async def test_a_run_announces_each_version_once_and_acknowledges_with_the_one_o
     ]
     published = newest_version(config.run.dir / "weights")
     assert published is not None
-    held = load(published.path, final_weights(config))
-    assert all(torch.equal(held[name], value) for name, value in final_weights(config).items())
+    loaded = load(published.path, final_weights(config))
+    assert all(torch.equal(loaded[name], value) for name, value in final_weights(config).items())
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ async def test_whatever_the_channel_the_last_weights_are_whole_on_disk_at_the_en
     assert published is not None
     assert published.policy_version == 4
     assert (published.path / WEIGHTS).is_file()
-    held = load(published.path, final_weights(config))
-    assert all(torch.equal(held[name], value) for name, value in final_weights(config).items())
+    loaded = load(published.path, final_weights(config))
+    assert all(torch.equal(loaded[name], value) for name, value in final_weights(config).items())
     assert not any(path.is_symlink() for path in (config.run.dir / "weights").glob("**/*"))
 
 
@@ -167,8 +167,8 @@ def straight(
     """The weights after four updates that nothing interrupted."""
     config = make_config(tiny_folder)
     learner = PolicyLearner(TrainModel.load(config), config.train)
-    for done, batch in enumerate(batches):
-        learner.update(batch, done)
+    for index, batch in enumerate(batches):
+        learner.update(batch, index)
     return learner.model.weights()
 
 
@@ -192,8 +192,8 @@ async def test_nothing_is_told_before_data_has_taken_the_settings(
     waited_for_it: list[bool] = []
 
     @contextlib.contextmanager
-    def waiting(self: HeartbeatSender, what: str, *more: Any, **named: Any) -> Iterator[None]:
-        with plain(self, what, *more, **named):
+    def waiting(self: HeartbeatSender, what: str, *more: Any, **kwargs: Any) -> Iterator[None]:
+        with plain(self, what, *more, **kwargs):
             if what == JOINING:
                 waits.set()
             yield
@@ -231,10 +231,10 @@ async def test_a_crash_anywhere_ends_in_the_same_weights_and_versions_only_rise(
     await train(broken, after)
     final = final_weights(broken)
     assert all(torch.equal(final[name], value) for name, value in straight.items())
-    seen = versions(before, after)
-    assert seen == sorted(seen)
+    numbers = versions(before, after)
+    assert numbers == sorted(numbers)
     # A number never stands for two sets of weights: only that set may be published again.
-    assert len(set(seen)) >= len(seen) - 1
+    assert len(set(numbers)) >= len(numbers) - 1
 
 
 async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained_again(
@@ -246,8 +246,8 @@ async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained
     go_on, third = threading.Event(), asyncio.Event()
     original = checkpoints.write
 
-    def slow(*given: object, **named: object) -> dict[str, str]:
-        digests = original(*given, **named)  # type: ignore[arg-type]
+    def slow(*args: object, **kwargs: object) -> dict[str, str]:
+        digests = original(*args, **kwargs)  # type: ignore[arg-type]
         assert go_on.wait(PATIENCE_S)
         return digests
 
@@ -275,8 +275,8 @@ async def test_a_checkpoint_in_flight_is_not_claimed_and_its_batches_are_trained
     assert isinstance(hello, TrainerHello)
     assert (hello.last_batch_id, hello.updates) == (0, 0)
     assert [m.batch_id for m in after.of(BatchTrained)] == [1, 2, 3, 4]
-    for ended in (first, killed):
-        final = final_weights(ended)
+    for failure in (first, killed):
+        final = final_weights(failure)
         assert all(torch.equal(final[name], value) for name, value in straight.items())
 
 
@@ -302,7 +302,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_a_trainer_that_waits_for
 
 
 class Lead:
-    """What the loop asks of a learner of several ranks; notes when they are told that rank 0 lives."""
+    """A learner of several ranks as the loop needs it; it records when they are told that rank 0 lives."""
 
     def __init__(self) -> None:
         self.gauges: dict[str, float] = {}
@@ -313,7 +313,7 @@ class Lead:
         self.beats.set()
 
     def begin_checkpoint(self, *_: object) -> None:
-        """There are no others."""
+        """Do nothing: there are no other ranks."""
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Iterator[None]:
@@ -325,7 +325,7 @@ class Lead:
 async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_checkpoint(
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for the last one, which each run waits for."""
+    """Test also the last checkpoint, for which each run waits."""
     lead, make, write = Lead(), loop.Trainer._make_learner, checkpoints.write
 
     def made(self: loop.Trainer) -> object:
@@ -347,9 +347,9 @@ async def test_other_ranks_are_told_that_rank_0_lives_while_it_waits_for_a_check
 async def test_other_ranks_are_told_what_rank_0_does_alone(
     config: Config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever reads or writes the files of a whole model: they wait for it longer than for a command."""
+    """Read or write the files of a whole model: ranks wait longer for that than for a command."""
     lead, make = Lead(), loop.Trainer._make_learner
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
 
     def made(self: loop.Trainer) -> object:
         learner = make(self)
@@ -360,7 +360,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
         function = getattr(place, name)
 
         def noted(*arguments: object, **others: object) -> object:
-            found.setdefault(name, set()).add(lead.alone_at)
+            result.setdefault(name, set()).add(lead.alone_at)
             return function(*arguments, **others)
 
         monkeypatch.setattr(place, name, noted)
@@ -374,7 +374,7 @@ async def test_other_ranks_are_told_what_rank_0_does_alone(
             noting(place, name)
     await train(config, Data(batches))
     reading, publishing = "reading the model folder and the checkpoints", "publishing its weights"
-    assert found == {
+    assert result == {
         "identity_of": {reading},
         "load_newest": {reading},
         "resume": {publishing},
@@ -402,8 +402,8 @@ async def test_a_batch_that_is_in_the_weights_is_acknowledged_not_trained(
 ) -> None:
     class Forgetful(Data):
         async def handle(self, client: str, message: Request) -> Reply:
-            asked = len(self.of(BatchRequest))
-            if isinstance(message, BatchRequest) and asked == 1:
+            requests = len(self.of(BatchRequest))
+            if isinstance(message, BatchRequest) and requests == 1:
                 self.heard.append(message)
                 return BatchReply(batch=self.batches[0])
             return await super().handle(client, message)
@@ -449,14 +449,14 @@ async def test_an_update_under_way_at_a_stop_is_announced_acknowledged_and_in_th
     caplog.set_level(logging.INFO)
     config = another_run(config, "stopped", checkpoint_every=100, updates=100)
     config = config.model_copy(update={"weights": WeightsConfig(publish_every=10)})
-    told = {"success": 0.25, "reward": 0.5}
-    data, stop = Busy([batches[0], batches[1].model_copy(update=told)]), asyncio.Event()
+    shares = {"success": 0.25, "reward": 0.5}
+    data, stop = Busy([batches[0], batches[1].model_copy(update=shares)]), asyncio.Event()
     update, here = PolicyLearner.update, asyncio.get_running_loop()
 
-    def stop_within(learner: PolicyLearner, batch: Batch, *done: Any) -> Update:
+    def stop_within(learner: PolicyLearner, batch: Batch, *index: Any) -> Update:
         if batch.batch_id == 2:
             here.call_soon_threadsafe(stop.set)
-        return update(learner, batch, *done)
+        return update(learner, batch, *index)
 
     monkeypatch.setattr(PolicyLearner, "update", stop_within)
     async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
@@ -508,7 +508,7 @@ async def test_a_trainer_that_is_stopped_says_goodbye(config: Config) -> None:
 async def test_at_the_end_of_the_run_the_trainer_ends_and_does_not_hang(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop, "TELL_WAIT_S", 0.2)
+    monkeypatch.setattr(loop, "LOG_WAIT_S", 0.2)
     caplog.set_level(logging.INFO)
     data, endpoints = Data([]), Endpoints(config.run.dir)
     over = RunState(
@@ -569,9 +569,9 @@ async def test_a_batch_that_data_cannot_send_ends_the_trainer_with_its_line(conf
                 raise ConfigError("batch 1 cannot be sent; lower data.groups_per_batch")
             return await super().handle(client, message)
 
-    with pytest.raises(ConfigError, match=r"lower data\.groups_per_batch") as ended:
+    with pytest.raises(ConfigError, match=r"lower data\.groups_per_batch") as failure:
         await train(config, Refuses([]))
-    assert ended.value.exit_code == 2
+    assert failure.value.exit_code == 2
 
 
 async def test_a_checkpoint_of_another_model_is_refused_with_the_cure(
@@ -628,5 +628,5 @@ async def test_a_trainer_whose_weights_were_deleted_goes_on_above_every_number_t
     second.known = WeightsPublished(policy_version=9, path="gone", digest="d", updates=9)
     await train(short.model_copy(update={"train": config.train}), second)
     assert versions(first, second) == [0, 1, 2, 10, 11, 12]
-    told = [each.updates for each in second.of(WeightsPublished)]  # type: ignore[attr-defined]
-    assert told == [2, 3, 4]
+    shares = [each.updates for each in second.of(WeightsPublished)]  # type: ignore[attr-defined]
+    assert shares == [2, 3, 4]

@@ -27,7 +27,7 @@ from dart_cli.train.checkpoints.checkpoint import load as load_checkpoint
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import rescore
+from dart_cli.train.logprob_check import rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel, load
 from scripts.small_models import FAMILIES
@@ -74,10 +74,10 @@ def test_engine_and_trainer_agree_before_and_after_a_step_of_the_adapters(
     after = trial_of(engine, temperature=1.0, seed=1)
     asyncio.run(engine.close())
     assert rescore(learner.model, batch, 512).mismatch().max > 10 * CLOSE
-    found = rescore(learner.model, after, 512)
-    assert set(found.versions.tolist()) == {1}
-    assert found.mismatch().max <= CLOSE
-    assert set(found.by_seen()) == {"text", "one", "several"}
+    result = rescore(learner.model, after, 512)
+    assert set(result.versions.tolist()) == {1}
+    assert result.mismatch().max <= CLOSE
+    assert set(result.by_screens()) == {"text", "one", "several"}
     assert contents(folder) == before
 
 
@@ -86,13 +86,13 @@ def test_in_float32_they_agree_to_a_millionth(
 ) -> None:
     learner = PolicyLearner(TrainModel.load(adapted(config)), config.train)
     engine = TransformersEngine(load_policy(tiny_folder, lora=LORA), load_weights=load)
-    for done in range(3):
-        update = learner.update(play(engine, 6, 2, batch_id=done + 1), done, policy_version=done)
+    for index in range(3):
+        update = learner.update(play(engine, 6, 2, batch_id=index + 1), index, policy_version=index)
         assert update.applied
         assert update.metrics["parity_mean"] <= 1e-6
         asyncio.run(
             engine.update_weights(
-                publish(learner.model.weights(), tmp_path, done + 1).path, done + 1
+                publish(learner.model.weights(), tmp_path, index + 1).path, index + 1
             )
         )
     asyncio.run(engine.close())
@@ -115,15 +115,15 @@ def test_the_gate_stops_an_engine_that_serves_other_adapters_than_it_says(
     learner = PolicyLearner(TrainModel.load(adapted(config)), train)
     engine = TransformersEngine(load_policy(tiny_folder, lora=lora), load_weights=load)
     untrained = play(engine, 6, 2)
-    made = [publish(learner.model.weights(), tmp_path / "trainer", 0)]
-    for done in range(2):
-        update = learner.update(untrained, done, policy_version=done if done == 0 else None)
+    trainee = [publish(learner.model.weights(), tmp_path / "trainer", 0)]
+    for index in range(2):
+        update = learner.update(untrained, index, policy_version=index if index == 0 else None)
         assert update.applied, update.alarm or update.note
-        made.append(publish(learner.model.weights(), tmp_path / "trainer", done + 1))
-    newest = load(made[-1].path, learner.model.weights())
+        trainee.append(publish(learner.model.weights(), tmp_path / "trainer", index + 1))
+    newest = load(trainee[-1].path, learner.model.weights())
     serves = {
         "newest": newest,
-        "older": load(made[-2].path, newest),
+        "older": load(trainee[-2].path, newest),
         "off": {name: torch.zeros_like(value) for name, value in newest.items()},
     }[which]
     taken = publish(serves, tmp_path / "engine", 2)
@@ -146,35 +146,35 @@ def test_the_gate_stops_an_engine_that_serves_other_adapters_than_it_says(
 
 
 def test_a_step_changes_the_adapters_and_nothing_else(config: Config, batches: list[Batch]) -> None:
-    made = PolicyLearner(TrainModel.load(adapted(config)), config.train)
-    model = made.model.policy.model
+    trainee = PolicyLearner(TrainModel.load(adapted(config)), config.train)
+    model = trainee.model.policy.model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for done, batch in enumerate(batches[:2]):
-        made.update(batch, done)
+    for index, batch in enumerate(batches[:2]):
+        trainee.update(batch, index)
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert changed == set(made.model.weights()) == set(made.model.trainable())
+    assert changed == set(trainee.model.weights()) == set(trainee.model.trainable())
 
 
 def test_the_reference_is_the_same_model_without_its_adapters(
     config: Config, batches: list[Batch]
 ) -> None:
-    """No second model; numbers and gradients are those with the base as a reference of its own."""
+    """Use no second model: numbers and gradients equal those with the base as a separate reference."""
     train = config.train.model_copy(update={"kl_beta": 0.3})
     config = config.model_copy(update={"train": train})
-    made = PolicyLearner(TrainModel.load(adapted(config)), train)
-    assert made.model.reference is made.model.policy
+    trainee = PolicyLearner(TrainModel.load(adapted(config)), train)
+    assert trainee.model.reference is trainee.model.policy
     apart = TrainModel.load(adapted(config))
     base = load_policy(config.model.path)
     base.model.requires_grad_(False)
     other = PolicyLearner(TrainModel.of(apart.policy, base), train)
-    for done, batch in enumerate(batches[:3]):
-        ours, theirs = made.update(batch, done), other.update(batch, done)
+    for index, batch in enumerate(batches[:3]):
+        ours, theirs = trainee.update(batch, index), other.update(batch, index)
         assert ours.applied
         assert ours.metrics["reference_kl"] == pytest.approx(
             theirs.metrics["reference_kl"], abs=1e-6
         )
-        assert (ours.metrics["reference_kl"] > 1e-6) == (done > 0)
-    for name, value in made.model.weights().items():
+        assert (ours.metrics["reference_kl"] > 1e-6) == (index > 0)
+    for name, value in trainee.model.weights().items():
         assert torch.allclose(value, other.model.weights()[name], atol=1e-6), name
 
 
@@ -197,11 +197,11 @@ def test_a_resumed_run_of_adapters_is_the_uninterrupted_one_bit_for_bit(
 ) -> None:
     config = adapted(config, dtype=dtype)
     straight = PolicyLearner(TrainModel.load(config), config.train)
-    for done, batch in enumerate(batches):
-        straight.update(batch, done)
+    for index, batch in enumerate(batches):
+        straight.update(batch, index)
     broken = PolicyLearner(TrainModel.load(config), config.train)
-    for done, batch in enumerate(batches[:2]):
-        broken.update(batch, done)
+    for index, batch in enumerate(batches[:2]):
+        broken.update(batch, index)
     state = broken.state()
     assert {name.partition("/")[0] for name in state} == set(broken.model.weights())
     save(tmp_path, TrainerProgress(updates=2), state)
@@ -209,8 +209,8 @@ def test_a_resumed_run_of_adapters_is_the_uninterrupted_one_bit_for_bit(
     checkpoint = load_newest(tmp_path)
     assert checkpoint is not None
     resumed.restore(checkpoint.tensors)
-    for done, batch in enumerate(batches[2:], start=2):
-        resumed.update(batch, done)
+    for index, batch in enumerate(batches[2:], start=2):
+        resumed.update(batch, index)
     got = resumed.model.weights()
     assert all(torch.equal(got[n], value) for n, value in straight.model.weights().items())
     back = resumed.state()
@@ -221,17 +221,17 @@ def test_a_resumed_run_of_adapters_is_the_uninterrupted_one_bit_for_bit(
 def test_a_run_begins_with_the_adapters_of_a_folder(
     config: Config, tmp_path: Path, dtype: Literal["float32", "bfloat16"]
 ) -> None:
-    made = load_policy(config.model.path, lora=LORA, seed=5)
-    tensors = weight_tensors(made.model)
+    trainee = load_policy(config.model.path, lora=LORA, seed=5)
+    tensors = weight_tensors(trainee.model)
     generator = torch.Generator().manual_seed(2)
     for tensor in tensors.values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
     write_adapters(tensors, LORA, config.model.path, tmp_path)
     learner = TrainModel.load(adapted(config, dtype=dtype, adapters=str(tmp_path)))
-    held = learner.weights()
-    assert held.keys() == tensors.keys()
+    weights_now = learner.weights()
+    assert weights_now.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(whole(held[name]), tensor)
+        assert torch.equal(whole(weights_now[name]), tensor)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -241,12 +241,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def test_weights_of_another_rank_or_of_the_whole_model_are_refused(
     config: Config, tmp_path: Path
 ) -> None:
-    made = PolicyLearner(TrainModel.load(adapted(config)), config.train)
+    trainee = PolicyLearner(TrainModel.load(adapted(config)), config.train)
     for updates, other in enumerate((LORA.model_copy(update={"rank": 5}), None)):
         theirs = load_policy(config.model.path, lora=other)
         path = save(tmp_path, TrainerProgress(updates=updates), weight_tensors(theirs.model))
         with pytest.raises(ValueError, match=r"names or shapes|, the model's \["):
-            made.restore(load_checkpoint(path).tensors)
+            trainee.restore(load_checkpoint(path).tensors)
 
 
 def test_screens_are_not_computed_again_as_the_tower_has_no_adapters(
@@ -266,9 +266,9 @@ def test_screens_are_not_computed_again_as_the_tower_has_no_adapters(
     first = play(engine, 2, 1)
     same = publish(weight_tensors(engine.policy.model), tmp_path, 1)
     asyncio.run(engine.update_weights(same.path, 1))
-    seen = len(computed)
-    assert seen > 0
+    count = len(computed)
+    assert count > 0
     again = play(engine, 2, 1)
     asyncio.run(engine.close())
     assert again.images.keys() == first.images.keys()
-    assert len(computed) == seen
+    assert len(computed) == count

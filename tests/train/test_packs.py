@@ -18,7 +18,7 @@ from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.packs.share import batch_shares, trajectory_of
+from dart_cli.train.packs.batch_tokens import batch_loss_weights, trajectory_of
 from dart_cli.train.trained_policy import TrainModel
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
@@ -30,7 +30,7 @@ EXACT = 1e-9
 
 @dataclass
 class OneByOne:
-    """What an update computes, each sample by itself."""
+    """Compute what an update computes, each sample alone."""
 
     stats: TokenStats
     gradients: dict[str, torch.Tensor]
@@ -51,7 +51,7 @@ def doubled(config: Config) -> TrainModel:
 
 
 def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor:
-    """Log-probabilities [A, V] of a sample alone, by transformers' own forward pass, in float64."""
+    """Return log-probabilities [A, V] of a sample alone, by transformers' forward pass, in float64."""
     token_ids = [*batch.prompt(sample), *batch.completion(sample)]
     images = [policy.images.prepare(batch.images[key], key) for key in batch.image_hashes(sample)]
     inputs = policy.inputs_of([token_ids], [images])
@@ -77,23 +77,24 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
     """The update's loss, statistics and gradients, one forward and backward for each sample."""
     names = Objective.__annotations__.keys() & TrainConfig.model_fields.keys()
     objective = Objective(**{name: getattr(config, name) for name in names})
-    shares = batch_shares(batch, config.normalise)
+    shares = batch_loss_weights(batch, config.normalise)
     total: TokenStats | None = None
     mismatches, fresh = {}, 0
     for sample in batch.samples:
         if sample.weight == 0:
             continue
         table = table_of(model.policy, batch, sample)
-        chosen = torch.tensor(batch.completion(sample))[:, None]
-        policy = table.gather(1, chosen)[:, 0]
+        tokens = torch.tensor(batch.completion(sample))[:, None]
+        policy = table.gather(1, tokens)[:, 0]
         reference = None
         if model.reference is not None:
             with torch.no_grad():
                 other = table_of(model.reference, batch, sample)
-            reference = other.gather(1, chosen)[:, 0]
-        known = len(sample.behaviour_logprobs) > 0
+            reference = other.gather(1, tokens)[:, 0]
+        is_known = len(sample.behaviour_logprobs) > 0
         behaviour = torch.tensor(
-            list(sample.behaviour_logprobs) if known else [0.0] * len(sample), dtype=torch.float64
+            list(sample.behaviour_logprobs) if is_known else [0.0] * len(sample),
+            dtype=torch.float64,
         )
         token = sample.weight * shares.of(trajectory_of(sample), len(sample))
         output = policy_loss(
@@ -104,13 +105,13 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
             torch.full_like(policy, token),
             objective,
             divisor=shares.divisor,
-            unknown=torch.full((len(sample),), not known),
+            unknown=torch.full((len(sample),), not is_known),
             reference_logprobs=reference,
             entropies=-(table.exp() * table.clamp(min=-1e6)).sum(-1),
         )
         output.loss.backward()
         total = output.stats if total is None else total + output.stats
-        if known:
+        if is_known:
             gap = policy.detach() - behaviour
             mismatches[sample.trajectory_id, sample.step] = StepMismatch(
                 trajectory_id=sample.trajectory_id,
@@ -143,8 +144,8 @@ OBJECTIVES: dict[str, dict[str, object]] = {
 
 def config_of(folder: Path, **changes: Any) -> Config:
     freeze = bool(changes.pop("freeze_vision", False))
-    given = {"parity_every": 0, **changes}
-    train = TrainConfig(lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, **given)
+    args = {"parity_every": 0, **changes}
+    train = TrainConfig(lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, **args)
     return Config(model=ModelConfig(path=str(folder), freeze_vision=freeze), train=train)
 
 
@@ -175,11 +176,13 @@ def test_an_update_on_packs_is_that_of_each_sample_alone(
         for name, value in alone.stats.metrics().items():
             if name not in ("ratio_mean", "clip_fraction"):  # the last pass's, after AdamW
                 assert update.metrics[name] == pytest.approx(value, rel=EXACT, abs=EXACT), name
-        got = {name: value.grad for name, value in model.trainable().items()}
-        assert {name for name, value in got.items() if value is not None} == alone.gradients.keys()
+        actual = {name: value.grad for name, value in model.trainable().items()}
+        assert {
+            name for name, value in actual.items() if value is not None
+        } == alone.gradients.keys()
         for name, value in alone.gradients.items():
             scale = value.abs().max().clamp(min=1e-4)
-            worst = (got[name] - value).abs().max() / scale
+            worst = (actual[name] - value).abs().max() / scale
             assert worst.item() <= EXACT, (name, pack_tokens)
         mismatches = {(gap.trajectory_id, gap.step): gap for gap in update.mismatches}
         assert mismatches.keys() == alone.mismatches.keys()
@@ -194,7 +197,7 @@ def test_an_update_on_packs_is_that_of_each_sample_alone(
 def test_the_gradient_of_a_demonstration_is_behaviour_cloning_times_its_advantage(
     family: Family, normalise: str
 ) -> None:
-    """Another completion on a step's prompt; the other samples, of advantage 0, have no gradient."""
+    """Add a completion to a step's prompt; the other samples have advantage 0 and no gradient."""
     config = config_of(family(next(iter(FAMILIES))), normalise=normalise)
     model = doubled(config)
     batch = tree_batch(model.policy, groups=1)
@@ -215,7 +218,7 @@ def test_the_gradient_of_a_demonstration_is_behaviour_cloning_times_its_advantag
         "samples": 1 / (len(counted) * len(other)),
     }[normalise]
     (-0.75 * share * cloned).backward()
-    wanted = {
+    expected = {
         name: value.grad.clone()
         for name, value in model.trainable().items()
         if value.grad is not None
@@ -224,11 +227,11 @@ def test_the_gradient_of_a_demonstration_is_behaviour_cloning_times_its_advantag
     learner = PolicyLearner(model, config.train)
     update = learner.update(batch, 0, policy_version=0)
     assert update.metrics["demonstrated_fraction"] > 0
-    known = [each for each in counted if each.behaviour_logprobs]
-    assert len(update.mismatches) == len(known) < len(counted)
-    assert sum(value.abs().sum() for value in wanted.values()) > 0
+    is_known = [each for each in counted if each.behaviour_logprobs]
+    assert len(update.mismatches) == len(is_known) < len(counted)
+    assert sum(value.abs().sum() for value in expected.values()) > 0
     for name, value in model.trainable().items():
-        if name in wanted:
+        if name in expected:
             assert value.grad is not None
-            scale = wanted[name].abs().max().clamp(min=1e-4)
-            assert ((value.grad - wanted[name]).abs().max() / scale).item() <= EXACT, name
+            scale = expected[name].abs().max().clamp(min=1e-4)
+            assert ((value.grad - expected[name]).abs().max() / scale).item() <= EXACT, name

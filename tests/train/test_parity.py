@@ -1,4 +1,4 @@
-"""Behaviour log-probabilities are those that the trainer's forward pass gives the same tokens.
+"""The trainer's forward pass gives tokens the log-probabilities with which the engine sampled them.
 
 Engine and trainer hold models of their own, which share nothing but the folder they load and the
 weight sets that are published.
@@ -21,7 +21,7 @@ from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import limit_of
+from dart_cli.train.logprob_check import limit_of
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from tests.devices import DEVICES
@@ -35,7 +35,7 @@ CLOSE = 1e-5  # nats
 
 
 def largest_gap(model: TrainModel, batch: Batch) -> float:
-    """Largest difference between behaviour and trainer's log-probabilities, over all tokens."""
+    """Return the largest difference of behaviour and trainer's log-probabilities over all tokens."""
     gaps, tokens = [], 0
     with torch.no_grad():
         for pack in packs_of(model, batch, 2048):
@@ -66,24 +66,24 @@ FROZEN: dict[str, dict[str, Any]] = {
 def test_a_model_that_only_scores_has_the_trainers_scores_bit_for_bit(
     config: Config, pointer_folder: Callable[[str], Path], kind: str, model_type: str, dtype: str
 ) -> None:
-    """Its weights are those that the trainer rounds its masters to, and nothing else is rounded."""
+    """Compare the scores: the frozen model has the weights to which the trainer rounds its float32 masters."""
     sections = {"model": {"dtype": dtype, "path": str(pointer_folder(model_type))}}
     for name, update in FROZEN[kind].items():
         sections[name] = sections.get(name, {}) | update
     update = {
         name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
     }
-    chosen = config.model_copy(update=update)
-    trained, frozen = TrainModel.load(chosen), TrainModel.load_frozen(chosen)
+    changed = config.model_copy(update=update)
+    trained, frozen = TrainModel.load(changed), TrainModel.load_frozen(changed)
     if kind == "adapters":  # whose B begins at zero, so that it would add nothing
         fill_b(trained)
         put(frozen, trained.weights())
     batch = tree_batch(frozen.policy, groups=1)
     with torch.no_grad():
         for one, other in zip(*(packs_of(m, batch, 512) for m in (trained, frozen)), strict=True):
-            wanted, found = trained.score(one, 0.7), frozen.score(other, 0.7)
-            assert torch.equal(found.logprobs, wanted.logprobs)
-            assert torch.equal(found.entropies, wanted.entropies)
+            expected, result = trained.score(one, 0.7), frozen.score(other, 0.7)
+            assert torch.equal(result.logprobs, expected.logprobs)
+            assert torch.equal(result.entropies, expected.entropies)
     assert not frozen.trainable()
     assert frozen.reference is None
     assert {each.dtype for each in frozen.policy.model.parameters()} == {getattr(torch, dtype)}

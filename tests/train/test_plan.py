@@ -20,28 +20,28 @@ def tokens(values: list[int]) -> Tokens:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Tokens]:
-    """Sequences that branch at random places from one another, some the same, some prefixes."""
+    """Return sequences that branch at random places; some are equal, some are prefixes of others."""
     sequences: list[list[int]] = []
     dice = random.Random(draw(st.integers(0, 2**32)))
     for _ in range(draw(st.integers(1, 14))):
         base = dice.choice(sequences) if sequences and dice.random() < 0.8 else []
-        kept = base[: dice.choice([len(base), dice.randint(0, len(base))])]
+        prefix = base[: dice.choice([len(base), dice.randint(0, len(base))])]
         more = [dice.choice([1, 2, 3, IMAGE, IMAGE + 1]) for _ in range(dice.choice([0, 1, 5, 60]))]
-        sequences.append(kept + more or [7])
+        sequences.append(prefix + more or [7])
     return [tokens(each) for each in sequences]
 
 
 def path(pack: PlannedPack, node: int) -> list[int]:
-    """Nodes from the root to `node`."""
-    found: list[int] = []
+    """Return the nodes from the root to `node`."""
+    result: list[int] = []
     while node >= 0:
-        found.insert(0, node)
+        result.insert(0, node)
         node = pack.nodes[node].parent
-    return found
+    return result
 
 
 def read(pack: PlannedPack, node: int, sequences: list[Tokens]) -> Tokens:
-    """What the last token of a node has seen, itself included."""
+    """Return the tokens that the last token of a node attends to, including itself."""
     parts = [pack.nodes[index] for index in path(pack, node)]
     return np.concatenate([sequences[n.sequence][n.begin : n.end] for n in parts])
 
@@ -54,7 +54,7 @@ def test_each_sequence_ends_once_behind_its_own_tokens_within_the_budget(
     packs_of = plan(sequences, pack_tokens=budget, costs=COSTS, ranks=ranks)
     assert len(packs_of) == ranks
     assert len({len(packs) for packs in packs_of}) == 1
-    ended: list[int] = []
+    ending: list[int] = []
     for packs in packs_of:
         for pack in packs:
             alone = len({sequences[index].tobytes() for index, _ in pack.ends}) <= 1
@@ -64,13 +64,13 @@ def test_each_sequence_ends_once_behind_its_own_tokens_within_the_budget(
             for index, node in enumerate(pack.nodes):
                 assert node.parent < index
                 assert node.begin < node.end
-                begun = pack.nodes[node.parent].end if node.parent >= 0 else 0
-                assert node.begin == begun
+                first = pack.nodes[node.parent].end if node.parent >= 0 else 0
+                assert node.begin == first
             for sequence, node in pack.ends:
-                seen = read(pack, node, sequences)
-                assert np.array_equal(seen[: len(sequences[sequence])], sequences[sequence])
-                ended.append(sequence)
-    assert sorted(ended) == list(range(len(sequences)))
+                context = read(pack, node, sequences)
+                assert np.array_equal(context[: len(sequences[sequence])], sequences[sequence])
+                ending.append(sequence)
+    assert sorted(ending) == list(range(len(sequences)))
     again = plan(sequences, pack_tokens=budget, costs=COSTS, ranks=ranks)
     assert again == packs_of
 
@@ -117,7 +117,7 @@ def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 def test_ranks_wait_little_for_each_other(ranks: int) -> None:
-    """Trajectories of unequal length: every rank's work, pack by pack, is near the mean."""
+    """Plan trajectories of unequal length: the work of each rank, pack by pack, is near the mean."""
     dice = random.Random(ranks)
     sequences = []
     for group in range(6):

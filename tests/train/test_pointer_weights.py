@@ -48,7 +48,7 @@ def pointing(config: Config, folder: Path, pointing: str = "pointer", **train: A
 
 
 def moved(tensors: Tensors, by: float = 0.125) -> Tensors:
-    """After an update of the head alone."""
+    """Publish after an update of the head alone."""
     return {
         name: tensor + by if name.startswith("pointer_head.") else tensor.clone()
         for name, tensor in tensors.items()
@@ -62,10 +62,10 @@ def test_an_update_of_the_head_alone_is_another_version_and_arrives(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     channel = FileChannel(tmp_path / "weights", keep=2)
-    first, wanted = channel.publish(tensors, 0), moved(tensors)
-    second = channel.publish(wanted, 1)
+    first, expected = channel.publish(tensors, 0), moved(tensors)
+    second = channel.publish(expected, 1)
     assert first.digest != second.digest
-    assert same(load(second.path, weight_tensors(load_policy(folder).model)), wanted)
+    assert same(load(second.path, weight_tensors(load_policy(folder).model)), expected)
 
 
 async def test_the_head_arrives_by_a_broadcast(tensors: Tensors, tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ async def test_the_head_arrives_by_a_broadcast(tensors: Tensors, tmp_path: Path)
     announced = channel.resume(tensors, 0)
     async with serving(run_dir, channel), receiving(run_dir, transport) as mine:
         assert same(await take(mine, announced, tensors), tensors)
-        before, wanted = mine.read_bytes, moved(tensors)
-        announced = channel.publish(wanted, 1)
-        assert same(await take(mine, announced, tensors), wanted)
+        before, expected = mine.read_bytes, moved(tensors)
+        announced = channel.publish(expected, 1)
+        assert same(await take(mine, announced, tensors), expected)
         head = sum(each.nbytes for name, each in tensors.items() if "pointer_head" in name)
         assert mine.read_bytes - before == head  # what has not changed is not sent
 
@@ -87,7 +87,7 @@ async def test_the_head_arrives_by_a_broadcast(tensors: Tensors, tmp_path: Path)
 
 
 def stepped(learner: PolicyLearner, updates: int) -> None:
-    """Updates of all that is trained, by gradients of a pointer."""
+    """Update all trained parameters by gradients of a pointer."""
     head = head_of(learner.model.policy.model)
     assert head is not None
     for update in range(updates):
@@ -95,7 +95,7 @@ def stepped(learner: PolicyLearner, updates: int) -> None:
         visual, hidden = (torch.randn(5, head.width, generator=generator) for _ in range(2))
         learner._optimizer.zero_grad(set_to_none=True)
         head(visual, hidden).log_softmax(-1)[:, 0].sum().backward()
-        learner._step(1e-2)
+        learner._apply_gradients(1e-2)
 
 
 def test_the_head_is_trained_where_the_policy_points_and_frozen_where_it_writes(

@@ -21,8 +21,8 @@ from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.packs.share import check
-from dart_cli.train.parity import rescore
+from dart_cli.train.logprob_check import rescore
+from dart_cli.train.packs.batch_check import check_batch
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from scripts.small_models import FAMILIES
@@ -43,16 +43,16 @@ def folders(pointer_folder: Family) -> dict[str, Path]:
 
 
 def config_of(folder: Path, *, model: dict[str, Any] | None = None, **changes: Any) -> Config:
-    given = {"lr": 0.0, "grad_clip": 1e9, "weight_decay": 0.0, "parity_every": 0, **changes}
+    args = {"lr": 0.0, "grad_clip": 1e9, "weight_decay": 0.0, "parity_every": 0, **changes}
     return Config(
         model=ModelConfig(path=str(folder), **(model or {})),
         policy=PolicyConfig(pointing="pointer"),
-        train=TrainConfig(updates=4, **given),
+        train=TrainConfig(updates=4, **args),
     )
 
 
 def sharpened(model: TrainModel) -> TrainModel:
-    """In float64, with a head that prefers some patches, and a reference whose head and layers differ."""
+    """Return a model in float64 whose head prefers some patches, and a reference that differs from it."""
     for number, each in enumerate((model.policy, model.reference)):
         if each is not None:
             each.model.double()
@@ -66,7 +66,7 @@ def sharpened(model: TrainModel) -> TrainModel:
 
 
 class Scores:
-    """Log-probabilities and entropies [A] of a sample alone; of pads 0."""
+    """Return log-probabilities and entropies [A] of a sample alone; 0 for pads."""
 
     def __init__(self, policy: LoadedPolicy, batch: Batch, sample: Sample) -> None:
         hidden, visual = states_of(policy, batch, sample)
@@ -149,7 +149,7 @@ class Objective:
 def test_loss_and_gradient_of_pointers_are_those_of_numpy(
     model_type: str, folders: dict[str, Path]
 ) -> None:
-    """Drags, siblings on one screen, pointers in the prompt, cut-off ones, demonstrations, text alone."""
+    """Cover drags, siblings on one screen, pointers in prompts, cut-off ones, demonstrations, and text."""
     config = config_of(
         folders[model_type],
         kl_beta=KL,
@@ -167,10 +167,10 @@ def test_loss_and_gradient_of_pointers_are_those_of_numpy(
         update = PolicyLearner(model, train).update(batch, 0, policy_version=0)
         assert update.metrics["loss"] == pytest.approx(loss, rel=1e-9)
         assert update.metrics["tokens"] == sum(objective.drawn(s).sum() for s in objective.samples)
-        found = {name: each.grad for name, each in model.trainable().items()}
+        result = {name: each.grad for name, each in model.trainable().items()}
         for name, before in gradients.items():
-            assert (found[name] - before).abs().max() <= 1e-9 * before.abs().max().clamp(min=1e-4)
-        gradients = {name: each.clone() for name, each in found.items() if each is not None}
+            assert (result[name] - before).abs().max() <= 1e-9 * before.abs().max().clamp(min=1e-4)
+        gradients = {name: each.clone() for name, each in result.items() if each is not None}
     pointed = [sum(patch >= 0 for patch in sample.patches) for sample in objective.samples]
     assert {0, 1, 2} <= set(pointed)
     if model_type != "qwen3_vl":  # the other differs in the tower alone, which the loss has seen
@@ -209,7 +209,7 @@ def test_nothing_is_dropped_at_random_where_layers_are_recomputed(folders: dict[
 def test_a_sharded_model_points_and_a_batch_without_pointers_has_the_same_gradients(
     folders: dict[str, Path],
 ) -> None:
-    """In bfloat16, where FSDP2 gathers the head with the root: of every trained tensor there is a gradient."""
+    """Train in bfloat16, where FSDP2 gathers the head with the root: every trained tensor has a gradient."""
     config = config_of(folders["qwen2_vl"], model={"dtype": "bfloat16"}, kl_beta=KL)
     model = TrainModel.load(config)
     batch = tree_batch(model.policy, groups=1)
@@ -232,7 +232,7 @@ def test_a_sharded_model_points_and_a_batch_without_pointers_has_the_same_gradie
 def test_what_a_model_could_not_have_drawn_is_refused(folders: dict[str, Path]) -> None:
     policy = load_policy(folders["qwen2_vl"], pointing="pointer")
     batch = tree_batch(policy, groups=1)
-    check(batch, policy)
+    check_batch(batch, policy)
     pointing = [step for step in steps_of(batch) if step.patches]
     wrong: list[tuple[dict[str, Any], str]] = [
         (
@@ -245,13 +245,13 @@ def test_what_a_model_could_not_have_drawn_is_refused(folders: dict[str, Path]) 
     for changes, cause in wrong:
         other = with_steps(batch, [with_changes(pointing[0], **changes)])
         with pytest.raises(ProtocolError, match=cause):
-            check(other, policy)
+            check_batch(other, policy)
     text = load_policy(folders["qwen2_vl"])
     with pytest.raises(ProtocolError, match="a token that is never sampled"):
-        check(batch, text)
+        check_batch(batch, text)
     plain = with_changes(pointing[0], token_ids=[5], behaviour_logprobs=[-1.0], patches=[0])
     with pytest.raises(ProtocolError, match="the policy writes numbers"):
-        check(with_steps(batch, [plain]), text)
+        check_batch(with_steps(batch, [plain]), text)
 
 
 def test_engine_and_trainer_agree_on_patches_before_and_after_a_live_update(

@@ -50,10 +50,10 @@ def timed(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 class Slow:
-    """Some versions wait for `go_on` before they are written, or fail."""
+    """A writer with which some versions wait for `go_on` before they are written, or fail."""
 
     def __init__(self, *which: int) -> None:
-        """Those of the versions `which`."""
+        """Let the versions `which` wait."""
         self.which = which
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.error: OSError | None = None
@@ -92,60 +92,60 @@ async def test_each_version_holds_the_weights_after_its_update_however_late_it_i
 ) -> None:
     """A copy ends only when the next optimizer step is about to change the weights."""
     due, hold, into = threading.Event(), Publications.before_change, TensorCopy.into
-    begun: list[int] = []
+    began: list[int] = []
 
     def about_to_change(self: Publications) -> None:
         due.set()
         hold(self)
 
     def late(self: TensorCopy, flat: FlatWeights) -> Tensors:
-        begun.append(len(begun))
-        if 0 < begun[-1] < 4:  # of those that another update follows
+        began.append(len(began))
+        if 0 < began[-1] < 4:  # of those that another update follows
             assert due.wait(PATIENCE_S)
             due.clear()
         return into(self, flat)
 
     monkeypatch.setattr(Publications, "before_change", about_to_change)
     monkeypatch.setattr(TensorCopy, "into", late)
-    kept = config.weights.model_copy(update={"keep": 9})
-    config = config.model_copy(update={"weights": kept})
+    kept_weights = config.weights.model_copy(update={"keep": 9})
+    config = config.model_copy(update={"weights": kept_weights})
     await train(config, Data(batches))
-    assert begun == [0, 1, 2, 3, 4]
+    assert began == [0, 1, 2, 3, 4]
     straight = PolicyLearner(TrainModel.load(config), config.train)
     for version in range(5):
         if version:
             straight.update(batches[version - 1], version - 1)
         expected = straight.model.weights()
-        held = load(path_of(config.run.dir / "weights", version), expected)
-        assert all(torch.equal(held[name], value) for name, value in expected.items()), version
+        loaded = load(path_of(config.run.dir / "weights", version), expected)
+        assert all(torch.equal(loaded[name], value) for name, value in expected.items()), version
 
 
 async def test_the_next_update_is_computed_while_a_version_is_written(
     timed: Config, batches: list[Batch], slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, seen, update = Data(batches), [], TimedLearner.update
+    data, observed, update = Data(batches), [], TimedLearner.update
 
     def noted(self: TimedLearner, batch: Batch, *others: int | None) -> Update:
-        found = update(self, batch, *others)  # type: ignore[arg-type]
+        result = update(self, batch, *others)  # type: ignore[arg-type]
         if batch.batch_id == 2:
-            seen.extend([len(trained(data)), *versions(data)])
+            observed.extend([len(trained(data)), *versions(data)])
             slow.go_on.set()
-        return found
+        return result
 
     monkeypatch.setattr(TimedLearner, "update", noted)
     await train(timed, data)
-    assert seen == [1, 0]  # batch 1 is acknowledged, v0 alone is announced
+    assert observed == [1, 0]  # batch 1 is acknowledged, v0 alone is announced
     assert versions(data) == [0, 1, 2, 3]
     assert [(m.batch_id, m.policy_version) for m in trained(data)] == [(1, 1), (2, 2), (3, 3)]
-    found = [m.metrics for m in trained(data)]
-    assert [metrics["publish_s"] > 0 for metrics in found][1:] == [True, True]
-    assert all(metrics["publish_stall_s"] > 0 for metrics in found)
+    result = [m.metrics for m in trained(data)]
+    assert [metrics["publish_s"] > 0 for metrics in result][1:] == [True, True]
+    assert all(metrics["publish_stall_s"] > 0 for metrics in result)
 
 
 async def test_data_that_waits_for_a_version_before_it_serves_the_next_batch_gets_it(
     timed: Config, batches: list[Batch]
 ) -> None:
-    """As in lockstep: the trainer waits for a batch that waits for what it publishes."""
+    """Let the trainer wait for a batch that waits for the version that it publishes, as in lockstep."""
 
     class Lockstep(Data):
         async def handle(self, client: str, message: Request) -> Reply:
@@ -228,7 +228,7 @@ async def test_a_stop_waits_for_the_version_on_its_way(
 async def test_the_last_version_is_announced_before_its_update_is_acknowledged(
     timed: Config, batches: list[Batch], slow: Slow
 ) -> None:
-    """Data ends the run with the last acknowledgement."""
+    """Check the order of messages: the data service ends the run at the last acknowledgement."""
     slow.which = (3,)
     threading.Thread(target=lambda: slow.reached.wait(PATIENCE_S) and slow.go_on.set()).start()
     data = Data(batches)
@@ -253,8 +253,8 @@ async def test_a_skipped_update_publishes_nothing_and_leaves_what_is_on_its_way(
     await train(timed, data)
     assert versions(data) == [0, 1, 2]
     assert [(m.batch_id, m.policy_version) for m in trained(data)] == [(1, 1), (2, 1), (3, 2)]
-    told = [m.updates for m in data.heard if isinstance(m, WeightsPublished)]
-    assert told == [0, 1, 2]  # that changed the weights
+    counts = [m.updates for m in data.heard if isinstance(m, WeightsPublished)]
+    assert counts == [0, 1, 2]  # that changed the weights
     newest = newest_version(timed.run.dir / "weights")
     assert newest is not None
     assert number(newest.path) == 2
@@ -297,11 +297,11 @@ async def test_a_standstill_is_counted_as_publishing_and_what_is_hidden_is_not(
 
 
 async def copy_as_it_stands(source: Path, target: Path) -> None:
-    """Copy what a kill would leave: a folder at one moment, so again while threads still write there."""
+    """Copy a folder as it would remain after a kill; copy again if threads have written meanwhile."""
 
     def state() -> dict[Path, tuple[int, int]]:
-        found = {path: path.stat() for path in sorted(source.rglob("*"))}
-        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+        result = {path: path.stat() for path in sorted(source.rglob("*"))}
+        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in result.items()}
 
     while True:
         with contextlib.suppress(FileNotFoundError, shutil.Error):
@@ -320,7 +320,7 @@ async def test_a_kill_while_a_version_is_on_its_way_loses_nothing_and_trains_not
     slow: Slow,
     checkpoint_every: int,
 ) -> None:
-    """Its update is acknowledged. What kill -9 leaves then is resumed from, against the same ledger."""
+    """Resume, with the same ledger, from the files that kill -9 leaves after an acknowledgement."""
     slow.which = (3,)
     alive = another_run(config, "alive", checkpoint_every=checkpoint_every)
     killed = another_run(config, "killed", checkpoint_every=checkpoint_every)
@@ -349,5 +349,5 @@ async def test_a_kill_while_a_version_is_on_its_way_loses_nothing_and_trains_not
     expected = final_weights(alive)
     final = final_weights(killed)
     assert all(torch.equal(final[name], value) for name, value in expected.items())
-    held = load(Path(announced[-1].path), expected)
-    assert all(torch.equal(held[name], value) for name, value in expected.items())
+    loaded = load(Path(announced[-1].path), expected)
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())

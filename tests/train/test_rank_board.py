@@ -1,4 +1,4 @@
-"""Which rank a process is, by its environment."""
+"""The rank of a process, from its environment."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_only_boards_of_earlier_starts_are_removed(
     run_dir: Path, environment: dict[str, str]
 ) -> None:
     config = Config(run=RunConfig(dir=run_dir), train=TrainConfig(ranks=2))
-    kept = [run_dir / "checkpoints", run_dir / "weights", run_dir / "ranks" / "other"]
+    others = [run_dir / "checkpoints", run_dir / "weights", run_dir / "ranks" / "other"]
     earlier = membership(config, environment).folder
-    for folder in kept:
+    for folder in others:
         folder.mkdir()
     mine = membership(config, environment).folder
     RankBoard(mine).remove_others()
     assert mine.is_dir()
     assert not earlier.exists()
-    assert all(folder.is_dir() for folder in kept)
+    assert all(folder.is_dir() for folder in others)
 
 
 def test_torchrun_gives_rank_and_size(run_dir: Path) -> None:

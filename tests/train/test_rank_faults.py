@@ -24,9 +24,9 @@ FAULTS = (
     "0:pack:2:kill",
     "1:pack:3:kill",
 )
-"""faulty.py's, one a start. Rank 1 hangs while rank 0 waits for it in a collective operation, and dies there and
-outside one; rank 0 dies. An update is one pack of each rank, and the first checkpoint is that of two updates:
-only the last of these starts gets so far."""
+"""faulty.py's, one a start. Rank 1 hangs while rank 0 waits for it in a collective operation, and dies
+there and outside one; rank 0 dies. An update is one pack of each rank, and the first checkpoint is that of
+two updates: only the last of these starts gets so far."""
 
 
 @pytest.mark.slow
@@ -39,8 +39,8 @@ async def test_ranks_that_end_or_hang_end_all_and_nothing_is_lost_or_trained_twi
         await breaks(with_deadline(config, seconds), batches, fault)
     # The same command again, as the supervisor does.
     after = Data(batches)
-    code, said = await run_trainer(with_deadline(config, PATIENT_S), after)
-    assert code == 0, said
+    code, output = await run_trainer(with_deadline(config, PATIENT_S), after)
+    assert code == 0, output
     [hello] = after.of(TrainerHello)
     assert isinstance(hello, TrainerHello)
     again = [m.batch_id for m in after.of(BatchTrained) if isinstance(m, BatchTrained)]
@@ -48,8 +48,8 @@ async def test_ranks_that_end_or_hang_end_all_and_nothing_is_lost_or_trained_twi
     assert len(list((config.run.dir / "ranks").iterdir())) == 1  # earlier boards are removed
     # As in a run that nothing interrupted, on one rank.
     straight = PolicyLearner(TrainModel.load(config), config.train)
-    for done, batch in enumerate(batches):
-        straight.update(batch, done)
+    for index, batch in enumerate(batches):
+        straight.update(batch, index)
     final = final_weights(config)
     for name, value in straight.model.weights().items():
         assert torch.allclose(final[name], value, atol=2e-4), name
@@ -60,7 +60,7 @@ async def breaks(config: Config, batches: list[Batch], fault: str) -> None:
     logs = config.run.dir / "logs"
     guilty, doing, _, _ = fault.split(":")
     before = {rank: len(text_of(logs, rank)) for rank in (0, 1)}
-    code, said = await run_trainer(config, Data(batches), fault)
+    code, output = await run_trainer(config, Data(batches), fault)
     line = f"rank {guilty} of 2"
     if guilty == "0":
         assert code == -9
@@ -68,7 +68,7 @@ async def breaks(config: Config, batches: list[Batch], fault: str) -> None:
         await until(lambda: line in text_of(logs, 1)[before[1] :])
         return
     assert code == 1
-    [told] = [each for each in said.splitlines() if each.startswith("error: ")]
+    [told] = [each for each in output.splitlines() if each.startswith("error: ")]
     assert line in told
     assert "train-1.log" in told
     assert f"it was doing: {doing}" in told

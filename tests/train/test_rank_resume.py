@@ -1,4 +1,4 @@
-"""Promises of a run that goes on with another number of ranks: it is the run of one."""
+"""Promises of a run that resumes with another number of ranks: it equals the run of one rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.train.parts import Data, another_run, serving
 from tests.train.trainers import run_trainer
 
 WAYS = ((1, 1), (3, 2), (1, 3))
-"""Ranks of each start, and how many batches are in the weights at its end. By 3 hardly any tensor divides evenly;
-tests/train/test_shards.py goes from several ranks to several."""
+"""Ranks of each start, and how many batches are in the weights at its end. By 3 hardly any tensor divides
+evenly; tests/train/test_shards.py goes from several ranks to several."""
 
 
 @pytest.mark.slow
@@ -32,13 +32,13 @@ async def test_a_run_of_1_rank_goes_on_with_3_and_then_1_as_if_it_had_been_one(
             async with serving(config.run.dir, data):
                 await run(ranked, data.idle)
         else:
-            code, said = await run_trainer(ranked, data, stop=data.idle)
-            assert code == 0, said
+            code, output = await run_trainer(ranked, data, stop=data.idle)
+            assert code == 0, output
         assert data.trained == last
     straight = PolicyLearner(TrainModel.load(config), config.train)
     began = {name: value.clone() for name, value in straight.state().items()}
-    for done, batch in enumerate(batches[:last]):
-        straight.update(batch, done)
+    for index, batch in enumerate(batches[:last]):
+        straight.update(batch, index)
     checkpoint = load_newest(config.run.dir / "checkpoints")
     assert checkpoint is not None
     expected = straight.state()

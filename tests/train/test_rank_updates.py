@@ -71,7 +71,7 @@ def weighing(batch: Batch, weights: Callable[[int], float]) -> Batch:
 
 
 def pointers(folder: Path, make_config: Callable[[Path], Config], recipe: dict[str, Any]) -> Case:
-    """Packs that point and packs of text alone: ranks whose head has nothing to do take part in its sums."""
+    """Return packs that point and packs of text: ranks without a pointer take part in the head's sums."""
     config = changed(make_config(folder), parity_every=0, **recipe).model_copy(
         update={"policy": PolicyConfig(pointing="pointer")}
     )
@@ -88,22 +88,22 @@ def cases(
     play: Play,
     pointer_folder: Callable[[str], Path],
 ) -> dict[str, Case]:
-    """Recipes, each with the batches of two updates."""
+    """Return recipes, each with the batches of two updates."""
     # A cap that no weight is at: the weights of tokens just sampled are 1 up to rounding.
     # A small step: AdamW turns the rounding of a gradient near 0 into a whole one.
     recipe = {"lr": 1e-5}
     tiny = changed(make_config(tiny_folder), **recipe)
     two = batches[:2]
-    found: dict[str, Case] = {}
+    results: dict[str, Case] = {}
     for kind in CLASSES:
         folder = family(kind)
         engine = TransformersEngine(load_policy(folder), max_batch=32)
         played = [play(engine, 3, 2, 1.0, number) for number in (1, 2)]
         asyncio.run(engine.close())
-        found[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
+        results[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
     everything = {"kl_beta": 0.1}
     skipping = [two[0], weighing(two[1], lambda _: 0.0)]
-    return found | {
+    return results | {
         "a KL": (changed(tiny, **everything), two),
         "a frozen tower": (changed(tiny, model={"freeze_vision": True}, **everything), two),
         "layers computed again": (changed(tiny, correction="ratio", recompute="layer"), two),
@@ -135,16 +135,16 @@ def on_one(cases: dict[str, Case]) -> dict[str, Any]:
 def on_many(
     cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, Any]]:
-    """on_many(size) -> what the cases of so many ranks gave."""
+    """Return on_many(size) -> the results of the cases on so many ranks."""
 
     @cache
-    def found(size: int) -> dict[str, Any]:
+    def results(size: int) -> dict[str, Any]:
         chosen = {name: cases[name] for name in NAMES[size]}
         folder = tmp_path_factory.mktemp("world")
         result: dict[str, Any] = run_world(size, rank_cases.updated, folder, chosen)[0]
         return result
 
-    return found
+    return results
 
 
 NAMES = {
@@ -175,15 +175,15 @@ def test_ranks_compute_the_update_of_one(
 def test_what_ranks_gather_for_a_channel_is_what_they_hold(
     size: int, on_many: Callable[[int], dict[str, Any]]
 ) -> None:
-    """Byte for byte, frozen towers and adapters too."""
+    """Compare byte for byte, including frozen towers and adapters."""
     for name in NAMES[size]:
         streamed, whole = on_many(size)[name]["digests"]
         assert streamed == whole, name
 
 
-def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert got["told"] == wanted["told"]
-    for mine, theirs in zip(got["metrics"], wanted["metrics"], strict=True):
+def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual["told"] == expected["told"]
+    for mine, theirs in zip(actual["metrics"], expected["metrics"], strict=True):
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
             if (
@@ -191,20 +191,20 @@ def same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
             ):  # of fresh tokens rounding decides on which side of 1 they are
                 continue
             assert mine[name] == pytest.approx(value, **tolerance(name)), name
-    for mine, theirs in zip(got["mismatches"], wanted["mismatches"], strict=True):
+    for mine, theirs in zip(actual["mismatches"], expected["mismatches"], strict=True):
         assert [each[:2] for each in mine] == [each[:2] for each in theirs]
         assert np.allclose([e[2:] for e in mine], [e[2:] for e in theirs], atol=NATS)
-    assert got["gradients"].keys() == wanted["gradients"].keys()
-    for key, gradient in wanted["gradients"].items():
+    assert actual["gradients"].keys() == expected["gradients"].keys()
+    for key, gradient in expected["gradients"].items():
         if key in NO_GRADIENT:
             continue
-        difference = np.abs(got["gradients"][key] - gradient).max()
+        difference = np.abs(actual["gradients"][key] - gradient).max()
         assert difference <= TOLERANCE * np.abs(gradient).max(), key
-    same_published(got, wanted)
+    same_published(actual, expected)
 
 
 def tolerance(metric: str) -> dict[str, float]:
-    """Relative, but for what compares log-probabilities, whose rounding is absolute."""
+    """Compare relatively, except for metrics of log-probabilities, whose rounding is absolute."""
     if metric.endswith("_kl"):  # about half the square of a difference
         return {"rel": 1e-3, "abs": NATS**2}
     if metric.startswith(("mismatch_", "parity_", "stale_")):
@@ -212,19 +212,19 @@ def tolerance(metric: str) -> dict[str, float]:
     return {"rel": TOLERANCE, "abs": 0.0}
 
 
-def same_published(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Equal weights are published alike bit by bit; after updates they have moved alike."""
-    assert got["published"].keys() == wanted["published"].keys() == wanted["before"].keys()
+def same_published(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare published weights: bit by bit before updates, by their movement afterwards."""
+    assert actual["published"].keys() == expected["published"].keys() == expected["before"].keys()
     moved = different = 0.0
-    for name, value in wanted["before"].items():
-        assert np.array_equal(got["before"][name], value), name
+    for name, value in expected["before"].items():
+        assert np.array_equal(actual["before"][name], value), name
         if name in NO_GRADIENT:
             continue
-        moved += np.square(wanted["published"][name] - value, dtype=np.float64).sum()
-        difference = got["published"][name] - wanted["published"][name]
+        moved += np.square(expected["published"][name] - value, dtype=np.float64).sum()
+        difference = actual["published"][name] - expected["published"][name]
         different += np.square(difference, dtype=np.float64).sum()
     assert different <= MOVED**2 * moved
-    is_changed = any(told[0] for told in wanted["told"])
+    is_changed = any(told[0] for told in expected["told"])
     assert (moved > 0) == is_changed
 
 

@@ -1,4 +1,4 @@
-"""Promises of a rank's watch: it sees who is gone or hangs, whatever the disk does."""
+"""Promises of a rank's watch: it finds ranks that died or hang, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN_S = 900.0
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that a test sets."""
 
     now = 1000.0
 
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def watch(folder: Path, clock: Clock, tmp_path: Path) -> Callable[[int], RankWatch]:
-    """watch(rank) -> that of one of two ranks, whose thread does not run."""
+    """Return watch(rank) -> the watch of one of two ranks, without its thread."""
     return lambda rank: RankWatch(
         Membership(rank, 2, rank, folder, is_ours=True),
         tmp_path,
@@ -61,11 +61,11 @@ def test_work_of_rank_0_alone_may_take_longer_than_the_deadline(
     began = clock.now
     while clock.now < began + OWN_S:
         lead._write()  # as its thread does
-        assert other.wrong() == lead.wrong() == ""
+        assert other.find_problem() == lead.find_problem() == ""
         clock.now += DEADLINE_S / 2
     clock.now += 1
     other._write()
-    line = lead.wrong()
+    line = lead.find_problem()
     assert line.startswith("rank 0 of 2")
     assert "does not answer within 900 s; it was doing: publishing its weights" in line
 
@@ -76,11 +76,11 @@ def test_a_rank_0_that_does_not_run_is_named_by_the_deadline(
     lead, other = watch(0), watch(1)
     lead.doing("publishing its weights", within_s=OWN_S)
     other.doing("waiting for a command of rank 0", awaits_rank_0=True)
-    assert other.wrong() == ""
+    assert other.find_problem() == ""
     clock.now += DEADLINE_S
-    assert other.wrong() == ""
+    assert other.find_problem() == ""
     clock.now += 1
-    line = other.wrong()
+    line = other.find_problem()
     assert line.startswith("rank 0 of 2")
     assert "within train.rank_deadline_s = 60 s; it was doing: publishing its weights" in line
 
@@ -91,18 +91,18 @@ def test_of_two_that_wait_the_one_that_does_not_run_is_named(
     lead, other = watch(0), watch(1)
     other.doing("pack 3 of 9")
     lead.doing("pack 3 of 9")
-    assert lead.wrong() == ""
+    assert lead.find_problem() == ""
     clock.now += DEADLINE_S + 1
     lead._write()  # as its thread does; the other's does not
     assert DEADLINE_S > SILENT_S
-    assert lead.wrong().startswith("rank 1 of 2")
+    assert lead.find_problem().startswith("rank 1 of 2")
 
 
 def test_a_rank_whose_board_was_removed_ends(
     watch: Callable[[int], RankWatch], folder: Path
 ) -> None:
     shutil.rmtree(folder)
-    assert "was removed" in watch(1).wrong()
+    assert "was removed" in watch(1).find_problem()
 
 
 def refuse(number: int) -> Callable[..., NoReturn]:
@@ -112,13 +112,13 @@ def refuse(number: int) -> Callable[..., NoReturn]:
     return call
 
 
-def test_without_hard_links_the_first_verdict_stands(
+def test_without_hard_links_the_first_reason_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching.os, "link", refuse(errno.EPERM))
-    assert RankBoard(folder).judge("rank 1 hangs") == "rank 1 hangs"
-    assert RankBoard(folder).judge("rank 2 hangs") == "rank 1 hangs"
-    assert [path.name for path in folder.iterdir()] == ["verdict"]
+    assert RankBoard(folder).set_end_reason("rank 1 hangs") == "rank 1 hangs"
+    assert RankBoard(folder).set_end_reason("rank 2 hangs") == "rank 1 hangs"
+    assert [path.name for path in folder.iterdir()] == ["end-reason"]
 
 
 def test_a_hang_is_noticed_and_told_where_nothing_can_be_written(
@@ -138,7 +138,7 @@ def test_a_hang_is_noticed_and_told_where_nothing_can_be_written(
 def test_a_watch_that_fails_ends_its_rank(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RankWatch, "wrong", refuse(errno.EIO))
+    monkeypatch.setattr(RankWatch, "find_problem", refuse(errno.EIO))
     ends: queue.Queue[str] = queue.Queue()
     member = Membership(1, 2, 1, folder, is_ours=True)
     RankWatch(member, tmp_path, DEADLINE_S, ends.put).__enter__()

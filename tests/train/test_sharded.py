@@ -28,32 +28,32 @@ BFLOAT16 = 2**-8
 
 @pytest.fixture(scope="module")
 def loaded(pointer_folder: Callable[[str], Path]) -> dict[str, list[dict[str, Any]]]:
-    """What each rank holds of a model of each class, with a pointer head."""
-    found = run_world(RANKS, cases.all_loaded, {kind: pointer_folder(kind) for kind in FAMILIES})
-    return {kind: [one[kind] for one in found] for kind in FAMILIES}
+    """Return what each rank holds of a model of each class, with a pointer head."""
+    result = run_world(RANKS, cases.all_loaded, {kind: pointer_folder(kind) for kind in FAMILIES})
+    return {kind: [one[kind] for one in result] for kind in FAMILIES}
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_rank_reads_and_holds_its_own_shards_and_frozen_parameters_alone(
     pointer_folder: Callable[[str], Path], loaded: dict[str, list[dict[str, Any]]], kind: str
 ) -> None:
-    folder, size, found = pointer_folder(kind), RANKS, loaded[kind]
+    folder, size, result = pointer_folder(kind), RANKS, loaded[kind]
     whole = dict(load_policy(folder).model.named_parameters())
     assert "pointer_head.qkv.weight" in whole
-    for rank, one in enumerate(found):
+    for rank, one in enumerate(result):
         assert one["equal"], f"rank {rank} holds other values than the folder"
-        for name, held in one["held"].items():
+        for name, shard_size in one["held"].items():
             if ".visual." in name:  # frozen: whole, in the model's type
-                assert held == whole[name].numel() * torch.bfloat16.itemsize, name
+                assert shard_size == whole[name].numel() * torch.bfloat16.itemsize, name
             else:  # a float32 shard: no more than its share of the rows
                 rows = -(-len(whole[name]) // size)
-                assert held <= rows * whole[name][0].numel() * torch.float32.itemsize, name
+                assert shard_size <= rows * whole[name][0].numel() * torch.float32.itemsize, name
     frozen = sum(each.nbytes for name, each in whole.items() if ".visual." in name)
     trained = sum(each.nbytes for name, each in whole.items() if ".visual." not in name)
-    assert sum(one["read"] for one in found) == trained + size * frozen
-    assert max(one["read"] for one in found) < frozen + trained / size * 1.1
+    assert sum(one["read"] for one in result) == trained + size * frozen
+    assert max(one["read"] for one in result) < frozen + trained / size * 1.1
     expected = {name: each.numpy() for name, each in load_policy(folder).model.named_buffers()}
-    for one in found:
+    for one in result:
         assert one["buffers"].keys() == expected.keys()
         assert all(np.array_equal(one["buffers"][name], expected[name]) for name in expected)
 
@@ -72,9 +72,9 @@ def curves(pointer_folder: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
     two = run_world(2, cases.all_of, {name: (folder, way) for name, way in ways.items()})
     ways = {"plain": {"plain": True}, "bfloat16": ways["bfloat16"]}
     [one] = run_world(1, cases.all_of, {name: (folder, way) for name, way in ways.items()})
-    held = two[1]["shards"]["published"].values()
-    assert not any(each.size for each in held)  # rank 0 alone has what is published
-    return two[0] | {f"{name}, 1 rank": found for name, found in one.items()}
+    shard_size = two[1]["shards"]["published"].values()
+    assert not any(each.size for each in shard_size)  # rank 0 alone has what is published
+    return two[0] | {f"{name}, 1 rank": result for name, result in one.items()}
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def curves(pointer_folder: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
 def test_however_the_work_is_spread_loss_norm_and_gradients_are_the_same(
     curves: dict[str, dict[str, Any]], way: str, expected: str, tolerance: float
 ) -> None:
-    got, wanted = curves[way], curves[expected]
-    assert np.allclose(got["curve"], wanted["curve"], rtol=tolerance)
-    assert got["gradients"].keys() == wanted["gradients"].keys() > {"pointer_head.norm.bias"}
-    for name, gradient in wanted["gradients"].items():
+    actual, reference = curves[way], curves[expected]
+    assert np.allclose(actual["curve"], reference["curve"], rtol=tolerance)
+    assert actual["gradients"].keys() == reference["gradients"].keys() > {"pointer_head.norm.bias"}
+    for name, gradient in reference["gradients"].items():
         if name == "pointer_head.key_out.bias":  # the same in all patches: it moves no probability
             assert np.abs(gradient).max() < 1e-3
             continue
-        difference = np.abs(got["gradients"][name] - gradient).max()
+        difference = np.abs(actual["gradients"][name] - gradient).max()
         assert difference <= tolerance * np.abs(gradient).max(), name
 
 
@@ -104,12 +104,12 @@ def test_what_is_published_is_the_whole_model_in_its_own_type(
     pointer_folder: Callable[[str], Path],
 ) -> None:
     folder = pointer_folder("qwen3_vl")
-    [found, _] = run_world(2, cases.published, folder)
+    [result, _] = run_world(2, cases.published, folder)
     model = load_policy(folder, "bfloat16").model
     expected = {name: each.detach() for name, each in model.named_parameters()}
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for name, each in expected.items():
-        assert np.array_equal(found[name], each.view(torch.int16).numpy()), name
+        assert np.array_equal(result[name], each.view(torch.int16).numpy()), name
 
 
 def test_an_incomplete_folder_is_refused_by_the_name_of_the_tensor(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ SAVED_AT, LAST = 3, 6
 
 
 def train(folder: Path, ranks: int, first: int, save_at: int, directory: Path) -> Path:
-    """Train on so many processes; the file with the whole state at the end."""
+    """Train on so many processes; return the file with the whole state at the end."""
     out = folder / f"{first}-{save_at}-on-{ranks}.safetensors"
     run_world(ranks, trained, directory, first, LAST, save_at, out)
     return out
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(folder: Path) -> dict[str, torch.Tensor]:
-    """Trained on two ranks without a break; its checkpoint is written beside steps 4 to 6."""
+    """Train on two ranks without a break; a checkpoint is written beside steps 4 to 6."""
     return load_file(train(folder, 2, 0, SAVED_AT, folder / "checkpoints"))
 
 
@@ -105,16 +105,16 @@ def test_pinned_memory_is_hardly_more_than_what_is_staged() -> None:
     }
     sizes = {f"{name}.{n}": rows * 3_584 * 4 for name, rows in layer.items() for n in range(28)}
     sizes |= {f"norm.{n}": 3_584 * 4 for n in range(28)} | {"none": 0}
-    found = blocks(sizes)
-    assert {name: end - begin for _, each in found for name, (begin, end) in each.items()} == sizes
-    for size, places in found:
+    result = blocks(sizes)
+    assert {name: end - begin for _, each in result for name, (begin, end) in each.items()} == sizes
+    for size, places in result:
         assert size.bit_count() == 1
         ends = [0, *(end for _, end in places.values())]
         for before, (begin, end) in zip(ends, places.values(), strict=False):
             assert before <= begin
             assert begin % 64 == 0
             assert end <= size
-    assert sum(size for size, _ in found) < 1.1 * sum(sizes.values())
+    assert sum(size for size, _ in result) < 1.1 * sum(sizes.values())
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1 << 10, 1 << 30])

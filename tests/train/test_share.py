@@ -37,9 +37,9 @@ class Threads:
     def exchange(self, rank: int, piece: Any) -> list[Any]:
         self.pieces[rank] = piece
         self.barrier.wait(PATIENCE_S)
-        found = list(self.pieces)
+        result = list(self.pieces)
         self.barrier.wait(PATIENCE_S)
-        return found
+        return result
 
 
 class Member:
@@ -51,7 +51,7 @@ class Member:
     def total(self, values: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._rank_group.exchange(self.rank, values.double())).sum(0)
 
-    def gathered(self, part: bytes) -> list[bytes]:
+    def gather(self, part: bytes) -> list[bytes]:
         return self._rank_group.exchange(self.rank, part)
 
     def doing(self, what: str) -> None:
@@ -63,28 +63,29 @@ class RankLearner(PolicyLearner):
 
     rank_group: Threads
 
-    def _clipped(self) -> float:
-        named = {name: value.grad for name, value in self._parameters.items()}
-        everyones = self.rank_group.exchange(self._rank_group.rank, named)
+    def _clip_gradients(self) -> float:
+        gradients = {name: value.grad for name, value in self._parameters.items()}
+        everyones = self.rank_group.exchange(self._rank_group.rank, gradients)
         sums = {
-            name: sum(each[name] for each in everyones if each[name] is not None) for name in named
+            name: sum(each[name] for each in everyones if each[name] is not None)
+            for name in gradients
         }
         self.rank_group.exchange(self._rank_group.rank, None)  # all have read
         for name, value in self._parameters.items():
             if value.grad is not None:
                 value.grad = torch.as_tensor(sums[name]).clone()
-        return super()._clipped()
+        return super()._clip_gradients()
 
 
 def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list[Update], Any]]:
-    """Updates and learners of each rank, which get their shares as bytes from rank 0."""
+    """Return updates and learners of each rank; the ranks get their shares as bytes from rank 0."""
     rank_group = Threads(size)
     learners = []
     for rank in range(size):
-        made = RankLearner(TrainModel.load(config), config.train, Member(rank_group, rank))
-        made.rank_group = rank_group
-        learners.append(made)
-    found: list[list[Update]] = [[] for _ in learners]
+        trainee = RankLearner(TrainModel.load(config), config.train, Member(rank_group, rank))
+        trainee.rank_group = rank_group
+        learners.append(trainee)
+    result: list[list[Update]] = [[] for _ in learners]
     failed: list[BaseException] = []
 
     def live(rank: int) -> None:
@@ -95,7 +96,7 @@ def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list
                 mine = rank_group.exchange(rank, pieces)[0][rank]
                 share = parted(mine, BATCH_LIMITS)
                 assert isinstance(share, Share)
-                found[rank].append(learners[rank].train_on(share))
+                result[rank].append(learners[rank].train_on(share))
         except BaseException as error:  # noqa: BLE001 - told in the test's thread
             failed.append(error)
             rank_group.barrier.abort()
@@ -106,7 +107,7 @@ def on_ranks(config: Config, batches: list[Batch], size: int) -> list[tuple[list
     for thread in threads:
         thread.join(PATIENCE_S)
     assert not failed, failed
-    return list(zip(found, learners, strict=True))
+    return list(zip(result, learners, strict=True))
 
 
 CHANGES: dict[str, dict[str, object]] = {
@@ -127,9 +128,9 @@ def test_ranks_together_make_the_update_of_one(family: Family, size: int, recipe
     alone = PolicyLearner(TrainModel.load(config), config.train)
     policy = alone.model.policy
     batches = [tree_batch(policy, seed=seed, groups=1) for seed in range(2)]
-    wanted = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
-    for updates, made in on_ranks(config, batches, size):
-        for update, one in zip(updates, wanted, strict=True):
+    expected = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
+    for updates, trainee in on_ranks(config, batches, size):
+        for update, one in zip(updates, expected, strict=True):
             assert (update.applied, bool(update.alarm)) == (one.applied, bool(one.alarm))
             assert bool(update.note) == bool(one.note)
             for name, value in one.metrics.items():
@@ -139,7 +140,7 @@ def test_ranks_together_make_the_update_of_one(family: Family, size: int, recipe
                 (gap.trajectory_id, gap.step) for gap in one.mismatches
             }
         for name, value in alone.model.weights().items():
-            assert torch.allclose(made.model.weights()[name], value, atol=2e-5), name
+            assert torch.allclose(trainee.model.weights()[name], value, atol=2e-5), name
 
 
 def test_a_critic_judges_and_learns_from_the_steps_of_all_ranks(family: Family) -> None:
@@ -149,10 +150,10 @@ def test_a_critic_judges_and_learns_from_the_steps_of_all_ranks(family: Family) 
     )
     alone = PolicyLearner(TrainModel.load(config), config.train)
     batches = [tracked(tree_batch(alone.model.policy, seed=seed, groups=1)) for seed in range(3)]
-    wanted = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
-    assert len({each.value for each in wanted[-1].values}) > 1
-    for updates, made in on_ranks(config, batches, 2):
-        for update, one in zip(updates, wanted, strict=True):
+    expected = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
+    assert len({each.value for each in expected[-1].values}) > 1
+    for updates, trainee in on_ranks(config, batches, 2):
+        for update, one in zip(updates, expected, strict=True):
             assert len(update.values) == len(one.values)
             for mine, theirs in zip(update.values, one.values, strict=True):
                 assert (mine.trajectory_id, mine.step) == (theirs.trajectory_id, theirs.step)
@@ -160,7 +161,7 @@ def test_a_critic_judges_and_learns_from_the_steps_of_all_ranks(family: Family) 
                 assert mine.advantage == pytest.approx(theirs.advantage, abs=1e-4)
         for name, value in alone.state().items():
             if name.startswith(PREFIX):
-                assert torch.allclose(made.state()[name], value, atol=1e-3), name
+                assert torch.allclose(trainee.state()[name], value, atol=1e-3), name
 
 
 def test_a_batch_without_a_weight_is_skipped_by_all(family: Family) -> None:
@@ -175,8 +176,8 @@ def test_a_batch_without_a_weight_is_skipped_by_all(family: Family) -> None:
 
 def test_a_share_comes_back_from_its_bytes(family: Family) -> None:
     config = config_of(family("qwen3_vl"))
-    made = PolicyLearner(TrainModel.load(config), config.train)
-    [share] = made.shares(tree_batch(made.model.policy), 0)
+    trainee = PolicyLearner(TrainModel.load(config), config.train)
+    [share] = trainee.shares(tree_batch(trainee.model.policy), 0)
     piece = joined(share)
     assert parted(piece, BATCH_LIMITS) == share
     for cut in (0, 5, len(piece) // 2, len(piece) - 1):
@@ -186,17 +187,17 @@ def test_a_share_comes_back_from_its_bytes(family: Family) -> None:
 
 
 def test_gradients_of_bfloat16_are_summed_in_float32_in_the_masters(family: Family) -> None:
-    """What the model computes in is gathered for it and freed; the parameters are the masters."""
+    """Train in bfloat16: gathered weights are freed, and the parameters stay float32 masters."""
     config = config_of(family("qwen3_vl"), pack_tokens=256)
     half = config.model_copy(
         update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}
     )
-    made = PolicyLearner(TrainModel.load(half), half.train)
-    assert len(made.shares(tree_batch(made.model.policy), 0)[0].work.packs) > 1
-    assert made.update(tree_batch(made.model.policy), 0).applied
-    trained = made.model.trainable().values()
+    trainee = PolicyLearner(TrainModel.load(half), half.train)
+    assert len(trainee.shares(tree_batch(trainee.model.policy), 0)[0].work.packs) > 1
+    assert trainee.update(tree_batch(trainee.model.policy), 0).applied
+    trained = trainee.model.trainable().values()
     assert {each.dtype for each in trained} == {torch.float32}
     assert {each.grad.dtype for each in trained} == {torch.float32}
-    plan = made.model.plan
+    plan = trainee.model.plan
     assert plan is not None
     assert plan.compute == torch.bfloat16

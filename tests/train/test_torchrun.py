@@ -30,12 +30,12 @@ from pathlib import Path
 import torch
 from dart_cli.config.schema import Config
 from dart_cli.train.ranks.watch import membership
-from dart_cli.train.ranks.distributed import join, met
+from dart_cli.train.ranks.distributed import join, meet_torchrun
 
 folder = Path(sys.argv[1])
 member = membership(Config.model_validate({"run": {"dir": folder}}))
 start = os.environ["TORCHELASTIC_RESTART_COUNT"]
-member, store = met(member, 20.0)
+member, store = meet_torchrun(member, 20.0)
 with join(member, torch.device("cpu"), 20.0, store):
     if (member.rank, start) == (1, "0"):
         os._exit(1)
@@ -69,7 +69,7 @@ def test_ranks_that_torchrun_starts_anew_meet_again(tmp_path: Path) -> None:
 
 
 class Store:
-    """As much of torch's store as two ranks need that meet."""
+    """The part of torch's store that two ranks need to meet."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -106,9 +106,9 @@ def config_file(config: Config, path: Path) -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        port: int = result.getsockname()[1]
         return port
 
 
@@ -132,13 +132,13 @@ async def test_torchruns_next_start_under_the_same_id_and_port_trains_on(
         os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
 
     killing = asyncio.create_task(kill())
-    code, said = await run_trainer(config, before, program=program)
+    code, output = await run_trainer(config, before, program=program)
     await killing
-    assert code == 1, said
+    assert code == 1, output
     await until(lambda: list(ranks.glob("*/verdict")))
     after = Data(batches)
-    code, said = await run_trainer(config, after, program=program)
-    assert code == 0, said
+    code, output = await run_trainer(config, after, program=program)
+    assert code == 0, output
     [hello] = after.of(TrainerHello)
     assert isinstance(hello, TrainerHello)
     again = [m.batch_id for m in after.of(BatchTrained) if isinstance(m, BatchTrained)]

@@ -1,4 +1,4 @@
-"""Whole trainers as processes, with all their ranks, against a data process that keeps notes."""
+"""Whole trainers as processes, with all ranks, and a data service that records what it receives."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ async def run_trainer(
         )
         ending = asyncio.create_task(process.communicate())
         if stop is not None:
-            asked = asyncio.create_task(stop.wait())
-            await asyncio.wait([ending, asked], return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
+            ranks = asyncio.create_task(stop.wait())
+            await asyncio.wait([ending, ranks], return_when=asyncio.FIRST_COMPLETED)
+            ranks.cancel()
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
-        _, said = await ending
+        _, output = await ending
     assert process.returncode is not None
-    return process.returncode, said.decode(errors="replace")
+    return process.returncode, output.decode(errors="replace")

@@ -11,8 +11,9 @@ from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.doctor.parity import draw
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.train.packs.batch_tokens import pad_of
 from dart_cli.train.packs.pack import Pack, PackFeed
-from dart_cli.train.packs.share import packed_batches, pad_of
+from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from envs.contract.base import content_hash
 
@@ -37,8 +38,8 @@ class Author:
     def text(self, length: int) -> list[int]:
         return self.dice.choices(self._plain, k=length)
 
-    def said(self, images: list[str]) -> tuple[list[int], list[int]]:
-        """A completion and its patches: where the policy points, of any number of pointers, one perhaps cut off."""
+    def completion_ids(self, images: list[str]) -> tuple[list[int], list[int]]:
+        """Return a completion and its patches, with any number of pointers if the policy points."""
         if self._policy.pointing == "text" or not images:
             return self.text(self.dice.randint(1, 7)), []
         assert self._policy.pointer is not None
@@ -100,7 +101,7 @@ class Author:
 
 
 def tree_batch(policy: LoadedPolicy, seed: int = 0, groups: int = 2) -> Batch:
-    """Groups that share a first screen, chains that extend and break, duplicates, text alone."""
+    """Return groups that share a first screen, chains that extend and break, duplicates, and text."""
     author = Author(policy, seed)
     steps: list[BatchStep] = []
     for group in range(groups):

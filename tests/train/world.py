@@ -1,7 +1,7 @@
 """Processes of one world, for tests: each runs the same function, over gloo on 127.0.0.1.
 
-The server that forks them imports torch, the models and the trainer once, so that a world starts in a fraction
-of a second.
+The server that forks them imports torch, the models and the trainer once, so that a world starts in a
+fraction of a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _context.set_forkserver_preload(
 def run_world(
     size: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
 ) -> list[Any]:
-    """What `function(rank, size, *arguments)` returned on each rank; raises if one raised."""
+    """Return the results of `function(rank, size, *arguments)` by rank; raise if one raised."""
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(size)]
         processes = [

@@ -1,4 +1,4 @@
-"""What the ranks of tests/weights/test_beside_ranks.py run: they train, and rank 0 publishes meanwhile."""
+"""The program of the ranks of tests/weights/test_beside_ranks.py: they train, and rank 0 publishes meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def held_at(run_dir: Path, version: int) -> Path:
 
 
 def trains(rank: int, ranks: int, run_dir: Path, transport: Transport) -> tuple[int, float]:
-    """Train until OVER is there; returns the steps, and a sum that is the same on each rank."""
+    """Train until OVER exists; return the number of steps, and a sum that is the same on each rank."""
     device = torch.device("cpu")
     if transport.backend == "nccl":
         device = torch.device(accelerator.KIND, rank)

@@ -26,9 +26,9 @@ from bus.messages import Reply, Request
 from bus.requests import Replier, RequestClient, Requester
 from bus.weights import TransferRequest
 from dart_cli.runtime.background import background
-from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast import gloo as groups
 from dart_cli.weights.broadcast.channel import BroadcastChannel
-from dart_cli.weights.broadcast.group import GlooGroup
+from dart_cli.weights.broadcast.gloo import GlooGroup
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.broadcast.transport import Transport
 from dart_cli.weights.file import load
@@ -104,19 +104,21 @@ async def receiving(
 
 
 def of_rank(transport: Transport, rank: int) -> Transport:
-    """For the rank's own GPU."""
+    """Return the transport for the GPU of a rank."""
     return transport if transport.backend == "gloo" else replace(transport, device=f"cuda:{rank}")
 
 
 async def take(receiver: BroadcastReceiver, announced: Published, like: Tensors) -> Tensors:
     received = await receiver.receive(announced.path, announced.policy_version, announced.digest)
     source = received.source
-    found = load(source, like) if isinstance(source, Path) else source.load(like)
-    return {name: tensor.clone() for name, tensor in found.items()}
+    result = load(source, like) if isinstance(source, Path) else source.load(like)
+    return {name: tensor.clone() for name, tensor in result.items()}
 
 
-def same(mine: Tensors, wanted: Tensors) -> bool:
-    return mine.keys() == wanted.keys() and all(torch.equal(mine[n], wanted[n]) for n in wanted)
+def same(mine: Tensors, expected: Tensors) -> bool:
+    return mine.keys() == expected.keys() and all(
+        torch.equal(mine[n], expected[n]) for n in expected
+    )
 
 
 # --- an end in a process of its own -----------------------------------------------------------
@@ -150,7 +152,7 @@ def running(
 
 
 def go_on(started: subprocess.Popen[str]) -> None:
-    """End what it is held in."""
+    """Let a process go on from the point where it waits."""
     assert started.stdin is not None
     started.stdin.close()
     started.stdin = None
@@ -164,9 +166,9 @@ async def line_of(started: subprocess.Popen[str]) -> dict[str, Any]:
 def next_line(started: subprocess.Popen[str]) -> dict[str, Any]:
     """The same where no event loop runs."""
     assert started.stdout is not None
-    found = json.loads(started.stdout.readline())
-    assert isinstance(found, dict)
-    return found
+    result = json.loads(started.stdout.readline())
+    assert isinstance(result, dict)
+    return result
 
 
 def tell(**values: object) -> None:
@@ -176,7 +178,7 @@ def tell(**values: object) -> None:
 
 
 def hold_in_first_broadcast() -> None:
-    """Stop within the first broadcast, with some buckets through, until standard input is closed."""
+    """Stop within the first broadcast, after some buckets, until standard input is closed."""
     through = GlooGroup.broadcast
     groups.BUCKET_BYTES = 1 << 20
 
@@ -200,9 +202,9 @@ def hold_in_first_broadcast() -> None:
 async def trainer(run_dir: Path, transport: Transport, size: int) -> None:
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1, size), 0)
-    made = channel.publish(tensors(2, size), 1)
+    published = channel.publish(tensors(2, size), 1)
     async with Replier(Endpoints(run_dir).address(TRAIN)) as replier:
-        tell(path=str(made.path), digest=made.digest)
+        tell(path=str(published.path), digest=published.digest)
         await replier.serve(channel.answer)
 
 
@@ -214,14 +216,16 @@ async def worker(
     address: str,
     curve: CurveKeys | None,
 ) -> None:
-    """Prepare `version` again and again; print each that is held."""
-    held = None
+    """Prepare `version` again and again; print each version of the copy."""
+    version_before = None
     async with receiving(run_dir, transport, name, 60, address, curve) as receiver:
         while True:
             await receiver.prepare(version)
-            if receiver.mirror.held != held:
-                held = receiver.mirror.held
-                tell(held=held and held.policy_version, bytes=receiver.read_bytes)
+            if receiver.mirror.version != version_before:
+                version_before = receiver.mirror.version
+                tell(
+                    held=version_before and version_before.policy_version, bytes=receiver.read_bytes
+                )
                 version += 1
             await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Weight sets that tests write."""
+"""Weight sets for tests."""
 
 from __future__ import annotations
 

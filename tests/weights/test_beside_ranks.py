@@ -27,7 +27,7 @@ VERSIONS = 4
 async def test_versions_arrive_while_the_ranks_train_and_neither_waits_for_ever(
     tmp_path: Path, backend: str
 ) -> None:
-    """With NCCL the worker shares the second rank's GPU, by a group of its own."""
+    """Broadcast to a worker, which with NCCL shares the GPU of the second rank in a separate group."""
     is_gpu = backend == "nccl"
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)
@@ -39,19 +39,19 @@ async def test_versions_arrive_while_the_ranks_train_and_neither_waits_for_ever(
     world = asyncio.create_task(
         asyncio.to_thread(run_world, 2, trains, run_dir, others, backend=of_ranks)
     )
-    held: list[int] = []
+    versions: list[int] = []
     try:
         async with receiving(run_dir, mine, deadline_s=PATIENCE_S) as worker:
             async with asyncio.timeout(PATIENCE_S):
-                while len(held) < VERSIONS and not world.done():
-                    await worker.prepare(len(held))
-                    if (found := worker.mirror.held) is not None and found.policy_version == len(
-                        held
-                    ):
-                        wanted = tensors(len(held), VALUES[backend])
-                        assert same(dict(worker.mirror.load(wanted)), wanted)
-                        held_at(run_dir, len(held)).touch()
-                        held.append(len(held))
+                while len(versions) < VERSIONS and not world.done():
+                    await worker.prepare(len(versions))
+                    if (
+                        result := worker.mirror.version
+                    ) is not None and result.policy_version == len(versions):
+                        expected = tensors(len(versions), VALUES[backend])
+                        assert same(dict(worker.mirror.load(expected)), expected)
+                        held_at(run_dir, len(versions)).touch()
+                        versions.append(len(versions))
                     await asyncio.sleep(0.02)  # until the next one is published
             assert worker.read_bytes > 0
     finally:
@@ -59,4 +59,4 @@ async def test_versions_arrive_while_the_ranks_train_and_neither_waits_for_ever(
         (first, second) = await world
     assert first == second, "the ranks have taken the same steps"
     assert first[0] > 1
-    assert held == list(range(VERSIONS))
+    assert versions == list(range(VERSIONS))

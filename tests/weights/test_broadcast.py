@@ -25,7 +25,7 @@ from bus.weights import RendezvousRequest, TransferReply, TransferRequest
 from dart_cli.config.schema import LoraConfig
 from dart_cli.weights.broadcast import broadcaster as rounds
 from dart_cli.weights.broadcast import channel as channels
-from dart_cli.weights.broadcast import group as groups
+from dart_cli.weights.broadcast import gloo as groups
 from dart_cli.weights.broadcast import receiver as receivers
 from dart_cli.weights.broadcast import transport as transports
 from dart_cli.weights.broadcast.group import join
@@ -52,7 +52,7 @@ from tests.weights.broadcasting import (
 
 WORKERS = ("rollout-0", "rollout-1", "rollout-2")
 LARGE = 8_000_000
-"""Values of a set that takes many buckets, and more than sockets hold."""
+"""Number of values of a set that takes many buckets, and more than sockets can buffer."""
 _GPUS = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
 
 
@@ -76,7 +76,7 @@ def run_dir(tmp_path: Path) -> Path:
     ]
 )
 def transport(request: pytest.FixtureRequest) -> Transport:
-    """Of the trainer, by each backend."""
+    """Return the trainer's transport, for each backend."""
     return Transport(request.param, device="cuda:0" if request.param == "nccl" else "auto")
 
 
@@ -100,14 +100,14 @@ async def test_what_is_published_arrives_bit_for_bit_and_what_is_frozen_only_onc
         assert same(await take(mine, announced, tensors(0)), tensors(0.1))
         assert mine.read_bytes == announced.size_bytes
         for version in (1, 2):
-            wanted = tensors(version * 0.3)
+            expected = tensors(version * 0.3)
             before = mine.read_bytes
-            announced = channel.publish(wanted, version)
+            announced = channel.publish(expected, version)
             assert not (announced.path / WEIGHTS).exists()
-            assert same(await take(mine, announced, tensors(0)), wanted)
+            assert same(await take(mine, announced, tensors(0)), expected)
             assert mine.read_bytes - before == announced.size_bytes - 40 * 4
             # As files too, for an engine that takes these.
-            assert same(load(mine.mirror.directory, tensors(0)), wanted)
+            assert same(load(mine.mirror.directory, tensors(0)), expected)
 
 
 async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
@@ -118,14 +118,14 @@ async def test_all_workers_receive_in_one_broadcast_and_keep_their_group(
     async with serving(run_dir, channel), all_receiving(run_dir, transport) as mine:
         names = set()
         for version in (0, 1, 2):
-            wanted = tensors(0.1 + version)
+            expected = tensors(0.1 + version)
             if version:
-                channel.publish(wanted, version)
+                channel.publish(expected, version)
             await asyncio.gather(*(each.prepare(version) for each in mine))
             for each in mine:
-                assert each.mirror.held is not None
-                assert each.mirror.held.policy_version == version
-                assert same(dict(each.mirror.load(tensors(0))), wanted)
+                assert each.mirror.version is not None
+                assert each.mirror.version.policy_version == version
+                assert same(dict(each.mirror.load(tensors(0))), expected)
             names |= {each.group for each in mine}
         assert len(names) == 1
 
@@ -158,12 +158,12 @@ async def test_only_what_some_worker_lacks_is_broadcast(
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:2]) as mine:
         await mine[0].prepare(0)
         whole = mine[0].read_bytes
-        made = channel.publish(tensors(0.1) | {"b": torch.ones(50).bfloat16()}, 1)
+        published = channel.publish(tensors(0.1) | {"b": torch.ones(50).bfloat16()}, 1)
         await mine[0].prepare(1)
         assert mine[0].read_bytes == whole + 50 * 2
         channel.publish(tensors(0.7), 2)
         await asyncio.gather(*(each.prepare(2) for each in mine))
-        assert [each.read_bytes for each in mine] == [2 * whole + 50 * 2, made.size_bytes]
+        assert [each.read_bytes for each in mine] == [2 * whole + 50 * 2, published.size_bytes]
 
 
 async def test_a_set_of_other_shapes_is_received_whole(run_dir: Path, transport: Transport) -> None:
@@ -171,8 +171,8 @@ async def test_a_set_of_other_shapes_is_received_whole(run_dir: Path, transport:
     announced = channel.resume(tensors(1), 0)
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
         await take(mine, announced, tensors(0))
-        wanted = tensors(1, size=7)
-        assert same(await take(mine, channel.publish(wanted, 1), wanted), wanted)
+        expected = tensors(1, size=7)
+        assert same(await take(mine, channel.publish(expected, 1), expected), expected)
 
 
 async def test_the_settings_of_adapters_come_with_the_set(
@@ -205,7 +205,7 @@ async def test_each_worker_gets_the_newest_whatever_it_was_permitted(
 async def test_a_request_for_a_version_that_is_old_by_now_is_referred_to_the_newest(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is published while the trainer waits for a worker that it expects."""
+    """Publish a version while the trainer waits for a worker that it expects."""
     monkeypatch.setattr(rounds, "GATHER_S", 100.0)
     channel = make_channel(run_dir, transport)
     channel.resume(tensors(1), 0)
@@ -250,7 +250,7 @@ async def test_what_does_not_match_the_manifest_is_refused_and_then_asked_for_ag
     async with serving(run_dir, channel), all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
         broken[5] = 7.0
         await mine.prepare(1)  # says nothing; what serves is not touched
-        assert mine.mirror.held is None
+        assert mine.mirror.version is None
         assert mine.group == ""
         with pytest.raises(WeightsError, match="a does not match the manifest of v1"):
             await take(mine, announced, tensors(0))
@@ -274,7 +274,7 @@ async def test_while_the_trainer_is_away_a_set_on_disk_is_taken_and_none_is_refu
 
 
 class Network:
-    """Of both ends in this process: while it is `down`, no group is joined by all."""
+    """A network of both ends in this process: while it is `down`, no group is complete."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.down = True
@@ -292,7 +292,7 @@ class Network:
 async def test_where_no_broadcast_ever_arrives_versions_come_from_disk_until_one_does(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else the run would stand still: a worker that lags too far is leased nothing more."""
+    """Write versions whole: otherwise the run would stand still, since a worker that lags gets no leases."""
     network = Network(monkeypatch)
     channel = make_channel(run_dir, Transport("gloo"))
     channel.resume(tensors(1), 0)
@@ -383,8 +383,8 @@ async def test_a_disk_that_is_full_ends_no_rounds(
 
 
 def test_each_channel_names_those_that_are_left() -> None:
-    assert 'weights.channel = "gloo" or "file"' in Transport("nccl").cure()
-    assert 'weights.channel = "file"' in Transport("gloo").cure()
+    assert 'weights.channel = "gloo" or "file"' in Transport("nccl").fix()
+    assert 'weights.channel = "file"' in Transport("gloo").fix()
 
 
 async def test_a_trainer_that_starts_again_is_joined_anew(
@@ -431,15 +431,15 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short deadlines, and many buckets, as in the processes that hold."""
+    """Set short deadlines and many buckets, as in the processes that stop within a broadcast."""
     monkeypatch.setattr(groups, "STALL_S", 3.0)
     monkeypatch.setattr(groups, "BUCKET_BYTES", 1 << 20)
 
 
 def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> dict[str, object]:
     mine = of_rank(transport, rank)
-    found = {"backend": mine.backend, "address": mine.address, "device": mine.device}
-    return {"run_dir": str(run_dir), "transport": found, "hold": True, **more}
+    result = {"backend": mine.backend, "address": mine.address, "device": mine.device}
+    return {"run_dir": str(run_dir), "transport": result, "hold": True, **more}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -447,17 +447,19 @@ def options(run_dir: Path, transport: Transport, rank: int, **more: object) -> d
 async def test_a_broadcast_whose_trainer_dies_or_hangs_ends_by_its_deadline(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
-    """Some bytes have come when it happens; the worker keeps what serves and asks again."""
+    """Kill the trainer after some bytes: the worker keeps the weights that it serves and asks again."""
     monkeypatch.setattr(receivers, "ASK_S", 1.0)
     with process("trainer", **options(run_dir, transport, 0, size=LARGE)) as trainer:
-        made = await line_of(trainer)
+        published = await line_of(trainer)
         async with all_receiving(run_dir, transport, WORKERS[:1]) as [mine]:
-            taking = asyncio.create_task(mine.receive(Path(made["path"]), 1, made["digest"]))
+            taking = asyncio.create_task(
+                mine.receive(Path(published["path"]), 1, published["digest"])
+            )
             assert "begun" in await line_of(trainer)
             trainer.send_signal(how)
             with pytest.raises(WeightsError, match="v1 did not come from the trainer"):
                 await taking
-            assert mine.mirror.held is None
+            assert mine.mirror.version is None
 
 
 @pytest.mark.usefixtures("impatient")
@@ -485,8 +487,8 @@ async def test_a_worker_that_dies_or_hangs_costs_the_others_one_deadline(
             if how == signal.SIGSTOP:
                 third.send_signal(signal.SIGCONT)
                 go_on(third)
-                found = await line_of(third)
-                assert found["held"] == 1
+                result = await line_of(third)
+                assert result["held"] == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -556,7 +558,7 @@ class Deaf:
 async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served_alone(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It joins, too: all of its rounds break off, and the others are no longer in them."""
+    """Let a bad worker join: all of its rounds break off, and the others are no longer in them."""
     monkeypatch.setattr(groups, "STALL_S", 1.0)
     # Of this worker alone: the address is all that tells them apart.
     bad_transport = replace(of_rank(transport, 3), address="127.0.0.2")
@@ -582,14 +584,14 @@ async def test_a_worker_that_asks_again_and_again_and_receives_nothing_is_served
             await asyncio.gather(both, bad.prepare(version))
             for each in mine:
                 assert same(dict(each.mirror.load(tensors(0, LARGE))), tensors(1 + version, LARGE))
-            assert bad.mirror.held is None
+            assert bad.mirror.version is None
         await begun
 
 
 async def test_a_round_begins_although_requests_are_held_for_less_than_it_waits(
     run_dir: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for a worker that has gone, while the other one asks again and again."""
+    """Wait for a worker that has died, while the other one asks again and again."""
     monkeypatch.setattr(rounds, "GATHER_S", 1.0)
     monkeypatch.setattr(channels, "HOLD_S", 0.2)
     channel = make_channel(run_dir, transport)
@@ -648,7 +650,7 @@ def stops_of_broadcasts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    """Two network namespaces; the second sees nothing of the first one's run directory."""
+    """Use two network namespaces; the second does not see the run directory of the first."""
     keys = tmp_path / "keys"
     keys.mkdir()
     write_key_pair(keys / "curve.json")
@@ -673,8 +675,8 @@ def test_a_worker_of_another_host_needs_the_keys_and_no_shared_folder(
         )
         for version in range(3):
             assert next_line(trainer) == {"published": version}
-            found = next_line(worker)
-            assert found == {"held": version, "differ": [], "sees": False}
+            result = next_line(worker)
+            assert result == {"held": version, "differ": [], "sees": False}
             assert trainer.stdin is not None
             trainer.stdin.write("next\n")
             trainer.stdin.flush()
@@ -698,16 +700,16 @@ def test_sockets_are_bound_to_their_address() -> None:
 
 
 def _listening() -> set[tuple[str, str]]:
-    """(address, socket) of this process's TCP sockets."""
+    """Return (address, socket) of the TCP sockets of this process."""
     mine = set()
     for handle in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             mine.add(str(handle.readlink()))
-    found = set()
+    result = set()
     for table in ("tcp", "tcp6"):
         lines = Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()
         for line in lines[1:]:
             part = line.split()
             if f"socket:[{part[9]}]" in mine:
-                found.add((part[1].partition(":")[0], part[9]))
-    return found
+                result.add((part[1].partition(":")[0], part[9]))
+    return result

@@ -16,7 +16,7 @@ from bus.messages import Reply, Request
 from bus.weights import ManifestReply, ManifestRequest, TransferReply, TransferRequest
 from dart_cli.weights.broadcast import broadcaster as rounds
 from dart_cli.weights.broadcast.broadcaster import RoundsThread, Version
-from dart_cli.weights.broadcast.group import GlooGroup
+from dart_cli.weights.broadcast.gloo import GlooGroup
 from dart_cli.weights.broadcast.receiver import BroadcastReceiver
 from dart_cli.weights.broadcast.rendezvous import GroupStore, Rendezvous
 from dart_cli.weights.broadcast.transport import Member, Transport
@@ -27,7 +27,7 @@ from tests.weights.broadcasting import tensors
 
 
 class Group:
-    """Brings everything at once, or raises."""
+    """A group whose broadcasts succeed at once, or raise."""
 
     def __init__(self, name: str, errors: list[Exception]) -> None:
         self.name = name
@@ -91,7 +91,7 @@ def test_a_round_that_breaks_off_is_not_the_last_whatever_broke_it(
 
 
 def test_between_rounds_no_version_is_kept(trainer: Trainer) -> None:
-    """Of a 7B it is 15 GB, beside the newest one and that on its way."""
+    """Free the memory of the replaced version, which is 15 GB for a 7B."""
     trainer.publish(0)
     assert trainer.newest is not None
     first = weakref.ref(trainer.newest.tensors)
@@ -125,16 +125,16 @@ def test_an_address_of_another_host_is_named() -> None:
 async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_by_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: bool
 ) -> None:
-    """Also where the trainer names a newer version each time."""
-    asked, manifests = 0, {}
+    """Count requests, also if the trainer names a newer version each time."""
+    answers, manifests = 0, {}
 
     class Train:
         async def request(self, message: Request, _: float) -> Reply:
-            nonlocal asked
+            nonlocal answers
             if isinstance(message, ManifestRequest):
                 return ManifestReply(text=manifests[message.policy_version].text().encode())
-            asked += 1
-            version = asked if is_newer else 1
+            answers += 1
+            version = answers if is_newer else 1
             flat = FlatWeights.in_memory(specs_of(tensors(1))).fill(tensors(1))
             made = flat.manifest(version, flat.digests())
             manifests[version], path = made, Path("absent")
@@ -148,5 +148,5 @@ async def test_a_worker_to_which_nothing_is_sent_asks_at_its_pace_and_gives_up_b
         with pytest.raises(WeightsError, match=r"no broadcast in 0\.25 s"):
             await receiver.receive(Path("absent"), 0, "digest 0")
     if not is_newer:
-        assert asked <= 5  # at once, for its manifest; then every 0.1 s
+        assert answers <= 5  # at once, for its manifest; then every 0.1 s
     receiver.close()

@@ -49,9 +49,9 @@ def test_what_is_published_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
     for version in (2, 1_000_000, 999_999):
         publish(tensors(), tmp_path, version)
-    found = newest_version(tmp_path)
-    assert found is not None
-    assert found.policy_version == 1_000_000
+    result = newest_version(tmp_path)
+    assert result is not None
+    assert result.policy_version == 1_000_000
 
 
 def test_nothing_is_newest_before_the_first(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def bad_manifest(path: Path) -> None:
 
 
 def unknown_field(path: Path) -> None:
-    told = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(told | {"pickle": "yes"}))
+    message = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(message | {"pickle": "yes"}))
 
 
 @pytest.mark.parametrize(
@@ -229,27 +229,27 @@ def test_manifest_reads_do_not_race_with_removal(tmp_path: Path) -> None:
     thread.start()
     last = -1
     while not stop.is_set():
-        found = newest_version(tmp_path)
-        if found is not None:
-            assert found.policy_version >= last
-            last = found.policy_version
+        result = newest_version(tmp_path)
+        if result is not None:
+            assert result.policy_version >= last
+            last = result.policy_version
     thread.join(timeout=PATIENCE_S)
     assert read_manifest(tmp_path / "v000199").policy_version == 199
 
 
-@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("is_gone", [True, False])
 def test_a_number_that_the_ledger_knows_is_not_used_for_other_weights(
-    tmp_path: Path, gone: bool
+    tmp_path: Path, is_gone: bool
 ) -> None:
     first = FileChannel(tmp_path).resume(tensors(1.0), 0)
-    if gone:  # the folder was emptied, or the run directory copied without it
+    if is_gone:  # the folder was emptied, or the run directory copied without it
         shutil.rmtree(first.path)
     again = FileChannel(tmp_path)
     same = KnownVersion(0, first.digest)
-    assert again.resume(tensors(1.0), 0, known=same).policy_version == (1 if gone else 0)
-    assert again.resume(tensors(1.0), 0, known=KnownVersion(7, "d")).policy_version == 8
+    assert again.resume(tensors(1.0), 0, in_ledger=same).policy_version == (1 if is_gone else 0)
+    assert again.resume(tensors(1.0), 0, in_ledger=KnownVersion(7, "d")).policy_version == 8
     # The folder has the weights under a number that means others to the ledger.
-    assert again.resume(tensors(1.0), 0, known=KnownVersion(8, "d")).policy_version == 9
+    assert again.resume(tensors(1.0), 0, in_ledger=KnownVersion(8, "d")).policy_version == 9
 
 
 def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ def test_settings_of_adapters_are_part_of_a_version(tmp_path: Path) -> None:
         with pytest.raises(WeightsError, match=r"v000000: model\.lora"):
             check_adapters(made.path, lora)
     again = FileChannel(tmp_path, lora=one)
-    assert again.resume(tensors(1.0), 0, known=KnownVersion(0, made.digest)) == made
+    assert again.resume(tensors(1.0), 0, in_ledger=KnownVersion(0, made.digest)) == made
     again.close()
     # The same numbers, multiplied by something else, are other weights.
     changed = FileChannel(tmp_path, lora=other)
-    now = changed.resume(tensors(1.0), 0, known=KnownVersion(0, made.digest))
+    now = changed.resume(tensors(1.0), 0, in_ledger=KnownVersion(0, made.digest))
     changed.close()
     assert (now.policy_version, read_manifest(now.path).lora) == (1, other)
     assert now.digest != made.digest

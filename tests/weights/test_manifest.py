@@ -35,7 +35,7 @@ def test_another_digest_or_version_than_announced_is_refused(published: Publishe
 
 
 def exchange(path: Path) -> None:
-    """Another file, and a manifest that fits it: only the announced digest shows it."""
+    """Exchange the file and its manifest: only the announced digest shows it."""
     other = publish({"w": torch.ones(100)}, path.parent / "others", 3)
     for name in (WEIGHTS, MANIFEST):
         (path / name).write_bytes((other.path / name).read_bytes())

@@ -27,7 +27,7 @@ SENT = 7
 
 
 class Device:
-    """Of a worker: a bucket has come once `arrived` is set."""
+    """A stand-in for the GPU of a worker: a bucket has come once `arrived` is set."""
 
     def __init__(self) -> None:
         self.arrived, self.waits = threading.Event(), threading.Event()

@@ -41,24 +41,24 @@ def tensors(value: float = 1.0) -> Tensors:
 
 
 def same(path: Path, expected: Tensors) -> bool:
-    found = load(path, expected)
-    return all(torch.equal(found[name], value) for name, value in expected.items())
+    results = load(path, expected)
+    return all(torch.equal(results[name], value) for name, value in expected.items())
 
 
 class Gate:
-    """Where a channel would write, it waits until the gate is open, or fails."""
+    """A gate before a channel's writes, which wait until it is open, or fail."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
         self.error: OSError | None = None
 
     def __call__(self, write: Callable[..., object]) -> Callable[..., object]:
-        def gated(*arguments: object, **named: object) -> object:
+        def gated(*arguments: object, **kwargs: object) -> object:
             self.reached.set()
             assert self.open.wait(PATIENCE_S)
             if self.error is not None:
                 raise self.error
-            return write(*arguments, **named)
+            return write(*arguments, **kwargs)
 
         return gated
 
@@ -76,11 +76,11 @@ def test_tensors_may_change_once_they_are_copied(tmp_path: Path) -> None:
     channel.resume(tensors(0.0), 0)
     for version in range(1, 6):
         trained = tensors(float(version))
-        begun = channel.begin(trained, version)
-        begun.copied()
+        publication = channel.begin(trained, version)
+        publication.wait_until_copied()
         for each in trained.values():
             each.fill_(-1.0)
-        complete = begun.result()
+        complete = publication.result()
         assert complete.policy_version == version
         assert same(complete.path, tensors(float(version)))
     channel.close()
@@ -88,33 +88,33 @@ def test_tensors_may_change_once_they_are_copied(tmp_path: Path) -> None:
 
 def test_a_version_is_written_after_its_tensors_are_free(tmp_path: Path, gate: Gate) -> None:
     channel = FileChannel(tmp_path)
-    begun = channel.begin(tensors(), 1)
-    begun.copied()  # though nothing can be written
+    publication = channel.begin(tensors(), 1)
+    publication.wait_until_copied()  # though nothing can be written
     assert gate.reached.wait(PATIENCE_S)
-    assert begun.is_copied
-    assert not begun.is_over
+    assert publication.is_copied
+    assert not publication.is_over
     assert newest_version(tmp_path) is None
     gate.open.set()
-    assert begun.result() == newest_version(tmp_path)
-    assert begun.is_over
-    took = begun.seconds
+    assert publication.result() == newest_version(tmp_path)
+    assert publication.is_over
+    took = publication.seconds
     assert took > 0
-    assert begun.seconds == took
+    assert publication.seconds == took
 
 
 def test_the_next_publication_waits_for_the_one_before(tmp_path: Path, gate: Gate) -> None:
     channel = FileChannel(tmp_path)
     first = channel.begin(tensors(1.0), 1)
-    begun = []
-    beside = threading.Thread(target=lambda: begun.append(channel.begin(tensors(2.0), 2)))
+    publication = []
+    beside = threading.Thread(target=lambda: publication.append(channel.begin(tensors(2.0), 2)))
     beside.start()
     assert gate.reached.wait(PATIENCE_S)
-    assert not begun
+    assert not publication
     gate.open.set()
     beside.join(PATIENCE_S)
     assert first.is_over
     assert same(first.result().path, tensors(1.0))
-    assert same(begun[0].result().path, tensors(2.0))
+    assert same(publication[0].result().path, tensors(2.0))
 
 
 def test_a_full_disk_is_raised_by_each_wait_and_the_next_version_is_published(
@@ -123,12 +123,12 @@ def test_a_full_disk_is_raised_by_each_wait_and_the_next_version_is_published(
     gate.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     gate.open.set()
     channel = FileChannel(tmp_path)
-    begun = channel.begin(tensors(), 1)
+    publication = channel.begin(tensors(), 1)
     for _ in range(2):
         with pytest.raises(
             WeightsError, match=r"v000001 cannot be written: .*; free space on its disk"
         ):
-            begun.result()
+            publication.result()
     assert list(tmp_path.iterdir()) == []
     gate.error = None
     assert same(channel.publish(tensors(2.0), 2).path, tensors(2.0))
@@ -167,11 +167,11 @@ def test_a_disk_that_hangs_costs_the_deadline(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "PUBLISH_S", 0.05)
-    begun = FileChannel(tmp_path).begin(tensors(), 1)
+    publication = FileChannel(tmp_path).begin(tensors(), 1)
     assert gate.reached.wait(PATIENCE_S)
-    begun.copied()
+    publication.wait_until_copied()
     with pytest.raises(WeightsError, match=r"v000001 is not complete .*does its disk hang\?"):
-        begun.result()
+        publication.result()
 
 
 def test_masters_are_cast_while_they_are_copied(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_what_ranks_gather_is_read_one_by_one_by_the_thread_that_begins(tmp_path
 
     channel = FileChannel(tmp_path)
     channel.resume(tensors(0.0), 0)
-    begun = channel.begin(TensorStream(specs_of(whole), gathered(), is_gathered=True), 1)
+    publication = channel.begin(TensorStream(specs_of(whole), gathered(), is_gathered=True), 1)
     assert readers == [threading.get_ident()] * 3
-    assert same(begun.result().path, whole)
+    assert same(publication.result().path, whole)
 
 
 def test_a_set_is_written_as_safetensors_has_it_with_the_digests_of_its_bytes(
@@ -207,8 +207,8 @@ def test_a_set_is_written_as_safetensors_has_it_with_the_digests_of_its_bytes(
     large = {"large": torch.arange(LEAF_BYTES // 4 + 5, dtype=torch.int32), "none": torch.empty(0)}
     flat = FlatWeights.in_memory(specs_of(tensors() | large)).fill(tensors() | large)
     assert flat.write(tmp_path / "set") == flat.digests()
-    found = load_file(tmp_path / "set")
-    assert all(torch.equal(found[name], each) for name, each in (tensors() | large).items())
+    results = load_file(tmp_path / "set")
+    assert all(torch.equal(results[name], each) for name, each in (tensors() | large).items())
 
 
 def test_a_set_is_copied_to_the_same_memory_each_time(
@@ -217,8 +217,8 @@ def test_a_set_is_copied_to_the_same_memory_each_time(
     made = []
     in_memory = FlatWeights.in_memory.__func__
 
-    def counted(cls: type[FlatWeights], *given: object, **named: object) -> FlatWeights:
-        made.append(in_memory(cls, *given, **named))
+    def counted(cls: type[FlatWeights], *args: object, **kwargs: object) -> FlatWeights:
+        made.append(in_memory(cls, *args, **kwargs))
         return made[-1]
 
     monkeypatch.setattr(FlatWeights, "in_memory", classmethod(counted))
@@ -251,8 +251,8 @@ def test_tensors_of_a_gpu_that_is_not_the_current_one_are_copied_as_it_leaves_th
     with torch.cuda.device(1):
         torch.cuda._sleep(500_000_000)
     weights["w"] += 1
-    begun = channel.begin(weights, 0)
-    assert same(begun.result().path, {"w": torch.ones(1 << 22)})
+    publication = channel.begin(weights, 0)
+    assert same(publication.result().path, {"w": torch.ones(1 << 22)})
 
 
 @pytest.mark.gpu
@@ -260,7 +260,7 @@ def test_tensors_of_a_gpu_that_is_not_the_current_one_are_copied_as_it_leaves_th
 def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind what the device still has to do, on a stream of its own, and with casts in between."""
+    """Copy after the device's queued work, on a separate stream, with casts in between."""
     monkeypatch.setattr(flat_weights, "IN_FLIGHT_BYTES", 1 << 20)
     count = 1 << 22
     masters = {f"w{index}": torch.randn(count, device="cuda") for index in range(8)}
@@ -271,11 +271,11 @@ def test_tensors_on_a_gpu_are_copied_as_they_were_when_it_began(
             torch.cuda._sleep(10_000_000)
             value += 1
         expected = {name: value.bfloat16().cpu() for name, value in masters.items()}
-        begun = channel.begin(TensorStream(specs, masters.items()), version)
-        begun.copied()
+        publication = channel.begin(TensorStream(specs, masters.items()), version)
+        publication.wait_until_copied()
         for value in masters.values():
             value.zero_()
-        assert same(begun.result().path, expected)
+        assert same(publication.result().path, expected)
         for name, value in masters.items():
             value.copy_(expected[name])
     assert read_manifest(tmp_path / "v000002").size_bytes == 8 * 2 * count
@@ -291,17 +291,17 @@ def broadcasts(tmp_path: Path) -> Iterator[BroadcastChannel]:
 def test_a_version_takes_the_memory_of_the_one_before_the_last(
     broadcasts: BroadcastChannel,
 ) -> None:
-    memory, kept = [], []
+    memory, replaced = [], []
     for version in range(1, 6):
         broadcasts.publish(tensors(float(version)), version)
         assert broadcasts.last is not None
         with broadcasts.last.read() as copy:
             memory.append(copy.data.data_ptr())
             assert torch.equal(copy.tensors["a.weight"], tensors(float(version))["a.weight"])
-        kept.append(broadcasts.last)
+        replaced.append(broadcasts.last)
     assert memory == [memory[0], memory[1], memory[0], memory[1], memory[0]]
     assert memory[0] != memory[1]
-    with pytest.raises(WeightsError, match="v1 is no longer in memory"), kept[0].read():
+    with pytest.raises(WeightsError, match="v1 is no longer in memory"), replaced[0].read():
         pass
 
 

@@ -32,7 +32,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"a": torch.full((1000,), float(value)), "b": torch.full((10,), 1.0)}
 
 
-def held(shared: Path) -> list[Path]:
+def content(shared: Path) -> list[Path]:
     return [path for path in shared.glob("dart-*/*") if path.name != "origin"]
 
 
@@ -41,7 +41,7 @@ def test_tensors_lie_in_private_memory_and_old_ones_are_freed(tmp_path: Path, sh
     channel.resume(tensors(0), 0)
     for version in range(1, 6):
         channel.publish(tensors(version), version)
-    assert len(held(shared)) == 2
+    assert len(content(shared)) == 2
     [private] = shared.iterdir()
     assert private.stat().st_mode & 0o077 == 0
     for version in (4, 5):
@@ -71,7 +71,7 @@ def test_without_room_the_disk_is_used(
     channel = FileChannel(tmp_path / "weights", shared=True)
     path = channel.publish(tensors(0), 0).path
     assert not (path / WEIGHTS).is_symlink()
-    assert held(shared) == []
+    assert content(shared) == []
     channel.close()
 
 
@@ -102,7 +102,7 @@ def test_after_a_restart_of_the_machine_numbers_still_rise(tmp_path: Path, share
 def test_memory_whose_process_lives_is_kept_though_its_directory_is_out_of_sight(
     tmp_path: Path, shared: Path
 ) -> None:
-    """As for another container that shares /dev/shm."""
+    """Hide the run directory, as from another container that shares /dev/shm."""
     channel = FileChannel(tmp_path / "weights", shared=True)
     path = channel.publish(tensors(3), 0).path
     (tmp_path / "weights").rename(tmp_path / "unseen")
@@ -117,9 +117,9 @@ def test_memory_of_directories_that_are_gone_is_freed(tmp_path: Path, shared: Pa
         FileChannel(tmp_path / name, shared=True).publish(tensors(0), 0)
     shutil.rmtree(tmp_path / "removed")
     (tmp_path / "moved").rename(tmp_path / "elsewhere")
-    assert len(held(shared)) == 3
+    assert len(content(shared)) == 3
     Storage(tmp_path / "another")
-    assert len(held(shared)) == 1
+    assert len(content(shared)) == 1
     assert load(tmp_path / "here" / "v000000", tensors(0))["a"][0] == 0
 
 
@@ -155,4 +155,4 @@ def test_a_killed_trainer_goes_on_with_what_it_left(tmp_path: Path, shared: Path
     channel = FileChannel(tmp_path / "weights", keep=2, shared=True)
     assert channel.resume(tensors(2), 1).policy_version == 2
     channel.publish(tensors(3), 3)
-    assert len(held(shared)) == 2
+    assert len(content(shared)) == 2

@@ -39,16 +39,18 @@ async def trainer(config: Config) -> None:
 
 
 async def worker(config: Config) -> None:
-    """Hold each version in turn, and say where its copy differs from what was published."""
+    """Receive each version in turn, and report where the copy differs from the published one."""
     async with receiving(config, "rollout-0") as receiver:
         assert isinstance(receiver, BroadcastReceiver)
         for version in range(100):
-            while receiver.mirror.held is None or receiver.mirror.held.policy_version < version:
+            while (
+                receiver.mirror.version is None or receiver.mirror.version.policy_version < version
+            ):
                 await receiver.prepare(version)
                 await asyncio.sleep(0.05)
-            wanted = tensors(version)
-            mine = receiver.mirror.load(wanted)
-            differ = [name for name in wanted if not torch.equal(mine[name], wanted[name])]
+            expected = tensors(version)
+            mine = receiver.mirror.load(expected)
+            differ = [name for name in expected if not torch.equal(mine[name], expected[name])]
             sees = await asyncio.to_thread(Path(sys.argv[3]).exists)
             tell(held=version, differ=differ, sees=sees)
 

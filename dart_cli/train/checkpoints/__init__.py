@@ -1,6 +1,6 @@
-"""Where a trainer goes on after its end, whatever ended it.
+"""Checkpoints: the state from which a trainer resumes, whatever ended it.
 
-checkpoint   checkpoints, written beside the updates and read, whole or absent, without pickle
-identity     what their state.json says, without torch; whether a configuration goes on from one
-shards       tensors of any number of ranks as safetensors files, read on any other number
+checkpoint   reads checkpoints, and writes them beside the updates; each is whole or absent, without pickle
+identity     reads state.json without torch; checks whether a configuration can go on from a checkpoint
+shards       tensors of any number of ranks as safetensors files, read on any other number of ranks
 """

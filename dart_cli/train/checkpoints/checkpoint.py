@@ -1,25 +1,25 @@
 """Checkpoints of the trainer: whole or absent, without pickle, resumed bit for bit.
 
-    load_newest       the newest checkpoint that is intact, for a trainer that begins
-    newest_weights    its weights, for a reader beside a live trainer
-    load              the one at a path
-    CheckpointSaver   `begin` copies the state and returns; a thread writes it; then it exists
-    complete          gives the files of all ranks their state.json and their name
+    load_newest       loads the newest intact checkpoint, for a trainer that begins
+    newest_weights    loads the newest intact checkpoint of a run, which may be live
+    load              loads the checkpoint at a path
+    CheckpointSaver   writes checkpoints: `begin` copies the state and returns, a thread writes it
+    complete          adds state.json to the files of all ranks and gives the directory its name
 
     RUN/checkpoints/c000010/
-        r000-000.safetensors   what rank 0 held: trained parameters in float32, `name/exp_avg`, ...
-        r001-000.safetensors   what rank 1 held
-        state.json             progress, the digest of each file, of which model it is (identity.py)
+        r000-000.safetensors   the tensors of rank 0: trained parameters in float32, `name/exp_avg`, ...
+        r001-000.safetensors   the tensors of rank 1
+        state.json             progress, the digest of each file, the identity of the model (identity.py)
 
-Parameters that are not trained are not here: they are the model folder's. A checkpoint that fails its
-digests is set aside, with a warning, and the one before it is used. The trainer draws no random
-numbers; torch's generator is saved nevertheless, in case it ever does.
+Parameters that are not trained are only in the model folder. A checkpoint whose files do not match their
+digests is set aside, with a warning, and the one before it is used. The trainer draws no random numbers;
+the state of torch's generator is saved nevertheless, in case it ever does.
 
 Updates wait only for the copy to main memory. While a checkpoint is written, the one before it is the
-newest: a process that is killed goes on from that one, and data serves it the batches since. So a
-checkpoint counts once `poll` or `wait` has named it, and not before.
+newest: a process that is killed resumes from that one, and the data service serves it the later batches
+again. So a checkpoint counts only once `poll` or `wait` has returned its progress.
 
-Ranks need no collective for it, so that none of theirs waits behind a disk. Each writes its files into
+Ranks need no collective call for it, so that no such call waits for a disk. Each rank writes its files into
 the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits for all
 lists, adds state.json, and gives the directory its name.
 """
@@ -66,12 +66,14 @@ from dart_cli.weights.manifest import digest_of, on_cores
 
 log = logging.getLogger(__name__)
 
-GENERATOR = "/generator"  # beside `parameter` and `parameter/name`; no parameter has no name
+GENERATOR = "/generator"
+"""Name of the generator's state; others are `parameter` and `parameter/name`, and no parameter's name is
+empty."""
 WRITE_S = 900.0
-"""Longest time that a checkpoint is written: some 100 GB on a slow disk."""
+"""Most seconds for writing a checkpoint: some 100 GB on a slow disk."""
 DRAFT = ".draft"
 _LOOK_S = 0.05
-"""Pause between two looks for the lists of the other ranks."""
+"""Seconds between two looks for the lists of the other ranks."""
 
 
 # --- read -------------------------------------------------------------------------------------
@@ -79,28 +81,31 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The trainer's state."""
+    """A checkpoint on disk. Its tensors are read when they are needed."""
 
     path: Path
     progress: TrainerProgress
-    model: str  # identity of the folder that holds what was not trained; empty without one
+    model: str  # identity of the model folder; empty for a learner without one
     trained: TrainedPart
-    tensors: SavedTensors  # trained parameters and the optimizer's state, as PolicyLearner.state
+    tensors: SavedTensors  # trained parameters and the optimizer's state, as in Learner.state
     generator: torch.Tensor  # state of torch's CPU generator
 
     def refuse_other(self, identity: str, trained: TrainedPart) -> None:
-        """Raise ConfigError or ModelError if a model of this folder and part cannot go on from it."""
+        """Raise ConfigError or ModelError if training cannot go on from here.
+
+        `identity` is of the present model folder, and `trained` is the part of it that is now trained.
+        """
         self.trained.refuse_other(trained, self.path)
         refuse_other_folder(self.model, identity, self.path)
 
     def weights(self) -> SavedTensors:
-        """Return the trained parameters alone."""
+        """Return the trained parameters, without the optimizer's state."""
         return self.tensors.only(name for name in self.tensors.names if "/" not in name)
 
     def fill(self, parameters: Mapping[str, torch.Tensor], base: str) -> None:
-        """Put its weights into those of the model `base`, rounded to their dtype.
+        """Copy its weights into `parameters` of the model `base`, rounded to their dtype.
 
-        Raises CheckpointError where they do not fit.
+        Raises CheckpointError if they do not fit.
         """
         saved = self.weights()
         try:
@@ -112,9 +117,9 @@ class Checkpoint:
 
 
 def load_newest(directory: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint; None where there is no checkpoint at all. Others are set aside.
+    """Return the newest intact checkpoint, or None if there is no checkpoint. Set damaged ones aside.
 
-    Raises CheckpointError where there are some and none is intact.
+    Raises CheckpointError if there are checkpoints and none is intact.
     """
     paths = checkpoint_paths(directory)
     for path in reversed(paths):
@@ -134,9 +139,9 @@ def load_newest(directory: Path) -> Checkpoint | None:
 
 
 def newest_weights(config: Config) -> Checkpoint:
-    """Return the newest intact checkpoint of a run, which may be live; changes nothing.
+    """Return the newest intact checkpoint of a run, which may be live. This changes nothing on disk.
 
-    Raises RunDirectoryError where there is none, ModelError where it belongs to another model folder.
+    Raises RunDirectoryError if there is none, ModelError if it belongs to another model folder.
     """
     directory = config.run.dir / "checkpoints"
     for path in reversed(checkpoint_paths(directory)):
@@ -153,8 +158,8 @@ def newest_weights(config: Config) -> Checkpoint:
 def load(path: Path, *, verify: bool = True) -> Checkpoint:
     """Return the checkpoint at `path`. Raises CheckpointError if it is damaged or incomplete.
 
-    `verify` compares all files with their digests. Where several ranks load one, rank 0 does that and
-    the others need not.
+    With `verify` all files are compared with their digests. If several ranks load a checkpoint, only rank 0
+    needs to do that.
     """
     try:
         text = (path / STATE).read_bytes()
@@ -175,18 +180,18 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 
 def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
     names = sorted(digests)
-    found = on_cores(lambda name: digest_of(path / name), names, most=len(names))
-    for name, digest in zip(names, found, strict=True):
+    actual = on_cores(lambda name: digest_of(path / name), names, most=len(names))
+    for name, digest in zip(names, actual, strict=True):
         if digest != digests[name]:
             raise CheckpointError(f"{path / name} is damaged: its digest differs")
 
 
-# --- written ----------------------------------------------------------------------------------
+# --- write ------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Save:
-    """One checkpoint on its way to disk."""
+    """A checkpoint that is being written."""
 
     progress: TrainerProgress
     target: Path
@@ -194,14 +199,14 @@ class _Save:
     model: str
     began: float = field(default_factory=time.monotonic)
     over: threading.Event = field(default_factory=threading.Event)
-    error: str = ""  # set before `over`
+    error: str = ""  # it is set before `over`
 
 
 class CheckpointSaver:
-    """Writes one checkpoint at a time. For one thread; each rank of a run has its own.
+    """A writer of one checkpoint at a time, for one thread. Each rank of a run has one.
 
-    That of rank 0 must be made before any other's first `begin`: it removes what was left half
-    written. On the ranks after it a save is over when their own files are written.
+    The saver of rank 0 must be made before another rank's first `begin`, since it removes half-written
+    checkpoints. On a rank above 0 a save is over when the files of that rank are written.
     """
 
     def __init__(
@@ -214,7 +219,7 @@ class CheckpointSaver:
         file_bytes: int = FILE_BYTES,
         trained: TrainedPart | None = None,
     ) -> None:
-        """`trained` is stored with each checkpoint, by rank 0."""
+        """`trained` is stored with each checkpoint; rank 0 writes it."""
         self._directory = directory
         self._rank, self._ranks = rank, ranks
         self._deadline_s = deadline_s
@@ -226,10 +231,10 @@ class CheckpointSaver:
             remove_drafts(directory)
 
     def begin(self, progress: TrainerProgress, state: State, model: str) -> None:
-        """Copy the state, and begin to write it; waits for the save before, if it is not over.
+        """Copy the state and begin to write it; first wait for the save before, if it is not over.
 
-        `model` is the identity of the model folder. Saving the same number of updates twice keeps the
-        first. Raises CheckpointError as `wait` does, and if nothing can be written here at all.
+        `model` is the identity of the model folder. If the same number of updates is saved twice, the first
+        checkpoint is kept. Raises CheckpointError as `wait` does, and if the directory cannot be written.
         """
         self.wait()
         target = path_of(self._directory, progress.updates)
@@ -237,7 +242,7 @@ class CheckpointSaver:
             self._save = _Save(progress, target, [], model)
             self._save.over.set()
             return
-        try:  # not its parents: a run directory that was moved does not come back
+        try:  # without its parents, so that a run directory that was moved is not made again
             target.parent.mkdir(exist_ok=True)
             draft_of(target).mkdir(exist_ok=True)
         except OSError as error:
@@ -249,16 +254,16 @@ class CheckpointSaver:
         ).start()
 
     def poll(self) -> TrainerProgress | None:
-        """Return the progress of a save that is complete, once; None before. Raises as `wait` does."""
+        """Return the progress of a save once, when it is complete; None before. Raises as `wait` does."""
         if self._save is None or not self._save.over.is_set():
             return None
         return self.wait()
 
     def wait(self) -> TrainerProgress | None:
-        """Wait for the save in flight; its progress, None where there is none.
+        """Wait for the save that is under way and return its progress; None if there is none.
 
-        Raises CheckpointError where it failed or takes longer than the deadline: older checkpoints
-        are then untouched.
+        Raises CheckpointError if it failed or takes longer than the deadline; older checkpoints are then
+        unchanged.
         """
         save = self._save
         if save is None:
@@ -281,7 +286,7 @@ class CheckpointSaver:
         try:
             digests = write(draft, save.parts, rank=self._rank, file_bytes=self._file_bytes)
             if self._rank:
-                _leave(draft, self._rank, {"digests": digests})
+                _write_list(draft, self._rank, {"digests": digests})
             else:
                 digests |= self._of_the_others(save, draft)
                 state = CheckpointState(
@@ -308,18 +313,21 @@ class CheckpointSaver:
             save.over.set()
 
     def _of_the_others(self, save: _Save, draft: Path) -> dict[str, str]:
-        """Return the digests of the other ranks' files, when all are written. Raises CheckpointError."""
+        """Wait until the other ranks have written, and return the digests of their files.
+
+        Raises CheckpointError.
+        """
         digests: dict[str, str] = {}
         for rank in range(1, self._ranks):
-            listed = _wait_for(_list_of(draft, rank), save.began + self._deadline_s)
-            if listed is None:
+            content = _wait_for(_list_of(draft, rank), save.began + self._deadline_s)
+            if content is None:
                 raise CheckpointError(
                     f"{save.target}: rank {rank} has not written its part in "
                     f"{self._deadline_s:.0f} s; see its log"
                 )
-            if "error" in listed:
-                raise CheckpointError(f"rank {rank}: {listed['error']}")
-            digests |= listed["digests"]
+            if "error" in content:
+                raise CheckpointError(f"rank {rank}: {content['error']}")
+            digests |= content["digests"]
         for rank in range(1, self._ranks):
             _list_of(draft, rank).unlink()
         return digests
@@ -327,7 +335,7 @@ class CheckpointSaver:
     def _give_up(self, save: _Save, draft: Path) -> None:
         if self._rank:
             try:
-                _leave(draft, self._rank, {"error": save.error})
+                _write_list(draft, self._rank, {"error": save.error})
             except OSError:
                 log.exception("rank 0 will learn this by its deadline: %s", save.error)
         else:
@@ -338,40 +346,40 @@ def _list_of(draft: Path, rank: int) -> Path:
     return draft / f"rank-{rank:03d}.json"
 
 
-def _leave(draft: Path, rank: int, listed: dict[str, object]) -> None:
-    """Leave rank 0 a list, whole at once."""
+def _write_list(draft: Path, rank: int, content: dict[str, object]) -> None:
+    """Write the list of a rank, atomically; rank 0 reads it."""
     half = draft / f".rank-{rank:03d}"
-    half.write_text(json.dumps(listed), encoding="utf-8")
+    half.write_text(json.dumps(content), encoding="utf-8")
     half.rename(_list_of(draft, rank))
 
 
 def _wait_for(file: Path, deadline: float) -> dict[str, dict[str, str]] | None:
-    """Return what a list says, None if it does not come by `deadline` (monotonic seconds)."""
+    """Return the content of a list; None if the file does not exist by `deadline` (monotonic seconds)."""
     while not file.exists():
         if time.monotonic() > deadline:
             return None
         time.sleep(_LOOK_S)
-    listed: dict[str, dict[str, str]] = json.loads(file.read_bytes())
-    return listed
+    content: dict[str, dict[str, str]] = json.loads(file.read_bytes())
+    return content
 
 
 # --- on disk ----------------------------------------------------------------------------------
 
 
 def path_of(directory: Path, updates: int) -> Path:
-    """Where the checkpoint after so many updates is or will be."""
+    """Return the path of the checkpoint after so many updates, whether it exists or not."""
     return directory / f"c{updates:06d}"
 
 
 def draft_of(target: Path) -> Path:
-    """Where its files are written."""
+    """Return the directory in which the files of the checkpoint `target` are written."""
     return target.with_name(f".{target.name}{DRAFT}")
 
 
 def complete(target: Path, state: CheckpointState) -> None:
-    """Make the draft the checkpoint `target`: the files of `state` are in it and on disk.
+    """Turn the draft, which holds the files of `state`, into the checkpoint `target`.
 
-    Removes all but the newest. Raises OSError; older checkpoints are then untouched.
+    Then remove all but the newest checkpoints. Raises OSError; older checkpoints are then unchanged.
     """
     draft = draft_of(target)
     with (draft / STATE).open("w", encoding="utf-8") as handle:
@@ -386,9 +394,9 @@ def complete(target: Path, state: CheckpointState) -> None:
 
 
 def remove_drafts(directory: Path) -> None:
-    """Remove what dead processes left half written; none may be at work."""
-    for left in directory.glob(f".*{DRAFT}"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove half-written checkpoints of dead processes. No process may be writing."""
+    for draft in directory.glob(f".*{DRAFT}"):
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

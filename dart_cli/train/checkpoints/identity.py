@@ -1,10 +1,10 @@
-"""What a checkpoint's state.json says, read without torch: how far the run is, and of which model.
+"""The content of a checkpoint's state.json, read without torch: the progress of the run, and its model.
 
-    TrainerProgress   where the run is
-    TrainedPart       which tensors of the model are trained: its adapters' settings, or which weights
-    CheckpointState   both, the identity of the model folder, and the digests of the files
-    checkpoint_paths  the complete checkpoints of a folder; newest_updates, how far the newest one is
-    refuse_other      the error where a configuration cannot go on from the newest checkpoint
+    TrainerProgress   the progress of the trainer
+    TrainedPart       which tensors of the model are trained: settings of its adapters, or which weights
+    CheckpointState   both, with the identity of the model folder and the digests of the files
+    checkpoint_paths  the complete checkpoints of a folder; newest_updates: the updates in the newest one
+    refuse_other      raises an error if a configuration cannot go on from the newest checkpoint
 
 `dart up`, `dart data` and `dart train` call `refuse_other` before anything starts or is recorded; the
 trainer compares again with the checkpoint that it loads.
@@ -30,19 +30,19 @@ _NAME = re.compile(r"c(\d{6,})")
 
 
 class TrainerProgress(BaseModel):
-    """How far the trainer is."""
+    """The progress of the trainer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     updates: int = 0  # batches used, skipped ones included
-    skipped: int = 0  # of these, left out: see Update.note
+    skipped: int = 0  # how many of them changed no weights: see Update.note
     policy_version: int = 0  # newest published when this was written
     last_batch_id: int = 0  # newest batch in the weights
     batches_trained: list[int] = []  # ids since the previous complete checkpoint
 
 
 class TrainedPart(BaseModel):
-    """Which tensors of the model are trained, and what they mean."""
+    """The tensors of the model that are trained, and settings that they depend on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -51,13 +51,13 @@ class TrainedPart(BaseModel):
 
     @classmethod
     def of(cls, config: Config) -> TrainedPart:
-        """Return what a trainer with this configuration trains."""
+        """Return the part that a trainer with this configuration trains."""
         return cls(lora=config.model.lora, freeze_vision=config.model.freeze_vision)
 
     def refuse_other(self, now: TrainedPart, checkpoint: Path) -> None:
-        """Raise ConfigError where `now` cannot go on from a `checkpoint` of this one.
+        """Raise ConfigError if training of `now` cannot go on from a `checkpoint` of this part.
 
-        What was frozen may be trained from now on; what was trained cannot be frozen.
+        Weights that were frozen may be trained from now on, but trained ones cannot be frozen.
         """
         if problem := adapter_change(self.lora, now.lora):
             raise ConfigError(
@@ -71,15 +71,15 @@ class TrainedPart(BaseModel):
 
 
 class CheckpointState(BaseModel):
-    """state.json."""
+    """The content of state.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     progress: TrainerProgress
     digests: dict[str, str]  # file name -> BLAKE2b
-    model: str  # identity of the model folder; empty of a learner without one
+    model: str  # identity of the model folder; empty for a learner without one
     trained: TrainedPart
-    own: str = ""  # digest of all above
+    own: str = ""  # digest of the fields above
 
     def sealed(self) -> CheckpointState:
         """Return this state with its own digest."""
@@ -87,20 +87,23 @@ class CheckpointState(BaseModel):
         return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
 
     def text(self) -> str:
-        """Return the file."""
+        """Return the text of the file."""
         return self.model_dump_json(indent=1)
 
 
 def checkpoint_paths(directory: Path) -> list[Path]:
-    """Checkpoints in `directory`, oldest first."""
+    """Return the checkpoints in `directory`, oldest first."""
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_updates)
+    paths = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(paths, key=_updates)
 
 
 def newest_updates(directory: Path) -> int:
-    """Return the updates that the newest checkpoint in `directory` holds; 0 where there is none, or no folder."""
+    """Return the number of updates in the newest checkpoint of `directory`.
+
+    Return 0 if there is no checkpoint or no folder.
+    """
     try:
         return max(map(_updates, checkpoint_paths(directory)), default=0)
     except OSError:  # the folder was moved, or its disk does not answer
@@ -112,7 +115,7 @@ def _updates(path: Path) -> int:
 
 
 def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:
-    """Raise ModelError where a `checkpoint` belongs to a model folder of another identity."""
+    """Raise ModelError if a `checkpoint` belongs to a model folder of another identity (`before`)."""
     if before and now and before != now:
         raise ModelError(
             f"model.path: {checkpoint} leaves what is not trained to the model folder, and that holds other "
@@ -121,10 +124,10 @@ def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:
 
 
 def refuse_other(config: Config) -> None:
-    """Raise ConfigError or ModelError where the run's newest checkpoint is of another model.
+    """Raise ConfigError or ModelError if the run's newest checkpoint belongs to another model.
 
-    A folder's tensors are read only where the run names another one than at its last start: the
-    trainer reads them in any case.
+    The tensors of the model folder are read only if the run names another folder than at its last start,
+    since the trainer reads them in any case.
     """
     newest = _newest_state(config.run.dir / "checkpoints")
     if newest is None:
@@ -148,7 +151,7 @@ def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
 def _names_another_folder(config: Config) -> bool:
     try:
         last = read_run(config.run.dir)
-    except RunDirectoryError:  # data has recorded none here
+    except RunDirectoryError:  # the data service has recorded no run here
         return False
     return _folder(last).resolve() != _folder(config).resolve()
 

@@ -1,15 +1,15 @@
 """A flat dict of tensors on any number of ranks, as safetensors files; read on any other number.
 
-    stage          what this rank holds of the tensors, copied to main memory
-    write          the copies -> safetensors files, with a digest of each, computed while writing
+    stage          copies the parts of the tensors that this rank holds to main memory
+    write          writes the copies as safetensors files, and computes their digests while writing
     SavedTensors   the tensors in such files: names and shapes; `fill` reads into tensors in place
 
-Each rank writes what it holds of a DTensor; of a plain tensor, which all ranks hold alike, rank 0
-writes the whole. A file names the place of each of its parts by `saved_offsets` in its header, as
-torch.distributed.checkpoint's HuggingFaceStorageWriter does, so its HuggingFaceStorageReader reads
-these files, too. We write and read them ourselves because that writer holds each file in memory once
-more and knows no digests, and because its ranks exchange their plans as pickles. Which part goes where
-is computed by the same library's planners, on each rank alone: the files say all that a plan needs.
+Each rank writes its part of a DTensor. A plain tensor is the same on all ranks, and rank 0 writes it.
+A file has the place of each of its parts as `saved_offsets` in its header, like the files of
+torch.distributed.checkpoint's HuggingFaceStorageWriter, so its HuggingFaceStorageReader can read
+these files too. We write and read them ourselves because that writer holds each file in memory once
+more and has no digests, and because its ranks exchange their plans as pickles. The same library's planners
+compute which part goes where, on each rank alone: the headers of the files have all that a plan needs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from dart_cli.weights.flat_weights import specs_of
 from dart_cli.weights.manifest import layout_of, on_cores, read_layout
 
 FILE_BYTES = 1 << 30
-"""A file takes no more tensors once it has so many bytes: files are written and checked side by side."""
+"""A file gets no more tensors once it has so many bytes, so that files are written and checked in
+parallel."""
 MOST_WRITERS = 4
-"""Files of one rank that are written at once."""
+"""Most files of one rank that are written at once."""
 BLOCK_BYTES = 1 << 28
-"""Of main memory that parts are copied to: the least limit of a block that is tried."""
+"""The smallest limit that is tried for the bytes of a block of main memory."""
 _ALIGNED = 64
 _PIECE_BYTES = 8 << 20
 _OFFSETS = "DCP_SHARDING_INFO"
@@ -48,72 +49,76 @@ State = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank holds of one tensor, in main memory."""
+    """The part of a tensor that one rank holds, in main memory."""
 
     name: str
-    offsets: tuple[int, ...]  # of its first element in the whole tensor
+    offsets: tuple[int, ...]  # place of its first element in the whole tensor
     tensor: torch.Tensor
 
 
 class Staging:
-    """The buffers of the parts, used again by each save: pinned memory is slow to allocate.
+    """The buffers of the parts. Each save uses them again, since pinned memory is slow to allocate.
 
-    Torch takes pinned memory in powers of two: parts one by one would take up to twice their bytes
-    (174 GB for the 91 GB of a 7B), so they share blocks.
+    Torch allocates pinned memory in powers of two. Buffers for single parts would take up to twice their
+    bytes (174 GB for the 91 GB of a 7B), so parts share blocks.
     """
 
     def __init__(self) -> None:
-        """Nothing is allocated yet."""
+        """Allocate nothing yet."""
         self._kinds: dict[str, tuple[torch.Size, torch.dtype, bool]] = {}
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def buffers(self, held: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return main memory for tensors like those of `held`: that of the last save, if they are alike."""
+    def buffers(self, parts: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return buffers in main memory for `parts`.
+
+        These are the buffers of the last save, if shapes and types are the same.
+        """
         kinds = {
-            name: (each.shape, each.dtype, accelerator.is_gpu(each.device))
-            for name, each in held.items()
+            name: (part.shape, part.dtype, accelerator.is_gpu(part.device))
+            for name, part in parts.items()
         }
         if kinds != self._kinds:
             self._kinds, self._buffers = {}, {}  # freed before the next are allocated
             for pinned in (False, True):
                 sizes = {
-                    name: each.nbytes
-                    for name, each in held.items()
-                    if accelerator.is_gpu(each.device) == pinned
+                    name: part.nbytes
+                    for name, part in parts.items()
+                    if accelerator.is_gpu(part.device) == pinned
                 }
                 for size, places in blocks(sizes):
                     used = max(end for _, end in places.values())
                     block = accelerator.host_bytes(size if pinned else used, pinned=pinned)
                     for name, (begin, end) in places.items():
-                        flat = block[begin:end].view(held[name].dtype)
-                        self._buffers[name] = flat.view(held[name].shape)
+                        flat = block[begin:end].view(parts[name].dtype)
+                        self._buffers[name] = flat.view(parts[name].shape)
             self._kinds = kinds
         return self._buffers
 
 
 def blocks(sizes: Mapping[str, int]) -> list[tuple[int, dict[str, tuple[int, int]]]]:
-    """Which of some `sizes` in bytes share a block: its bytes, a power of two, and [begin, end) of each.
+    """Divide parts of `sizes` in bytes into blocks; return the bytes of each and [begin, end) of its parts.
 
-    Of some limits of a block's bytes, the one with which all blocks together take least.
+    The bytes of a block are a power of two. Several limits for them are tried, and the division with the
+    fewest bytes in total is returned.
     """
     least = max([BLOCK_BYTES, *(_power_of_two(size) for size in sizes.values())])
-    tried = (_packed(sizes, least << more) for more in range(5))
-    return min(tried, key=lambda found: sum(size for size, _ in found))
+    divisions = (_first_fit(sizes, least << more) for more in range(5))
+    return min(divisions, key=lambda division: sum(size for size, _ in division))
 
 
-def _packed(sizes: Mapping[str, int], most: int) -> list[tuple[int, dict[str, tuple[int, int]]]]:
-    """`blocks` of at most `most` bytes: largest first, each into the first block that has room."""
-    found: list[dict[str, tuple[int, int]]] = []
+def _first_fit(sizes: Mapping[str, int], most: int) -> list[tuple[int, dict[str, tuple[int, int]]]]:
+    """Return blocks of at most `most` bytes: the largest part first, each in the first block with room."""
+    divided: list[dict[str, tuple[int, int]]] = []
     used: list[int] = []
     for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
         size = -(-sizes[name] // _ALIGNED) * _ALIGNED
         index = next((i for i, end in enumerate(used) if end + size <= most), len(used))
         if index == len(used):
-            found.append({})
+            divided.append({})
             used.append(0)
-        found[index][name] = used[index], used[index] + sizes[name]
+        divided[index][name] = used[index], used[index] + sizes[name]
         used[index] += size
-    return [(_power_of_two(end), places) for end, places in zip(used, found, strict=True)]
+    return [(_power_of_two(end), places) for end, places in zip(used, divided, strict=True)]
 
 
 def _power_of_two(size: int) -> int:
@@ -122,12 +127,12 @@ def _power_of_two(size: int) -> int:
 
 @torch.no_grad()
 def stage(tensors: State, staging: Staging, *, rank: int = 0) -> list[Part]:
-    """Return copies of what this rank holds. The tensors may change once this returns."""
-    held = list(_held(tensors, rank))
-    buffers = staging.buffers({name: tensor for name, _, tensor in held})
+    """Return copies of the parts that this rank writes. The tensors may change once this returns."""
+    own_parts = list(_parts_of_rank(tensors, rank))
+    buffers = staging.buffers({name: tensor for name, _, tensor in own_parts})
     parts = [
         Part(name, offsets, buffers[name].copy_(tensor, non_blocking=True))
-        for name, offsets, tensor in held
+        for name, offsets, tensor in own_parts
     ]
     if accelerator.is_in_use():
         accelerator.synchronize()
@@ -137,7 +142,7 @@ def stage(tensors: State, staging: Staging, *, rank: int = 0) -> list[Part]:
 def write(
     directory: Path, parts: Sequence[Part], *, rank: int = 0, file_bytes: int = FILE_BYTES
 ) -> dict[str, str]:
-    """Write the parts, synced to disk; file name -> its BLAKE2b. Raises OSError."""
+    """Write the parts, synced to disk; return the BLAKE2b of each file by its name. Raises OSError."""
     files = {
         f"r{rank:03d}-{number:03d}.safetensors": group
         for number, group in enumerate(_grouped(parts, file_bytes))
@@ -159,50 +164,55 @@ class _Chunk:
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedTensor:
+    """A tensor by the files that hold its parts."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
     chunks: tuple[_Chunk, ...]
 
 
 class SavedTensors:
-    """The tensors in some files. Reads no values before `fill` or `whole`."""
+    """The tensors in some files. Values are read only by `fill` and `whole`."""
 
-    def __init__(self, saved: Mapping[str, _Saved]) -> None:
+    def __init__(self, saved: Mapping[str, _SavedTensor]) -> None:
         self._saved = dict(saved)
 
     @classmethod
     def of_files(cls, files: Sequence[Path]) -> SavedTensors:
-        """Those in the files; together these must hold each tensor whole. Raises CheckpointError."""
-        found: dict[str, list[tuple[torch.dtype, _Chunk]]] = {}
+        """Return the tensors in the files, which together must hold each tensor whole.
+
+        Raises CheckpointError.
+        """
+        by_name: dict[str, list[tuple[torch.dtype, _Chunk]]] = {}
         for file in files:
             for dtype, chunk in _chunks(file):
-                found.setdefault(chunk.name, []).append((dtype, chunk))
-        return cls({name: _joined(name, chunks) for name, chunks in found.items()})
+                by_name.setdefault(chunk.name, []).append((dtype, chunk))
+        return cls({name: _join(name, chunks) for name, chunks in by_name.items()})
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         return frozenset(self._saved)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one of them."""
+        """Return the shape of a tensor."""
         return self._saved[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of one of them."""
+        """Return the type of a tensor."""
         return self._saved[name].dtype
 
     def only(self, names: Iterable[str]) -> SavedTensors:
-        """Those of these names."""
+        """Return the tensors with these names."""
         return SavedTensors({name: self._saved[name] for name in names})
 
     @torch.no_grad()
     def fill(self, targets: State) -> None:
-        """Read into `targets`, each whole or, of a DTensor, what this rank holds of it.
+        """Read the saved values into `targets`; into a DTensor only the part that this rank holds.
 
-        Values are converted to the targets' dtypes. Raises ValueError for a name that is not here and
-        for another shape, before a target has changed; CheckpointError if a file cannot be read.
+        Values are converted to the targets' dtypes. Raises ValueError if a name is missing or a shape
+        differs, before a target has changed, and CheckpointError if a file cannot be read.
         """
         for name, target in targets.items():
             if name not in self._saved:
@@ -214,10 +224,10 @@ class SavedTensors:
         reads: dict[Path, list[tuple[_Chunk, tuple[slice, ...], torch.Tensor]]] = {}
         for chunk, where, target in self._reads(targets):
             reads.setdefault(chunk.file, []).append((chunk, where, target))
-        for file, wanted in reads.items():
+        for file, of_file in reads.items():
             try:
                 with safe_open(file, framework="pt") as opened:
-                    for chunk, where, target in wanted:
+                    for chunk, where, target in of_file:
                         value = (
                             opened.get_slice(chunk.name)[where]
                             if where
@@ -228,13 +238,13 @@ class SavedTensors:
                 raise CheckpointError(f"{file} cannot be read: {error}") from None
 
     def whole(self, name: str) -> torch.Tensor:
-        """One tensor, in memory of its own. Raises as `fill` does."""
+        """Return one tensor, read into new memory. Raises as `fill` does."""
         target = torch.empty(self.shape(name), dtype=self.dtype(name))
         self.fill({name: target})
         return target
 
     def _reads(self, targets: State) -> Iterator[tuple[_Chunk, tuple[slice, ...], torch.Tensor]]:
-        """(part, what of it, the piece of a target that it belongs in), for all that is needed."""
+        """Yield (chunk, slices of it, the piece of a target that they fill) until all targets are filled."""
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
         from torch.distributed.checkpoint.metadata import (
             ChunkStorageMetadata,
@@ -248,8 +258,8 @@ class SavedTensors:
         places: dict[MetadataIndex, _Chunk] = {}
         for name in targets:
             saved = self._saved[name]
-            chunks = [each for each in saved.chunks if math.prod(each.sizes)]
-            places |= {MetadataIndex(name, torch.Size(each.offsets)): each for each in chunks}
+            chunks = [chunk for chunk in saved.chunks if math.prod(chunk.sizes)]
+            places |= {MetadataIndex(name, torch.Size(chunk.offsets)): chunk for chunk in chunks}
             described[name] = TensorStorageMetadata(
                 TensorProperties(saved.dtype),
                 torch.Size(saved.shape),
@@ -266,8 +276,10 @@ class SavedTensors:
             yield places[item.storage_index], where, target
 
 
-def _held(tensors: State, rank: int) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-    """(name, offsets, tensor) of what this rank writes."""
+def _parts_of_rank(
+    tensors: State, rank: int
+) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
+    """Yield (name, offsets, tensor) of each part that this rank writes."""
     sharded: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if _is_sharded(tensor):
@@ -289,12 +301,12 @@ def _held(tensors: State, rank: int) -> Iterator[tuple[str, tuple[int, ...], tor
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor; loads torch.distributed only where something else has."""
+    """Return True for a DTensor. Unlike isinstance, this does not import torch.distributed."""
     return hasattr(tensor, "device_mesh")
 
 
 def _is_a_copy(tensor: Any) -> bool:
-    """Whether another rank holds the same part of the DTensor, and writes it."""
+    """Return True if another rank holds the same part of a DTensor and writes it."""
     coordinate = tensor.device_mesh.get_coordinate()
     return coordinate is None or any(
         placement.is_replicate() and at
@@ -303,7 +315,7 @@ def _is_a_copy(tensor: Any) -> bool:
 
 
 def _grouped(parts: Sequence[Part], file_bytes: int) -> Iterator[list[Part]]:
-    """Yield the parts of each file: at least one file, so that each rank has something to show."""
+    """Yield the parts of each file. There is at least one file, so that each rank has a digest to report."""
     group: list[Part] = []
     size = 0
     for part in parts:
@@ -316,7 +328,7 @@ def _grouped(parts: Sequence[Part], file_bytes: int) -> Iterator[list[Part]]:
 
 
 def _write_file(file: Path, parts: Sequence[Part]) -> str:
-    """Write one file; its digest."""
+    """Write one file and return its digest."""
     tensors = {part.name: part.tensor for part in parts}
     offsets = {part.name: {"saved_offsets": list(part.offsets)} for part in parts}
     layout = layout_of(specs_of(tensors), {_OFFSETS: json.dumps(offsets, sort_keys=True)})
@@ -335,14 +347,14 @@ def _write_file(file: Path, parts: Sequence[Part]) -> str:
 
 
 def _chunks(file: Path) -> Iterator[tuple[torch.dtype, _Chunk]]:
-    """Yield the parts in a file, with their dtypes. Raises CheckpointError."""
+    """Yield the chunks in a file, with their dtypes. Raises CheckpointError."""
     try:
         layout = read_layout(file)
         metadata = json.loads(layout.header[8:]).get("__metadata__", {})
         offsets = json.loads(metadata.get(_OFFSETS, "{}"))
         for name, entry in layout.entries.items():
             default = {"saved_offsets": [0] * len(entry.shape)}
-            begin = tuple(int(each) for each in offsets.get(name, default)["saved_offsets"])
+            begin = tuple(int(offset) for offset in offsets.get(name, default)["saved_offsets"])
             if len(begin) != len(entry.shape) or min(begin, default=0) < 0:
                 raise CheckpointError(f"{file}: {name} has no valid place")
             yield getattr(torch, entry.dtype), _Chunk(file, name, begin, entry.shape)
@@ -352,16 +364,16 @@ def _chunks(file: Path) -> Iterator[tuple[torch.dtype, _Chunk]]:
         raise CheckpointError(f"{file}: the places of its tensors cannot be read") from None
 
 
-def _joined(name: str, found: Sequence[tuple[torch.dtype, _Chunk]]) -> _Saved:
-    """One tensor from its parts, which must cover it once. Raises CheckpointError."""
-    chunks = [chunk for _, chunk in found]
+def _join(name: str, typed_chunks: Sequence[tuple[torch.dtype, _Chunk]]) -> _SavedTensor:
+    """Return a tensor of its chunks, which must cover it once. Raises CheckpointError."""
+    chunks = [chunk for _, chunk in typed_chunks]
     ends = [
-        [begin + size for begin, size in zip(each.offsets, each.sizes, strict=True)]
-        for each in chunks
+        [begin + size for begin, size in zip(chunk.offsets, chunk.sizes, strict=True)]
+        for chunk in chunks
     ]
-    if len({dtype for dtype, _ in found}) > 1 or len({len(end) for end in ends}) > 1:
+    if len({dtype for dtype, _ in typed_chunks}) > 1 or len({len(end) for end in ends}) > 1:
         raise CheckpointError(f"the parts of {name} are of several tensors")
     shape = tuple(max(axis) for axis in zip(*ends, strict=True))
-    if sum(math.prod(each.sizes) for each in chunks) != math.prod(shape):
+    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise CheckpointError(f"the files hold only parts of {name}")
-    return _Saved(found[0][0], shape, tuple(chunks))
+    return _SavedTensor(typed_chunks[0][0], shape, tuple(chunks))

@@ -1,21 +1,21 @@
-"""A rank's part of a batch to tensors: packs, one after another, their screens prepared ahead.
+"""A rank's part of a batch as tensors: packs, one after another, their screens prepared ahead.
 
-    Pack        one forward pass, and where its samples' completion tokens are predicted
+    Pack        the input of one forward pass, and where its samples' completion tokens are predicted
     PackMaker   makes the packs of a rank's part
-    PackFeed    iterates over them; prepares screens in threads, features of a frozen tower once
+    PackFeed    iterates over packs; prepares screens in threads, and features of a frozen tower once
 
-A pack is trees of tokens (plan.py): what a group shares stands once, and each branch sees its path
-alone, with the positions that it has there. So a sample's numbers are those that it has alone:
-tests/train/test_packs.py compares them.
+A pack is a set of trees of tokens (plan.py): a prefix that several chains share is computed once. Each
+branch attends only to its own path, and has the positions that it has there. So the log-probabilities of a
+sample are the same as when it is computed alone; tests/train/test_packs.py compares them.
 
-A full-HD screen takes 0.1 s to prepare and 6 MiB, and its features 19 MB (bfloat16). While one pack is in
-the model, threads prepare what the next one shows. Where the vision tower is frozen, a screen goes
-through it once in an update, however many packs and models show it: its features are held in main memory
-until the last pack that does, since those of 1,440 screens would take 28 GB of a GPU. A trained tower is
-part of each pack's own pass.
+A full-HD screen takes 0.1 s to prepare and 6 MiB, and its features take 19 MB (bfloat16). While one pack is
+in the model, threads prepare the screens of the next one. If the vision tower is frozen, a screen goes
+through it once in an update, however many packs and models show it: its features stay in main memory until
+the last pack that shows it, since those of 1,440 screens would take 28 GB of a GPU. A trained tower is part
+of each pack's own pass.
 
 Axes: `[L]` tokens of a pack or a chain; `[N]` completion tokens of a pack's samples, one sample after
-another; `[M]` patches that pointers drew.
+another; `[M]` patches that pointers selected.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from dart_cli.policy.forward import ImageFeatures, image_features, rope_position
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.packed import PackedInputs, PackLayout
-from dart_cli.train.packs.share import ids, image_sizes, pad_of
+from dart_cli.train.packs.batch_tokens import image_sizes, int32_array, pad_of
 
 MOST_PATCHES = 1 << 17
-"""Patches of screens that go through a frozen tower at once: a dozen of full HD."""
+"""Most patches that go through a frozen tower at once: a dozen screens of full HD."""
 
 WORKERS = 4
 """Threads of each rank that prepare screens ahead of the model."""
@@ -49,43 +49,44 @@ WORKERS = 4
 
 @dataclass(frozen=True)
 class PointerRows:
-    """Of the pack's completion tokens [N] those of pointers; `[M]` patches."""
+    """The pointers among a pack's completion tokens [N], and the patches [M] that they selected."""
 
-    drawn: torch.Tensor  # [N], bool: False for pads
+    is_drawn: torch.Tensor  # [N], bool: False for pads
     ends: torch.Tensor  # [M], int64, index into the N tokens
     patches: torch.Tensor  # [M], int64, the cell that was drawn
-    screens: torch.Tensor  # [M], int64, which of the pack's distinct images it is a cell of
+    screens: torch.Tensor  # [M], int64, index of the cell's image among the pack's distinct images
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One forward pass, and its samples' completion tokens."""
+    """The input of one forward pass, and the completion tokens of its samples."""
 
     inputs: PackedInputs
-    features: ImageFeatures | None  # of `inputs.images`; None where the tower is in the pass
-    rows: torch.Tensor  # [N], int64, the token of the pack after which each is predicted
+    features: ImageFeatures | None  # of `inputs.images`; None if the tower is part of the pass
+    rows: torch.Tensor  # [N], int64, index of the token of the pack that predicts it
     token_ids: torch.Tensor  # [N], int64
-    behaviour_logprobs: torch.Tensor  # [N], float64, nats; 0 where unknown
-    unknown: torch.Tensor  # [N], bool: of a demonstration, whose behaviour policy is unknown
+    behaviour_logprobs: torch.Tensor  # [N], float64, nats; 0 if unknown
+    unknown: torch.Tensor  # [N], bool: True for a demonstration, whose behaviour policy is unknown
     advantages: torch.Tensor  # [N], float64
     weights: torch.Tensor
-    """[N], float64, what each weighs in the loss, before the division; 0 where it was not drawn."""
+    """[N], float64, weight in the loss before the division by its divisor; 0 for tokens that were not
+    drawn."""
     versions: torch.Tensor
-    """[N], int64, the version that sampled a token; -1 where it is unknown, or the token was sampled
+    """[N], int64, the version that sampled a token. -1 if it is unknown, or if the token was sampled
     after a weight swap, on keys and values of the old weights."""
-    samples: tuple[Sample, ...]  # whose tokens these are, in order
-    pointers: PointerRows | None = None  # None where none of them points
+    samples: tuple[Sample, ...]  # in the order of their tokens
+    pointers: PointerRows | None = None  # None if no sample points
 
     @property
-    def drawn(self) -> torch.Tensor:
-        """[N], bool: False of the tokens that a pointer forces without drawing a patch."""
+    def is_drawn(self) -> torch.Tensor:
+        """[N], bool: False for the tokens that a pointer forces."""
         if self.pointers is None:
             return torch.ones_like(self.token_ids, dtype=torch.bool)
-        return self.pointers.drawn
+        return self.pointers.is_drawn
 
     @property
     def lengths(self) -> list[int]:
-        """Completion tokens of each sample."""
+        """The number of completion tokens of each sample."""
         return [len(sample) for sample in self.samples]
 
 
@@ -93,7 +94,7 @@ class Pack:
 
 
 class PackMaker:
-    """Makes the packs of a rank's part; `token_weights` [S] are of its samples."""
+    """A maker of the packs of a rank's part; `token_weights` [S] are the weights of its samples' tokens."""
 
     def __init__(
         self, part: PackedBatch, token_weights: Sequence[float], policy: LoadedPolicy
@@ -104,16 +105,16 @@ class PackMaker:
         self._weights = token_weights
         self._policy = policy
         self._sizes = image_sizes(part.batch, policy)
-        self._of_chain: dict[int, list[int]] = {}  # samples
+        self._samples_of_chain: dict[int, list[int]] = {}
         for index, sample in enumerate(part.batch.samples):
-            self._of_chain.setdefault(sample.chain, []).append(index)
+            self._samples_of_chain.setdefault(sample.chain, []).append(index)
 
     def __len__(self) -> int:
         return len(self._tables)
 
-    def shown(self, number: int) -> list[str]:
-        """Content hashes of the distinct images of a pack."""
-        return list(dict.fromkeys(self._shown_in_order(number)))
+    def image_names(self, number: int) -> list[str]:
+        """Return the content hashes of the distinct images of a pack."""
+        return list(dict.fromkeys(self._images_in_order(number)))
 
     def make(
         self,
@@ -121,7 +122,7 @@ class PackMaker:
         images: Mapping[str, PreparedImage],
         features: ImageFeatures | None = None,
     ) -> Pack:
-        """Return a pack. `images` are those of `shown`, in its order, as are `features` where given."""
+        """Return a pack. `images`, and `features` if given, are those of `image_names`, in the same order."""
         table = self._tables[number]
         starts = np.cumsum([0, *(end - begin for _, _, begin, end in table)])
         chains = {chain for _, chain, _, _ in table}
@@ -144,7 +145,7 @@ class PackMaker:
             position_ids=torch.cat([positions[chain][:, b:e] for _, chain, b, e in table], dim=1),
             layout=PackLayout(tuple(starts.tolist()), tuple(parent for parent, *_ in table)),
             images=tuple(images.values()),
-            shown=tuple(place[name] for name in self._shown_in_order(number)),
+            shown=tuple(place[name] for name in self._images_in_order(number)),
         )
         return self._scored(inputs, features, number, starts, place)
 
@@ -157,10 +158,10 @@ class PackMaker:
         place: Mapping[str, int],
     ) -> Pack:
         """Return the pack with its samples' tokens; `place` is the index of an image by its content hash."""
-        chosen = sorted(
-            index for chain in self._ends[number] for index in self._of_chain.get(chain, [])
+        indices = sorted(
+            index for chain in self._ends[number] for index in self._samples_of_chain.get(chain, [])
         )
-        samples = [self._batch.samples[index] for index in chosen]
+        samples = [self._batch.samples[index] for index in indices]
         lengths = [len(sample) for sample in samples]
         places = {chain: self._places(number, chain, starts) for chain in self._ends[number]}
 
@@ -170,21 +171,21 @@ class PackMaker:
         def joined(parts: Sequence[NDArray[np.signedinteger]]) -> torch.Tensor:
             return _tensor(np.concatenate(parts) if parts else np.zeros(0))
 
-        known = [
+        behaviour = [
             np.frombuffer(sample.behaviour_logprobs) if sample.behaviour_logprobs
             else np.zeros(len(sample))
             for sample in samples
         ]  # fmt: skip
-        weights = spread([self._weights[index] for index in chosen])
+        weights = spread([self._weights[index] for index in indices])
         pointers = _pointer_rows(self._batch, samples, self._policy, place)
         if pointers is not None:
-            weights = weights.where(pointers.drawn, 0.0)
+            weights = weights.where(pointers.is_drawn, 0.0)
         return Pack(
             inputs=inputs,
             features=features,
             rows=joined([places[s.chain][s.start - 1 : s.end - 1] for s in samples]),
             token_ids=joined([self._tokens(s.chain)[s.start : s.end] for s in samples]),
-            behaviour_logprobs=torch.from_numpy(np.concatenate([np.zeros(0), *known])),
+            behaviour_logprobs=torch.from_numpy(np.concatenate([np.zeros(0), *behaviour])),
             unknown=spread([not sample.behaviour_logprobs for sample in samples]).bool(),
             advantages=spread([sample.advantage for sample in samples]),
             weights=weights,
@@ -194,29 +195,30 @@ class PackMaker:
         )
 
     def _tokens(self, chain: int) -> NDArray[np.int32]:
-        return ids(self._batch.chains[chain].token_ids)
+        return int32_array(self._batch.chains[chain].token_ids)
 
     def _places(self, number: int, chain: int, starts: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Where in the pack each token of a chain is, along its path."""
+        """Return the place in the pack of each token of a chain, along its path."""
         table, node = self._tables[number], self._ends[number][chain]
-        found = np.empty(table[node][3], dtype=np.int64)
+        places = np.empty(table[node][3], dtype=np.int64)
         while node >= 0:
             parent, _, begin, end = table[node]
-            found[begin:end] = np.arange(starts[node], starts[node] + end - begin)
+            places[begin:end] = np.arange(starts[node], starts[node] + end - begin)
             node = parent
-        return found
+        return places
 
     def _images_of(self, chain: int, length: int) -> list[tuple[int, str]]:
-        """(first placeholder, content hash) of the images in the first tokens of a chain."""
+        """Return (first placeholder, content hash) of the images in the first `length` tokens of a chain."""
         places = np.flatnonzero(self._tokens(chain)[:length] == self._policy.image_token_id)
-        found, at = [], 0
+        images, at = [], 0
         for name in self._batch.chains[chain].image_hashes:
             if at < len(places):
-                found.append((int(places[at]), name))
+                images.append((int(places[at]), name))
                 at += self._sizes[name]
-        return found
+        return images
 
-    def _shown_in_order(self, number: int) -> list[str]:
+    def _images_in_order(self, number: int) -> list[str]:
+        """Return the content hash of each image of a pack, in the order of their tokens."""
         return [
             name
             for _, chain, begin, end in self._tables[number]
@@ -226,7 +228,7 @@ class PackMaker:
 
 
 def _table(values: IntArray, columns: int) -> list[list[int]]:
-    rows: list[list[int]] = ids(values).reshape(-1, columns).tolist()
+    rows: list[list[int]] = int32_array(values).reshape(-1, columns).tolist()
     return rows
 
 
@@ -235,10 +237,10 @@ def _tensor(values: NDArray[np.generic]) -> torch.Tensor:
 
 
 def _versions(sample: Sample) -> NDArray[np.int64]:
-    """Return the version that alone gave each completion token its log-probability, [A]; -1 where none did.
+    """Return for each completion token [A] the version that reproduces its log-probability; -1 if none does.
 
-    Tokens after a swap in flight are sampled by the new weights on the cache that the old ones
-    left, which no single version reproduces; tokens of no span belong to no version.
+    Tokens after a swap of weights in mid-completion were sampled by the new weights on the cache of the old
+    ones, which no single version reproduces. Tokens outside of all spans belong to no version.
     """
     versions = np.full(len(sample), -1, dtype=np.int64)
     if sample.version_spans and sample.version_spans[0].start == 0:
@@ -249,25 +251,30 @@ def _versions(sample: Sample) -> NDArray[np.int64]:
 def _pointer_rows(
     batch: Batch, samples: Sequence[Sample], policy: LoadedPolicy, place: Mapping[str, int]
 ) -> PointerRows | None:
-    """Return the pointers of `samples`, one after another; `place` is the pack's index of an image by its hash."""
+    """Return the pointers of `samples`, in order; None if there are none.
+
+    `place` maps the content hash of an image to its index in the pack.
+    """
     pad = pad_of(policy)
     if pad is None:
         return None
-    drawn: list[bool] = []
+    is_drawn: list[bool] = []
     ends, patches, screens = [], [], []
     for sample in samples:
-        begin = len(drawn)
-        drawn += [token != pad for token in batch.completion(sample)]
+        begin = len(is_drawn)
+        is_drawn += [token != pad for token in batch.completion(sample)]
         for at, patch in enumerate(sample.patches):
             if patch >= 0:
                 ends.append(begin + at)
                 patches.append(patch)
                 screens.append(place[batch.image_hashes(sample)[-1]])
-    if all(drawn):
+    if all(is_drawn):
         return None
     return PointerRows(
-        torch.tensor(drawn, dtype=torch.bool),
-        *(torch.tensor(values, dtype=torch.int64) for values in (ends, patches, screens)),
+        is_drawn=torch.tensor(is_drawn, dtype=torch.bool),
+        ends=torch.tensor(ends, dtype=torch.int64),
+        patches=torch.tensor(patches, dtype=torch.int64),
+        screens=torch.tensor(screens, dtype=torch.int64),
     )
 
 
@@ -275,7 +282,7 @@ def _pointer_rows(
 
 
 class PackFeed:
-    """Packs with their screens. A context manager: its threads end with it."""
+    """The packs of a rank's part, with their screens. A context manager, at whose end its threads end."""
 
     def __init__(
         self,
@@ -286,10 +293,11 @@ class PackFeed:
         self._policy = policy
         self._images = part.batch.images
         self._maker = PackMaker(part, token_weights, policy)
-        self._shown = [self._maker.shown(number) for number in range(len(self._maker))]
+        self._names = [self._maker.image_names(number) for number in range(len(self._maker))]
         inner: Any = policy.model.model
-        self._is_frozen = not any(each.requires_grad for each in inner.visual.parameters())
-        self._left = Counter(name for names in self._shown for name in names)
+        self._is_frozen = not any(weight.requires_grad for weight in inner.visual.parameters())
+        # By image: the number of packs to come that show it.
+        self._uses_left = Counter(name for names in self._names for name in names)
         self._features: dict[str, _Features] = {}
         self._waiting: dict[str, Future[PreparedImage]] = {}
         self._pool = ThreadPoolExecutor(WORKERS, "screens")
@@ -306,61 +314,62 @@ class PackFeed:
         self._pool.shutdown(cancel_futures=True)
 
     def __iter__(self) -> Iterator[Pack]:
-        """One pass over the packs. Raises EngineError for a screen that does not decode."""
+        """Yield the packs, one after another. Raises EngineError for a screen that does not decode."""
         for number in range(len(self._maker)):
             self._request(number)
             self._request(number + 1)
             yield self._pack(number)
 
     def _request(self, number: int) -> None:
-        """Have the screens of a pack prepared that are not."""
-        for name in self._shown[number] if number < len(self._shown) else []:
+        """Have threads prepare the screens of a pack that are not prepared yet."""
+        for name in self._names[number] if number < len(self._names) else []:
             if name not in self._features and name not in self._waiting:
                 self._waiting[name] = self._pool.submit(
                     self._policy.images.prepare, self._images[name], name
                 )
 
     def _pack(self, number: int) -> Pack:
-        names = self._shown[number]
+        names = self._names[number]
         new = [name for name in names if name not in self._features]
         prepared = {name: self._waiting[name].result() for name in new}
         if not self._is_frozen:
-            self._let_go(number)
+            self._free_screens(number)
             return self._maker.make(number, prepared)
-        self._see(prepared)
-        held = {name: self._features[name] for name in names}
-        self._let_go(number)
-        levels = max((len(each.deepstack) for each in held.values()), default=0)
+        self._compute_features(prepared)
+        of_pack = {name: self._features[name] for name in names}
+        self._free_screens(number)
+        levels = max((len(screen.deepstack) for screen in of_pack.values()), default=0)
         device = self._policy.device
         features = ImageFeatures(
-            embeds=tuple(each.embeds.to(device) for each in held.values()),
+            embeds=tuple(screen.embeds.to(device) for screen in of_pack.values()),
             deepstack=tuple(
-                tuple(each.deepstack[level].to(device) for each in held.values())
+                tuple(screen.deepstack[level].to(device) for screen in of_pack.values())
                 for level in range(levels)
             ),
         )
-        return self._maker.make(number, {name: each.image for name, each in held.items()}, features)
+        images = {name: screen.image for name, screen in of_pack.items()}
+        return self._maker.make(number, images, features)
 
-    def _let_go(self, number: int) -> None:
-        """Forget the screens that no later pack shows, and prepared ones that the next does not."""
-        following = self._shown[number + 1] if number + 1 < len(self._shown) else []
-        self._left.subtract(self._shown[number])
-        for name in self._shown[number]:
+    def _free_screens(self, number: int) -> None:
+        """Free features that no later pack needs, and prepared screens that the next pack does not show."""
+        following = self._names[number + 1] if number + 1 < len(self._names) else []
+        self._uses_left.subtract(self._names[number])
+        for name in self._names[number]:
             if self._is_frozen or name not in following:
                 self._waiting.pop(name, None)
-            if not self._left[name]:
+            if not self._uses_left[name]:
                 self._features.pop(name, None)
 
     @torch.no_grad()
-    def _see(self, prepared: dict[str, PreparedImage]) -> None:
-        """Screens through the frozen tower, some at a time."""
+    def _compute_features(self, prepared: dict[str, PreparedImage]) -> None:
+        """Compute features of screens by the frozen tower, up to MOST_PATCHES patches at a time."""
         part: list[PreparedImage] = []
         patches = 0
         for image in [*prepared.values(), None]:
             if part and (image is None or patches + len(image.pixels) > MOST_PATCHES):
-                found = image_features(self._policy.model, part)
-                for index, each in enumerate(part):
-                    self._features[each.key] = _Features(each, found, index)
+                features = image_features(self._policy.model, part)
+                for index, screen in enumerate(part):
+                    self._features[screen.key] = _Features(screen, features, index)
                 part, patches = [], 0
             if image is not None:
                 part.append(image)
@@ -368,10 +377,10 @@ class PackFeed:
 
 
 class _Features:
-    """What a frozen tower makes of one screen, in main memory."""
+    """The features of one screen from a frozen tower, in main memory."""
 
-    def __init__(self, image: PreparedImage, found: ImageFeatures, index: int) -> None:
-        # Copies: a view would hold the features of all screens that went through together.
+    def __init__(self, image: PreparedImage, features: ImageFeatures, index: int) -> None:
+        # Copied, since a view would keep the features of all screens that went through together.
         self.image = replace(image, pixels=image.pixels.new_empty((0, *image.pixels.shape[1:])))
-        self.embeds = found.embeds[index].to("cpu", copy=True)
-        self.deepstack = tuple(level[index].to("cpu", copy=True) for level in found.deepstack)
+        self.embeds = features.embeds[index].to("cpu", copy=True)
+        self.deepstack = tuple(level[index].to("cpu", copy=True) for level in features.deepstack)

@@ -1,15 +1,18 @@
-"""The ranks of a trainer as one torch.distributed group, and what rank 0 tells the others.
+"""The ranks of a trainer as one torch.distributed group, and the commands of rank 0.
 
-    met                torchrun's ranks: the store by which they meet, the board of this start
-    join               make the group: gloo for the CPU, NCCL for GPUs
-    DistributedGroup   a RankGroup (group.py) of several processes
-    Command            what rank 0 asks of all
+    meet_torchrun      for ranks that torchrun started: the store by which they meet, the board of this start
+    join               makes the group: gloo for the CPU, NCCL for GPUs
+    DistributedGroup   a RankGroup (dart_cli/train/rank_group.py) of several processes
+    Command            the commands that rank 0 sends to all ranks
 
-Two groups: the default one carries the model (NCCL between GPUs, gloo on the CPU, through the one
-argument `device`); a second one, gloo, carries commands, plans and screens, so that a wait for the next
-batch occupies no GPU. While rank 0 has nothing to do it sends BEAT; while it does work of its own, its
-watch tells the others that it lives (watch.py), so each wait of every rank has a deadline. Gloo's sockets have no authentication: ranks that `dart train` started are bound to 127.0.0.1
-and meet through a file in the run directory. No pickle: bytes and tensors only.
+There are two groups. The default group carries the model (NCCL between GPUs, gloo on the CPU, by the argument
+`device`). A second group, always gloo, carries commands, plans and screens, so that a wait for the next batch
+occupies no GPU.
+
+Each wait of every rank has a deadline: while rank 0 has nothing to do, it sends BEAT; while it works alone,
+its watch tells the others that it lives (watch.py). Gloo's sockets have no authentication, so ranks that
+`dart train` started are bound to 127.0.0.1 and meet through a file in the run directory. Only bytes and
+tensors are sent, no pickles.
 """
 
 from __future__ import annotations
@@ -37,28 +40,28 @@ from dart_cli.train.ranks.watch import POLL_S, Membership, RankWatch, new_folder
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
 _BACKSTOP = 2.0
-"""Torch's own time limits, in the watch's deadlines: the watch is first, and names the rank."""
+"""Torch's own time limits, as a multiple of the watch's deadline: the watch acts first, and names the
+rank."""
 DISK_S = 900.0
-"""Seconds that a rank may read or write files of a model, if `train.rank_deadline_s` is less: some 100 GB
-on a slow disk."""
+"""Least deadline in seconds for reading or writing files of a model: some 100 GB on a slow disk."""
 SHARED_S = 60.0
-"""Seconds after which a folder that another host made is visible on a shared file system."""
+"""Seconds within which a folder that another host made must be visible on a shared file system."""
 _BOARD = "dart-board"
 
 
 class Command(enum.IntEnum):
-    """What rank 0 asks of all ranks, itself included; each with bytes that say more."""
+    """A command of rank 0 to all ranks, itself included. Bytes with details may follow it."""
 
-    BEAT = 0  # nothing: rank 0 waits, and lives
+    BEAT = 0  # do nothing: rank 0 lives, and waits
     UPDATE = 1  # learn from the share that follows
     PUBLISH = 2  # gather the weights on rank 0
-    CHECKPOINT = 3  # write this rank's part
-    RESTORE = 4  # read it
+    CHECKPOINT = 3  # write this rank's part of a checkpoint
+    RESTORE = 4  # read this rank's part of a checkpoint
     STOP = 5  # end
 
 
 class DistributedGroup:
-    """See dart_cli.train.rank_group.RankGroup. Not thread-safe: the computing thread's."""
+    """A RankGroup of several processes. Not thread-safe: only the computing thread may call it."""
 
     def __init__(self, member: Membership, watch: RankWatch, device: torch.device) -> None:
         self.rank, self.size = member.rank, member.size
@@ -68,8 +71,8 @@ class DistributedGroup:
         self._commands = _distributed.new_group(backend="gloo")
         self._turn = 0
 
-    def gathered(self, part: bytes) -> list[bytes]:
-        """Return what each rank gave, in order of rank."""
+    def gather(self, part: bytes) -> list[bytes]:
+        """Return the parts of all ranks, in order of rank."""
         length = torch.tensor([len(part)])
         lengths = [torch.empty_like(length) for _ in range(self.size)]
         with self.watch.raising():
@@ -82,13 +85,13 @@ class DistributedGroup:
         return [bytes(p[: int(n)].numpy()) for p, n in zip(parts, lengths, strict=True)]
 
     def doing(self, what: str) -> None:
-        """Note what this rank begins; it has the deadline from now."""
+        """Record what this rank begins; the deadline for it begins now."""
         self.watch.doing(what)
 
     # --- rank 0 and the others --------------------------------------------------------------
 
     def tell(self, command: Command, more: bytes = b"") -> None:
-        """Rank 0: begin a turn of all ranks. They must then make the same calls."""
+        """Send a command of rank 0, which begins a turn: all ranks must then make the same calls."""
         self._turn += 1
         self.watch.doing(f"sending {command.name}", turn=self._turn)
         head = torch.tensor([command, len(more)], dtype=torch.int64)
@@ -97,8 +100,8 @@ class DistributedGroup:
             if more:
                 _distributed.broadcast(_as_tensor(more), 0, group=self._commands)
 
-    def heard(self) -> tuple[Command, bytes]:
-        """Other ranks: the next command, by the deadline."""
+    def receive_command(self) -> tuple[Command, bytes]:
+        """Wait for the next command of rank 0, in another rank, and return it with its details."""
         head = torch.zeros(2, dtype=torch.int64)
         self.watch.doing("waiting for a command of rank 0", awaits_rank_0=True)
         with self.watch.raising():
@@ -111,16 +114,16 @@ class DistributedGroup:
                 _distributed.broadcast(more, 0, group=self._commands)
         return command, bytes(more.numpy())
 
-    def deal(self, parts: Sequence[bytes]) -> None:
-        """Rank 0: send each other rank its part; `parts` is by rank, its own is not sent."""
+    def send_parts(self, parts: Sequence[bytes]) -> None:
+        """Send each other rank its part, from rank 0; `parts` is by rank, and the first is not sent."""
         with self.watch.raising():
             for rank in range(1, self.size):
                 part = _as_tensor(parts[rank])
                 _distributed.send(torch.tensor([len(part)]), rank, group=self._commands)
                 _distributed.send(part, rank, group=self._commands)
 
-    def dealt(self) -> bytes:
-        """Other ranks: what rank 0 deals to this one."""
+    def receive_part(self) -> bytes:
+        """Return the part that rank 0 sends to this rank."""
         length = torch.zeros(1, dtype=torch.int64)
         with self.watch.raising():
             _distributed.recv(length, 0, group=self._commands)
@@ -129,43 +132,43 @@ class DistributedGroup:
         return bytes(part.numpy())
 
     def rest(self) -> None:
-        """Note that this rank has done its part of the turn. Rank 0's next beat is soon."""
+        """Record that this rank has done its part of the turn; rank 0 sends its next beat soon."""
         within_s = self.disk_s if self.rank == 0 else None
         self.watch.doing("waiting for its next work", within_s=within_s)
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
-        """Rank 0: work in which no other rank has a part; they wait until it is done, for `disk_s`."""
+        """Do work of rank 0 alone inside the block, within `disk_s`; the other ranks wait for its end."""
         self.watch.doing(what, within_s=self.disk_s)
         yield
         self.rest()
 
     @property
     def disk_s(self) -> float:
-        """Seconds that a rank may read or write files of a model."""
+        """Seconds within which a rank must have read or written files of a model."""
         return max(DISK_S, self.watch.deadline_s)
 
     @contextmanager
     def working(self, what: str, *, within_s: float | None = None) -> Iterator[None]:
-        """Work of this rank, in which it may meet others; their end is raised as RankError."""
+        """Do work inside the block that may wait for other ranks; if one is lost, raise RankError."""
         self.watch.doing(what, within_s=within_s)
         with self.watch.raising():
             yield
 
 
-def met(member: Membership, within_s: float) -> tuple[Membership, Any]:
-    """Return this rank of torchrun's with the board of this start, and the store where ranks meet.
+def meet_torchrun(member: Membership, within_s: float) -> tuple[Membership, Any]:
+    """Return a rank that torchrun started, with the board of this start, and the store by which ranks meet.
 
-    The store is torch's. Rank 0 makes a new folder and names it in the store, which is this start's
-    alone; torchrun's id and port may be those of an earlier start. Raises RankError where rank 0
-    does not come within `within_s`, ConfigError where the folder is not on a shared file system.
+    The store is torch's. Rank 0 makes a new folder for the board and writes its name to the store, which
+    belongs to this start; torchrun's id and port may be the same as in an earlier start. Raises RankError
+    if rank 0 does not come within `within_s`, and ConfigError if the folder is not on a shared file system.
     """
     limit = timedelta(seconds=within_s)
-    # One store outlives torchrun's restarts, with what ranks that have ended left in it.
+    # The store outlives torchrun's restarts, with the entries of ranks that have ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
-        found, _, _ = next(_distributed.rendezvous("env://", timeout=limit))
-        store = _distributed.PrefixStore(f"attempt-{attempt}", found)
+        shared_store, _, _ = next(_distributed.rendezvous("env://", timeout=limit))
+        store = _distributed.PrefixStore(f"attempt-{attempt}", shared_store)
         store.set_timeout(limit)
         if member.rank == 0:
             folder = new_folder(member.folder)
@@ -191,10 +194,10 @@ def met(member: Membership, within_s: float) -> tuple[Membership, Any]:
 def join(
     member: Membership, device: torch.device, deadline_s: float, store: Any = None
 ) -> Iterator[None]:
-    """Inside, this process is in the group of all ranks, which it leaves at the end.
+    """Put this process into the group of all ranks inside the block; it leaves the group at the end.
 
-    They meet by `store`, or else by a file on the board. Waits for the other ranks by torch's limit,
-    which is longer than the watch's deadlines.
+    Ranks meet by `store`, by default a file on the board. Torch's limit for the wait is longer than the
+    watch's deadlines.
     """
     limit = timedelta(seconds=_BACKSTOP * max(deadline_s, DISK_S) + 60)
     if accelerator.is_gpu(device):
@@ -214,20 +217,21 @@ def join(
     try:
         yield
     finally:
-        # A group whose other end has died is not waited for.
+        # This does not wait for a group of which a process has died.
         _distributed.destroy_process_group()
 
 
-def device_of(member: Membership, asked: str) -> torch.device:
-    """Return the device of a rank: its own GPU of those that this process sees, or the CPU.
+def device_of(member: Membership, name: str) -> torch.device:
+    """Return the device of a rank: its GPU among those that this process sees, or the CPU.
 
-    Raises ConfigError, MissingPartError for devices that cannot be shared out.
+    `name` is the value of train.device. Raises ConfigError or MissingPartError if the ranks cannot have a
+    device each.
     """
-    if asked == "cpu" or (asked == "auto" and not accelerator.is_available()):
+    if name == "cpu" or (name == "auto" and not accelerator.is_available()):
         return torch.device("cpu")
-    if ":" in asked:
+    if ":" in name:
         raise ConfigError(
-            f'train.device = "{asked}" names one GPU, and train.ranks takes one for each rank: set '
+            f'train.device = "{name}" names one GPU, and train.ranks takes one for each rank: set '
             '"cuda", and the GPUs with up.train_gpus'
         )
     if member.local_rank >= accelerator.device_count():
@@ -239,7 +243,7 @@ def device_of(member: Membership, asked: str) -> torch.device:
 
 
 def memory_mb(device: torch.device) -> float:
-    """Return the most memory that this process has held: of its GPU, or else of the host."""
+    """Return the largest memory that this process has used, in MB: of its GPU, or on the CPU of the host."""
     if accelerator.is_gpu(device):
         return accelerator.max_memory_allocated(device) / 1e6
     unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes, or kilobytes

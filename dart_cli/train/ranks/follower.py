@@ -1,10 +1,11 @@
-"""A rank above 0: does what rank 0 says, and ends with it.
+"""A rank above 0: it executes the commands of rank 0, and ends with it.
 
-    serve    the life of the process; torchrun's `dart train` and `python -m dart_cli.train.ranks.follower` call it
-    follow   the calls that rank 0 asks for, until STOP
+    serve    runs the process; torchrun's `dart train` and `python -m dart_cli.train.ranks.follower` call it
+    follow   executes commands of rank 0, until STOP
 
-It has no bus, no curves and no data of its own. Signals that ask a run to end are rank 0's to answer: it
-finishes its update and its last checkpoint, for which it needs the others, then says STOP.
+It has no connection to the bus and writes no metrics. It ignores signals that ask a run to end, since rank
+0 handles them: rank 0 finishes its update and its last checkpoint, for which it needs the other ranks, then
+sends STOP.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: Config) -> int:
-    """Be a rank above 0 until rank 0 says STOP; returns the exit code."""
+    """Run a rank above 0 until rank 0 sends STOP; return the exit code."""
     ignore_dumps()
     limit_threads(config.train.threads)
     for number in stop_signals():
@@ -82,39 +83,39 @@ def _work(config: Config) -> None:
 
 
 def follow(learner: PolicyLearner, rank_group: DistributedGroup, saver: CheckpointSaver) -> None:
-    """Do what rank 0 says, until STOP. Raises RankError where another rank is lost."""
+    """Execute the commands of rank 0, until STOP. Raises RankError if another rank is lost."""
     import torch
 
     from dart_cli.train.checkpoints.checkpoint import load
     from dart_cli.train.ranks.distributed import Command
-    from dart_cli.train.ranks.lead import OwnForward, trained
+    from dart_cli.train.ranks.lead import OwnForward, train_share
 
     own = OwnForward(learner.model.scorer, rank_group.device)
     while True:
-        command, more = rank_group.heard()
+        command, more = rank_group.receive_command()
         if command is Command.STOP:
             return
         if command is Command.UPDATE:
             with rank_group.working("receiving its share"):
-                share = parted(rank_group.dealt(), BATCH_LIMITS)
+                share = parted(rank_group.receive_part(), BATCH_LIMITS)
             assert isinstance(share, Share)
-            trained(learner, rank_group, own, share, time.monotonic())
+            train_share(learner, rank_group, own, share, time.monotonic())
         elif command is Command.PUBLISH:
             with rank_group.working("gathering the weights"):
                 for _ in learner.model.stream().tensors:
                     pass
         elif command is Command.CHECKPOINT:
             with rank_group.working("beginning a checkpoint"):
-                told = json.loads(more)
-                progress = TrainerProgress.model_validate_json(told["progress"])
-                saver.begin(progress, learner.state(), told["model"])
+                header = json.loads(more)
+                progress = TrainerProgress.model_validate_json(header["progress"])
+                saver.begin(progress, learner.state(), header["model"])
         elif command is Command.RESTORE:
             with rank_group.working("restoring a checkpoint", within_s=rank_group.disk_s):
                 checkpoint = load(Path(more.decode()), verify=False)
                 learner.restore(checkpoint.tensors)
                 torch.set_rng_state(checkpoint.generator)
         elif command is Command.BEAT:
-            rank_group.gathered(b"")
+            rank_group.gather(b"")
 
 
 if __name__ == "__main__":

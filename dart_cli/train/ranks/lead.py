@@ -1,11 +1,11 @@
-"""One learner on many ranks: what rank 0 tells the others (follower.py), which make the same calls.
+"""One learner on many ranks: rank 0 sends commands to the others (follower.py), which make the same calls.
 
-    RankedLearner   rank 0's: each of its calls is a turn of all ranks (distributed.Command)
-    trained         a rank's part in an update
-    OwnForward      how long a rank computes by itself, without its waits for the others
+    RankedLearner   the learner of rank 0: each of its calls is a turn of all ranks (distributed.Command)
+    train_share     does a rank's share of an update
+    OwnForward      measures how long a rank computes without waiting for the others
 
-Every rank has the same PolicyLearner over its shards. Rank 0 plans an update and deals each rank its
-share: its packs, and the chains and screens that they show, and nothing of the others'.
+Every rank has the same PolicyLearner over its own shards. Rank 0 plans an update and sends each rank its
+share: its packs, with only the chains and screens that they need.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Moment = Any  # seconds of the monotonic clock, or an event of a stream
 
 
 class RankedLearner:
-    """See dart_cli.train.base.Learner. For rank 0's computing thread."""
+    """The Learner (dart_cli/train/base.py) of rank 0, for its computing thread."""
 
     def __init__(self, learner: PolicyLearner, rank_group: DistributedGroup) -> None:
         self._learner = learner
@@ -50,12 +50,12 @@ class RankedLearner:
         self._own = OwnForward(learner.model.scorer, rank_group.device)
         self.model = _GatheredModel(learner, rank_group)
         self.gauges: dict[str, float] = {"ranks": float(rank_group.size)}
-        """For heartbeats: the number of ranks; which worked longest by itself in the last update, and
-        its seconds (`_trained`); the most memory of any."""
+        """For heartbeats: the number of ranks; the rank that computed longest without waiting in the last
+        update, and its seconds (`own_s` of `train_share`); the largest memory of a rank."""
 
     @property
     def before_change(self) -> Callable[[], None]:
-        """See Learner: of this rank, whose weights are published."""
+        """As in Learner; for this rank, whose weights are published."""
         return self._learner.before_change
 
     @before_change.setter
@@ -73,65 +73,68 @@ class RankedLearner:
         return learner
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
-        """Take one step on `batch`, on all ranks. Raises as PolicyLearner.update does, and RankError."""
+        """Train once on `batch`, on all ranks. Raises as PolicyLearner.update does, and RankError."""
         began = time.monotonic()
         self._rank_group.doing(f"cutting batch {batch.batch_id} into shares")
         shares = self._learner.shares(batch, updates_done, policy_version)
         self._rank_group.tell(Command.UPDATE)
         with self._rank_group.working(f"sending its shares of batch {batch.batch_id}"):
-            self._rank_group.deal([b"", *map(joined, shares[1:])])
+            self._rank_group.send_parts([b"", *map(joined, shares[1:])])
         return self._train(shares[0], began)
 
     def _train(self, share: Share, began: float) -> Update:
-        update, facts = trained(self._learner, self._rank_group, self._own, share, began)
+        update, facts = train_share(self._learner, self._rank_group, self._own, share, began)
         slowest = max(range(len(facts)), key=lambda rank: facts[rank]["own_s"])
         self.gauges |= {
             "slowest_rank": float(slowest),
             "slowest_rank_s": facts[slowest]["own_s"],
-            "rank_memory_mb": max(each["memory_mb"] for each in facts),
+            "rank_memory_mb": max(fact["memory_mb"] for fact in facts),
         }
         return update
 
     def begin_checkpoint(self, progress: TrainerProgress, model: str) -> None:
-        """Have every other rank begin its part of a checkpoint; this one begins its own at once."""
-        told = {"progress": progress.model_dump_json(), "model": model}
-        self._rank_group.tell(Command.CHECKPOINT, json.dumps(told).encode())
+        """Make every other rank begin its part of a checkpoint; the caller then begins this rank's part."""
+        header = {"progress": progress.model_dump_json(), "model": model}
+        self._rank_group.tell(Command.CHECKPOINT, json.dumps(header).encode())
         self._rank_group.rest()
 
     def begin_restore(self, checkpoint: Path) -> None:
-        """Have every other rank restore its part; this one restores its own at once."""
+        """Make every other rank restore its part; the caller then restores this rank's part."""
         self._rank_group.tell(Command.RESTORE, str(checkpoint).encode())
         self._rank_group.watch.doing("restoring a checkpoint", within_s=self._rank_group.disk_s)
 
     def alone(self, what: str) -> AbstractContextManager[None]:
-        """Around work of this rank's computing thread in which no other rank has a part."""
+        """Return a context for work of this rank's computing thread in which no other rank has a part."""
         return self._rank_group.alone(what)
 
     def beat(self) -> None:
-        """Tell the others that this one lives, and hear it of them."""
+        """Tell the other ranks that this one lives, and wait until they have answered."""
         self._rank_group.tell(Command.BEAT)
-        self._rank_group.gathered(b"")
+        self._rank_group.gather(b"")
         self._rank_group.rest()
 
     def state(self) -> Tensors:
-        """Return this rank's part of what a checkpoint holds."""
+        """Return this rank's part of the state that a checkpoint holds."""
         return self._learner.state()
 
     def restore(self, saved: SavedState) -> None:
-        """Restore this rank's part. Raises ValueError if it is of another model."""
+        """Restore this rank's part. Raises ValueError if it belongs to another model."""
         self._learner.restore(saved)
         self._rank_group.rest()
 
 
 class _GatheredModel:
-    """The weights of all ranks, for the channel."""
+    """The weights of all ranks, for the weight channel."""
 
     def __init__(self, learner: PolicyLearner, rank_group: DistributedGroup) -> None:
         self._learner = learner
         self._rank_group = rank_group
 
     def stream(self) -> TensorStream:
-        """All tensors that are published, whole, one after another; reading it is a turn of all ranks."""
+        """Return all tensors that are published, whole, one after another.
+
+        Reading them is a turn of all ranks.
+        """
         stream = self._learner.model.stream()
         return replace(stream, tensors=self._turn(stream.tensors))
 
@@ -144,40 +147,40 @@ class _GatheredModel:
         self._rank_group.rest()
 
 
-def trained(
+def train_share(
     learner: PolicyLearner,
     rank_group: DistributedGroup,
     own: OwnForward,
     share: Share,
     began: float,
 ) -> tuple[Update, list[dict[str, float]]]:
-    """Do this rank's part in an update; return its result, and facts about each rank.
+    """Do this rank's share of an update; return its result, and facts about each rank.
 
-    `own_s` is what a rank did without waiting for another: it prepared screens and packs (rank 0: cut
-    and sent the shares too), and computed layers forward. Backward passes, where all ranks meet as
-    often, are not in it.
+    `own_s` are the seconds in which a rank computed without waiting for another: it prepared screens and
+    packs (rank 0 also cut and sent the shares) and computed forward passes of layers. Backward passes are
+    not included; all ranks meet equally often in them.
     """
     with rank_group.working(f"an update of {len(share.work.packs)} packs"):
         update = learner.train_on(share, began)
     facts = {
-        "own_s": update.metrics["prepare_s"] + own.taken(),
+        "own_s": update.metrics["prepare_s"] + own.take_seconds(),
         "memory_mb": memory_mb(rank_group.device),
     }
-    found: list[Any] = [
-        json.loads(each) for each in rank_group.gathered(json.dumps(facts).encode())
+    all_facts: list[Any] = [
+        json.loads(text) for text in rank_group.gather(json.dumps(facts).encode())
     ]
     rank_group.rest()
-    return update, found
+    return update, all_facts
 
 
 class OwnForward:
-    """Measures the innermost units of an FSDP2 model, from their gathered weights to their output.
+    """A clock of the innermost units of an FSDP2 model, from the gathering of their weights to their output.
 
-    Ranks meet in each layer: before it runs, its weights are gathered. A rank that is slow makes all others
-    wait there, so the times of their forward passes are about the same. What lies between a layer's
-    gathering and its end is the rank's own.
+    Ranks meet in each layer, since its weights are gathered before it runs. A slow rank makes all others wait
+    there, so whole forward passes take about the same time on all ranks. Only the time between the gathering
+    of a layer and its end shows how fast a rank is.
 
-    On a GPU by events of its stream, which wait for the gathering as the layer's work does.
+    On a GPU it is measured by events of the stream, which wait for the gathering as the layer's work does.
     """
 
     def __init__(self, root: nn.Module, device: torch.device) -> None:
@@ -186,21 +189,21 @@ class OwnForward:
         self._spans: list[tuple[Moment, Moment]] = []
         self._began: dict[nn.Module, Moment] = {}
         for module in root.modules():
-            inner = [each for each in module.modules() if isinstance(each, FSDPModule)]
-            if inner == [module]:
-                # Behind FSDP2's own hook, which gathers; and before the one that frees.
+            units = [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
+            if units == [module]:
+                # After the hook of FSDP2 that gathers, and before its hook that frees.
                 module.register_forward_pre_hook(self._begin)
                 module.register_forward_hook(self._end, prepend=True)
 
-    def taken(self) -> float:
-        """Seconds since the last call; waits for the GPU to be done with them."""
+    def take_seconds(self) -> float:
+        """Return the seconds since the last call; wait until the GPU has finished this work."""
         spans, self._spans = self._spans, []
         if self._is_gpu and spans:
             accelerator.current_stream(self._device).synchronize()
-        taken: float = sum(
+        seconds: float = sum(
             begin.elapsed_time(end) / 1000 if self._is_gpu else end - begin for begin, end in spans
         )
-        return taken
+        return seconds
 
     def _begin(self, module: nn.Module, _inputs: Any) -> None:
         self._began[module] = self._now()

@@ -1,13 +1,13 @@
 """The processes of a trainer with several ranks: started, watched and ended as one.
 
-    Ranks           what one process holds for being a rank: watch, group, and on rank 0 the others
+    Ranks           a rank's membership in the trainer: its watch and group; on rank 0 the other processes
     RankProcesses   the ranks that rank 0 started on this host
-    refuse_other_settings   the error where torchrun started a rank with other settings than rank 0
+    refuse_other_settings   raises an error if torchrun started a rank with other settings than rank 0
 
 `dart train` with `train.ranks = N` is rank 0 and starts the others (follower.py); torchrun starts all
-ranks itself, each with the same `dart train`. Rank 0 alone holds the bus, the loop, the weight channel and
-the curves. Others hold nothing that the run could lose: when any rank ends or hangs, all end within
-`train.rank_deadline_s`, rank 0 with exit code 1, so that `dart up` starts `dart train` again, which
+ranks itself, each with the same `dart train`. Only rank 0 has the connection to the bus, the loop, the weight
+channel and the metrics. Other ranks hold nothing that the run could lose. When a rank ends or hangs, all end
+within `train.rank_deadline_s`, rank 0 with exit code 1, so that `dart up` starts `dart train` again, which
 resumes from its checkpoint (docs/box.md).
 """
 
@@ -37,8 +37,8 @@ from dart_cli.train.ranks.distributed import (
     DistributedGroup,
     device_of,
     join,
+    meet_torchrun,
     memory_mb,
-    met,
 )
 from dart_cli.train.ranks.watch import (
     CONFIG,
@@ -53,20 +53,20 @@ from dart_cli.train.ranks.watch import (
 log = logging.getLogger(__name__)
 
 PROGRAM = ("-m", "dart_cli.train.ranks.follower")
-"""What a rank above 0 runs."""
+"""Arguments of Python for a rank above 0."""
 START_S = 300.0
-"""Seconds in which all ranks must have started, if `train.rank_deadline_s` is less."""
+"""Least deadline in seconds for the start of all ranks; `train.rank_deadline_s` if that is more."""
 LAST_WORDS_S = 2 * RAISE_S
-"""Seconds that ranks have to log why they end, before they are killed."""
+"""Seconds for ranks to log why they end, before they are killed."""
 END_S = 10.0
-"""Seconds that ranks may take to end after STOP; then they are killed."""
+"""Seconds for ranks to end after STOP, before they are killed."""
 
 
 class RankProcesses:
     """Ranks 1 to N - 1 of this host, children of rank 0 and of its process group."""
 
     def __init__(self, config: Config, member: Membership) -> None:
-        """Start them. Their output goes to their logs."""
+        """Start the processes. Their output goes to their logs."""
         (member.folder / CONFIG).write_text(config.model_dump_json(), encoding="utf-8")
         log_dir(config.run.dir).mkdir(exist_ok=True)
         self._member, self._run_dir = member, config.run.dir
@@ -96,7 +96,7 @@ class RankProcesses:
             )
 
     def look(self) -> str:
-        """Which of them has ended, and how; empty if none has."""
+        """Describe the first process that has ended, and how; empty if none has."""
         for rank, child in self._children.items():
             code = child.poll()
             if code is None:
@@ -112,7 +112,7 @@ class RankProcesses:
         return ""
 
     def end(self, within_s: float) -> None:
-        """Wait for them to end by themselves, then kill those that have not."""
+        """Wait `within_s` for the processes to end, then kill the remaining ones."""
         until = time.monotonic() + within_s
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,14 +123,14 @@ class RankProcesses:
 
 
 _SETTINGS = "dart-settings"
-_OWN = ("train.device", "train.threads")
-"""Keys of a trainer that each rank may have as its host needs them."""
+_PER_RANK = ("train.device", "train.threads")
+"""Keys of a trainer that may differ between ranks, as their hosts need it."""
 
 
 def refuse_other_settings(config: Config, member: Membership, store: Any) -> None:
-    """Raise ConfigError where this rank was started with other settings of a trainer than rank 0.
+    """Raise ConfigError if this rank was started with other settings of the trainer than rank 0.
 
-    `store` is that by which torchrun's ranks meet; rank 0 leaves its settings there.
+    Torchrun's ranks meet by `store`; rank 0 writes its settings there.
     """
     mine = Settings.of(config)
     if member.rank == 0:
@@ -139,7 +139,7 @@ def refuse_other_settings(config: Config, member: Membership, store: Any) -> Non
     first = Settings(**json.loads(store.get(_SETTINGS)))
     for key in differences(mine, first):
         row = row_of(key)
-        if "train" in row.readers and "train" not in row.free and key not in _OWN:
+        if "train" in row.readers and "train" not in row.free and key not in _PER_RANK:
             raise ConfigError(
                 f"{key} is {shown(mine.value(key))} for rank {member.rank} of the trainer and "
                 f"{shown(first.value(key))} for rank 0; start all ranks with the same file and the same --set"
@@ -147,10 +147,10 @@ def refuse_other_settings(config: Config, member: Membership, store: Any) -> Non
 
 
 class Ranks:
-    """A rank's part in a trainer of several: a context manager for the computing thread."""
+    """A rank's membership in a trainer of several ranks: a context manager for the computing thread."""
 
     def __init__(self, config: Config, member: Membership | None = None) -> None:
-        """Raise ConfigError where torchrun started another number of ranks than asked for."""
+        """Raise ConfigError if torchrun started another number of ranks than the configuration has."""
         self._config = config
         self.member = member or membership(config)
         self._stack = contextlib.ExitStack()
@@ -159,21 +159,21 @@ class Ranks:
 
     @property
     def rank_group(self) -> DistributedGroup:
-        """This rank's, once it has met the others."""
+        """The group of this rank; only after it has met the others."""
         assert self._rank_group is not None
         return self._rank_group
 
     @property
     def start_s(self) -> float:
-        """Seconds in which all ranks must have started, and then loaded the model."""
+        """Seconds within which all ranks must have started, and again to load the model."""
         return max(START_S, self._config.train.rank_deadline_s)
 
     def __enter__(self) -> Self:
-        """Start the other ranks, if they are ours, and meet them. Raises RankError, ConfigError."""
+        """Start the other ranks, unless torchrun did, and meet them. Raises RankError, ConfigError."""
         config, member, store = self._config, self.member, None
         device = device_of(member, config.train.device)
         if not member.is_ours:
-            member, store = met(member, self.start_s)
+            member, store = meet_torchrun(member, self.start_s)
             refuse_other_settings(config, member, store)
             self.member = member
         with contextlib.ExitStack() as stack:
@@ -201,11 +201,14 @@ class Ranks:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End with the others."""
+        """End together with the other ranks."""
         self.end(error)
 
     def end(self, error: BaseException | None) -> None:
-        """End the others: after STOP where all is well, else at once. Before the start, nothing."""
+        """End the other ranks: after STOP if there is no error, else at once.
+
+        Before the start, do nothing.
+        """
         if self._rank_group is None:
             return
         if self.member.rank == 0 and error is None:
@@ -223,7 +226,7 @@ class Ranks:
         return self._processes.look() if self._processes is not None else ""
 
     def _end(self, reason: str) -> None:
-        """End this process, from the watch's thread: the computing one waits for a rank that is gone."""
+        """End this process from the watch's thread, while the computing thread waits for a lost rank."""
         log.error("%s", reason)
         try:
             if self.member.rank == 0:

@@ -1,24 +1,24 @@
 """Which rank this process is, what each rank does, and the end of all when one has died or hangs.
 
-    Membership   which rank of a trainer this process is, of how many, and where the board is
-    RankState    one rank: its process, how far it is in the run's common work, what it does now
-    RankBoard    a folder that all ranks see: one small file a rank, and one with the reason why all must end
-    RankWatch    a thread: writes down what this rank does, reads what the others do
-    culprit      which rank the others wait for
+    Membership   the rank of this process, the number of ranks, and the place of the board
+    RankState    one rank: its process, its progress in the common work, what it does now
+    RankBoard    a folder that all ranks see: a small file for each rank, and one with the reason to end
+    RankWatch    a thread that writes what this rank does to the board, and reads what the others do
+    culprit      finds the rank for which the others wait
 
 Torch's own time limits end a process from C, or after a trace of a hundred lines, and name no rank. The
-watch needs no cooperation of the thread that computes: it looks at processes of this host, at the files
-of the board, and at how long this rank has been doing one thing. The rank that first sees what is
-wrong writes the reason to the board; all others take it from there, log it and end.
+watch needs no cooperation of the thread that computes: it looks at the processes of this host, at the files
+of the board, and at how long this rank has been doing one thing. The rank that first sees a problem
+writes the reason to the board; all others read it there, log it and end.
 
-The board is files, because they outlive the process that wrote them and need no connection: the last words
-of a rank that was killed can still be read. Each is replaced as a whole. Each start has a folder of its own,
-so that nothing an earlier one left is taken for this one's. Without room for files the ranks still end, by
-what each sees for itself.
+The board consists of files, because files outlive the process that wrote them and need no connection: the
+last state of a rank that was killed can still be read. Each file is replaced as a whole. Each start has its
+own folder, so that files of an earlier start cannot be mistaken for those of this one. If there is no space
+for files, the ranks still end, each by what it sees itself.
 
-Rank 0 also works alone, for longer than any command takes: it publishes, it reads checkpoints. Its own
-watch has the deadline of that. The others, who wait for its next command, need only know that it runs:
-its watch writes to the board each second, whatever its computing thread does.
+Rank 0 also works alone, for longer than any command takes: it publishes, and it reads checkpoints. Its own
+watch has a deadline for that work. The other ranks, which wait for its next command, only need to see that it
+runs: its watch writes to the board each second, whatever its computing thread does.
 """
 
 from __future__ import annotations
@@ -51,52 +51,53 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 WRITE_S = 1.0
 SILENT_S = 3.0
-"""A rank that has written nothing for so long, past a deadline, does not run at all."""
+"""A rank that has missed a deadline and has written nothing for this long does not run at all."""
 RAISE_S = 2.0
-"""Seconds that the computing thread has to end by itself, by the error of its broken connection."""
+"""Seconds for the computing thread to end by the error of its broken connection, before the watch ends it."""
 _WAITING = f"{os.sep}torch{os.sep}distributed{os.sep}"
-"""A thread with code of this folder on its stack waits for other ranks, as FSDP2's hooks do."""
+"""A thread with code of this folder on its stack waits for other ranks; so do FSDP2's hooks."""
 FOLDER_VARIABLE = "DART_RANKS"
-"""Environment variable by which `dart train` passes the board's folder to ranks that it starts."""
+"""Environment variable with the board's folder, which `dart train` sets for the ranks that it starts."""
 CONFIG = "config.json"
-"""The configuration, in the board's folder, for ranks that rank 0 starts."""
-_VERDICT = "verdict"
+"""File in the board's folder with the configuration, for ranks that rank 0 starts."""
+_END_REASON = "end-reason"
+"""File in the board's folder with the reason why all ranks must end."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Which rank of a trainer this process is."""
+    """The rank of this process in its trainer."""
 
     rank: int
     size: int
     local_rank: int  # among the ranks of this host: its GPU
-    folder: Path  # the board's, of this start; under torchrun RUN/ranks, until rank 0 has made it
-    is_ours: bool  # ranks above 0 are started by rank 0, not by torchrun
+    folder: Path  # of this start's board; under torchrun RUN/ranks, until rank 0 has made a folder in it
+    is_ours: bool  # True if rank 0 starts the other ranks, False if torchrun does
 
     @property
     def name(self) -> str:
-        """Its name in logs: `train`, `train-1`, ..."""
+        """The name of the process in logs: `train`, `train-1`, ..."""
         return "train" if self.rank == 0 else f"train-{self.rank}"
 
     def log_file(self, run_dir: Path, rank: int) -> Path:
-        """Return the log of a rank."""
+        """Return the log file of a rank."""
         return log_dir(run_dir) / f"{replace(self, rank=rank).name}.log"
 
 
 def is_ranked(config: Config, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the trainer has several ranks: by `train.ranks`, or because torchrun started several."""
+    """Return True if the trainer has several ranks, by `train.ranks` or because torchrun started several."""
     return config.train.ranks > 1 or _started(environment)[1] > 1
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """Which rank torchrun, or the `dart train` that started it, made this process."""
+    """Return the rank that torchrun, or the `dart train` that started it, gave this process."""
     return _started(environment)[0]
 
 
 def _started(environment: Mapping[str, str]) -> tuple[int, int]:
-    """(rank, number of ranks) by the variables that torchrun sets together; (0, 1) without both.
+    """Return (rank, number of ranks) from torchrun's variables RANK and WORLD_SIZE.
 
-    Raises ConfigError for what is not such a pair.
+    Return (0, 1) unless both are set. Raises ConfigError if they are no such pair.
     """
     texts = [environment.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if not all(texts):
@@ -110,110 +111,112 @@ def _started(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def membership(config: Config, environment: Mapping[str, str] = os.environ) -> Membership:
-    """Which rank this process is, by torchrun's variables or those of the `dart train` that started it.
+    """Return the membership of this process.
 
-    Raises ConfigError where torchrun started another number of processes than `train.ranks`.
+    It follows from the variables of torchrun, or of the `dart train` that started this process. Raises
+    ConfigError if torchrun started another number of processes than `train.ranks`.
     """
     parent = config.run.dir / "ranks"
-    asked = config.train.ranks
+    ranks = config.train.ranks
     rank, size = _started(environment)
     if size == 1:
-        return Membership(0, asked, 0, new_folder(parent), is_ours=True)
-    if asked not in (1, size):
+        return Membership(0, ranks, 0, new_folder(parent), is_ours=True)
+    if ranks not in (1, size):
         raise ConfigError(
-            f"train.ranks = {asked}, and torchrun started {size} processes: make both the same, or "
+            f"train.ranks = {ranks}, and torchrun started {size} processes: make both the same, or "
             "leave train.ranks at 1"
         )
     local = int(environment.get("LOCAL_RANK", rank))
     ours = environment.get(FOLDER_VARIABLE)
     if ours:
         return Membership(rank, size, local, Path(ours), is_ours=True)
-    make_private_dir(config.run.dir)  # this rank may be here before rank 0
+    make_private_dir(config.run.dir)  # this rank may get here before rank 0 does
     return Membership(rank, size, local, make_private_dir(parent), is_ours=False)
 
 
 def new_folder(parent: Path) -> Path:
-    """Return a folder for the board of one start, below `parent`."""
+    """Make a folder for the board of one start below `parent`, and return it."""
     return Path(tempfile.mkdtemp(prefix="start-", dir=make_private_dir(parent)))
 
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank, as it last wrote it down."""
+    """The state of a rank, as it last wrote it to the board."""
 
     rank: int
     pid: int
     host: str
-    turn: int = 0  # commands of rank 0 that it has begun
-    part: int = 0  # parts of the turn that it has begun
+    turn: int = 0  # number of commands of rank 0 that it has begun
+    part: int = 0  # number of parts of the turn that it has begun
     doing: str = "starting"
-    waits: bool = False  # for other ranks, in a collective call
-    ticks: int = 0  # `start_ticks`: which process of this pid it is
-    seen: float = 0.0  # unix seconds when it was written
-    ended: bool = False  # as it was told to
-    error: str = ""  # what ended it
+    is_waiting: bool = False  # for other ranks, in a collective call
+    ticks: int = 0  # `start_ticks`, which tells processes with the same pid apart
+    written_at: float = 0.0  # unix seconds
+    has_ended: bool = False  # in the regular way
+    error: str = ""  # the error that ended it
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process ended without being told to; False for one of another host."""
-        if self.ended or self.host != socket.gethostname():
+        """Whether its process ended in another than the regular way; False for a process of another host."""
+        if self.has_ended or self.host != socket.gethostname():
             return False
         return bool(self.error) or process_liveness(self.pid, ticks=self.ticks) == "gone"
 
 
 class RankBoard:
-    """Where the ranks of one start of a trainer tell each other what they do."""
+    """The folder in which the ranks of one start of a trainer write what they do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def is_removed(self) -> bool:
-        """Whether the folder is gone, as after a later start of the trainer."""
+        """Whether the folder was removed, as a later start of the trainer does."""
         with contextlib.suppress(OSError):
             return not self._folder.is_dir()
         return False
 
     def write(self, state: RankState) -> None:
-        """Replace what this rank has told."""
-        text = json.dumps(asdict(replace(state, seen=time.time())))
-        with contextlib.suppress(OSError):  # a full disk, or the run was removed: nothing to tell
+        """Replace the state of a rank."""
+        text = json.dumps(asdict(replace(state, written_at=time.time())))
+        with contextlib.suppress(OSError):  # the disk is full, or the run was removed
             self._draft(text).replace(self._folder / f"rank-{state.rank}")
 
     def states(self) -> dict[int, RankState]:
-        """Return what each rank told last; ranks that have told nothing are absent."""
-        found = {}
+        """Return the last state of each rank, by rank; ranks that have written nothing are absent."""
+        states = {}
         with contextlib.suppress(OSError):
             for path in self._folder.glob("rank-*"):
                 with contextlib.suppress(OSError, ValueError, TypeError):
                     state = RankState(**json.loads(path.read_text(encoding="utf-8")))
-                    found[state.rank] = state
-        return dict(sorted(found.items()))
+                    states[state.rank] = state
+        return dict(sorted(states.items()))
 
-    def judge(self, reason: str) -> str:
-        """Say why all ranks must end, unless one has said it before; the reason that stands.
+    def set_end_reason(self, reason: str) -> str:
+        """Write why all ranks must end, and return the reason that counts: the first one.
 
-        If the folder cannot be written, the reason tells that too: other ranks may name another one.
+        If the folder cannot be written, the returned reason says so: other ranks may then name another
+        reason.
         """
-        if found := self.verdict():
-            return found
-        target = self._folder / _VERDICT
+        if earlier := self.end_reason():
+            return earlier
+        target = self._folder / _END_REASON
         try:
             draft = self._draft(reason)
             try:
                 with contextlib.suppress(FileExistsError):
                     os.link(draft, target)
                 draft.unlink()
-            except OSError:  # a file system without hard links: of two at once the later one stands
+            except OSError:  # a file system without hard links: of two at once the later one counts
                 draft.replace(target)
         except OSError as error:
             reason += f" ({self._folder} cannot be written: {error.strerror})"
-        return self.verdict() or reason
+        return self.end_reason() or reason
 
-    def verdict(self) -> str:
-        """Why all must end; empty while they need not."""
+    def end_reason(self) -> str:
+        """Return why all ranks must end; empty while they need not."""
         with contextlib.suppress(OSError):
-            return (self._folder / _VERDICT).read_text(encoding="utf-8")
+            return (self._folder / _END_REASON).read_text(encoding="utf-8")
         return ""
 
     def remove_others(self) -> None:
@@ -223,7 +226,7 @@ class RankBoard:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _draft(self, text: str) -> Path:
-        """Return a file of this thread alone, whole before it gets its name."""
+        """Write a file that belongs to this thread alone, and return it; the caller then renames it."""
         path = self._folder / f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return path
@@ -233,7 +236,7 @@ class RankBoard:
 
 
 class RankWatch:
-    """A context manager around all that a rank does. `doing` is for the computing thread."""
+    """The watch of a rank: a context manager around the rank's work. The computing thread calls `doing`."""
 
     def __init__(
         self,
@@ -244,10 +247,10 @@ class RankWatch:
         look: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`end` ends this process with a reason, from the watch's thread.
+        """`end` ends this process with a reason; the watch's thread calls it.
 
-        `look` says what else is wrong, seen from this rank: of a process that it started, and that
-        ended before it could tell anything.
+        `look` describes another problem that this rank sees, or returns an empty string: a process that it
+        started may end before it writes to the board.
         """
         self._member = member
         self._run_dir = run_dir
@@ -259,15 +262,15 @@ class RankWatch:
         self._state = RankState(
             member.rank, os.getpid(), socket.gethostname(), ticks=start_ticks(os.getpid())
         )
-        self._limit_s = float("inf")  # for what it does
-        self._until = float("inf")  # the clock's seconds by which it has done what it does
-        self._awaits_rank_0 = False  # or by which rank 0 must have written something
-        # By rank: the time that it last wrote, and when that was first seen here.
-        self._seen: dict[int, tuple[float, float]] = {}
+        self._limit_s = float("inf")  # seconds for the present work
+        self._until = float("inf")  # the clock's time by which the present work must be done
+        self._awaits_rank_0 = False  # then rank 0 must only have written to the board by that time
+        # By rank: its newest `written_at`, and this clock's time when that was first read here.
+        self._changes: dict[int, tuple[float, float]] = {}
         self._working = threading.get_ident()
-        self._written = 0.0
+        self._last_write = 0.0
         self._closing = threading.Event()
-        self._raising = threading.Event()  # the computing thread ends the process itself
+        self._raising = threading.Event()  # set if the computing thread ends the process
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
 
     def __enter__(self) -> Self:
@@ -278,14 +281,14 @@ class RankWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        """Say how this rank ended; the others then know."""
+        """Write to the board how this rank ended, for the other ranks."""
         self.close()
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        self._state = replace(self._state, ended=error is None, error=text[:300])
+        self._state = replace(self._state, has_ended=error is None, error=text[:300])
         self._write()
 
     def close(self) -> None:
-        """Watch no more: the ranks are about to end as they were told to."""
+        """Stop watching: the ranks are about to end in the regular way."""
         self._closing.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(POLL_S * 10)
@@ -298,13 +301,13 @@ class RankWatch:
         turn: int | None = None,
         awaits_rank_0: bool = False,
     ) -> None:
-        """Note that this thread begins `what`, for which it has `within_s`, by default the deadline.
+        """Record that this thread begins `what`, for which it has `within_s`, by default the deadline.
 
         `turn` counts the commands of rank 0; in one turn every rank begins the same parts. With
-        `awaits_rank_0` the time is up only if rank 0 has written nothing to the board for as long.
+        `awaits_rank_0`, the deadline is missed only if rank 0 has written nothing to the board for as long.
         """
         before = self._state
-        new = turn is not None and turn != before.turn
+        is_new_turn = turn is not None and turn != before.turn
         self._limit_s = self.deadline_s if within_s is None else within_s
         self._until = self._clock() + self._limit_s
         self._awaits_rank_0 = awaits_rank_0
@@ -312,16 +315,16 @@ class RankWatch:
         self._state = replace(
             before,
             turn=before.turn if turn is None else turn,
-            part=0 if new else before.part + 1,
+            part=0 if is_new_turn else before.part + 1,
             doing=what,
         )
         self._write()
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raise an error inside the block as RankError, with the reason, if it comes from another rank's end.
+        """Raise RankError with the reason if an error inside the block comes from the end of another rank.
 
-        Others pass, and end this rank alone: the next to see that writes it to the board.
+        Other errors pass unchanged and end this rank; a rank that sees this writes it to the board.
         """
         try:
             yield
@@ -332,9 +335,10 @@ class RankWatch:
             raise
 
     def _reason(self, within_s: float) -> str:
+        """Return the reason on the board, once it is there; empty if there is none after `within_s`."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
-            if reason := self.board.verdict():
+            if reason := self.board.end_reason():
                 return reason
             time.sleep(POLL_S)
         return ""
@@ -342,33 +346,33 @@ class RankWatch:
     def _run(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
-                if self._clock() - self._written > WRITE_S:
+                if self._clock() - self._last_write > WRITE_S:
                     self._write()
-                reason = self.board.verdict() or self.wrong()
-            except Exception as error:  # a rank that is not watched must not go on
+                reason = self.board.end_reason() or self.find_problem()
+            except Exception as error:  # a rank must not go on without its watch
                 log.exception("the watch of rank %d failed", self._member.rank)
                 reason = f"the watch of rank {self._member.rank} failed: {error}; all ranks end"
             if reason:
-                reason = self.board.judge(reason)
+                reason = self.board.set_end_reason(reason)
                 if not (self._raising.wait(RAISE_S) or self._closing.is_set()):
                     self._log_stack()
                     self._end(reason)
                 return
 
     def _write(self) -> None:
-        self._written = self._clock()
-        self._state = replace(self._state, waits=self._is_waiting())
+        self._last_write = self._clock()
+        self._state = replace(self._state, is_waiting=self._is_waiting())
         self.board.write(self._state)
 
-    def wrong(self) -> str:
-        """Why all must end, as far as this rank can see; empty if nothing is wrong."""
+    def find_problem(self) -> str:
+        """Describe a problem that this rank sees, for which all ranks must end; empty if there is none."""
         states = self._states()
         for rank, state in states.items():
             if rank != self._member.rank and state.is_gone:
                 how = f" failed: {state.error}" if state.error else " ended unexpectedly"
                 return self._line(state, how)
-        if found := self._look():
-            return found
+        if problem := self._look():
+            return problem
         if self.board.is_removed:
             return f"{self._member.folder} was removed: has the trainer been started again?"
         if self._clock() <= self._until:
@@ -386,16 +390,18 @@ class RankWatch:
         return self._line(culprit(states, silent), how)
 
     def _states(self) -> dict[int, RankState]:
-        """Return what each rank told last; notes when this rank saw that it had changed."""
+        """Return the last state of each rank; record when this rank first saw each change."""
         states = self.board.states()
         for rank, state in states.items():
-            if self._seen.get(rank, (-1.0, 0.0))[0] != state.seen:
-                self._seen[rank] = (state.seen, self._clock())
+            if self._changes.get(rank, (-1.0, 0.0))[0] != state.written_at:
+                self._changes[rank] = (state.written_at, self._clock())
         return states
 
     def _silent_s(self, rank: int) -> float:
-        """For how long a rank has written nothing, by this rank's clock: hosts' clocks may differ."""
-        return self._clock() - self._seen[rank][1] if rank in self._seen else float("inf")
+        """Return for how long a rank has written nothing, by this rank's clock: hosts' clocks may differ."""
+        if rank not in self._changes:
+            return float("inf")
+        return self._clock() - self._changes[rank][1]
 
     def _line(self, state: RankState, how: str) -> str:
         where = self._member.log_file(self._run_dir, state.rank)
@@ -421,14 +427,15 @@ class RankWatch:
 
 
 def culprit(states: Mapping[int, RankState], silent: Collection[int] = ()) -> RankState:
-    """Return the rank that the others wait for: one that does not run, else the least advanced that computes.
+    """Return the rank for which the others wait.
 
-    `silent` are ranks that have written nothing for `SILENT_S`. Where all wait in a collective call, the
-    least advanced of them.
+    That is a rank that does not run: `silent` are the ranks that have written nothing for `SILENT_S`. If
+    all run, it is the least advanced rank that computes; if all wait in a collective call, the least
+    advanced of all.
     """
-    stopped = [state for rank, state in states.items() if rank in silent and not state.ended]
-    computing = [state for state in states.values() if not state.waits and not state.ended]
+    hanging = [state for rank, state in states.items() if rank in silent and not state.has_ended]
+    computing = [state for state in states.values() if not state.is_waiting and not state.has_ended]
     return min(
-        stopped or computing or states.values(),
+        hanging or computing or states.values(),
         key=lambda state: (state.turn, state.part, state.rank),
     )

@@ -1,19 +1,26 @@
 """The channels `gloo` and `nccl`: one broadcast brings a version to all workers that lack it.
 
-channel     BroadcastChannel, the trainer's end: publishes, and answers the workers' requests
-broadcaster      RoundsThread: collects workers, forms their group, broadcasts
-receiver    BroadcastReceiver, a worker's end: takes part, receives into its own copy, checks
-group       a process group of the trainer and some workers; over TCP, from memory to memory
-transport   what groups of both backends have in common, and their deadlines
-nccl        such a group between GPUs: buckets in pinned memory and on the device
-rendezvous  how the ends of a group find each other: keys at the trainer, asked for over the bus
+channel      BroadcastChannel, the trainer's end: publishes, and answers the workers' requests
+broadcaster  RoundsThread: collects workers, forms their group, broadcasts
+receiver     BroadcastReceiver, a worker's end: takes part, receives into its own copy, checks it
+group        makes a process group of the trainer and some workers
+gloo         a group over TCP, from main memory to main memory
+nccl         a group between GPUs: buckets in pinned memory and on the device
+transport    the interface of groups of both backends, and their deadlines
+rendezvous   how the processes of a group find each other: keys at the trainer, requested over the bus
 
-A round: the workers that are behind ask the trainer, each naming the tensors whose digests differ from
-those that it holds; the trainer waits a moment for those that have not asked yet, and answers all with
-the name of a group and their ranks in it; the tensors that any of them lacks are broadcast in buckets,
-in the order of the file, into each worker's own copy; each checks the digests of what came.
+A round has four steps:
 
-The group lasts while the same workers take part, and is made anew when one comes or goes. Any error at
-any end closes it there, which the others notice at once or, where a process hangs, after `STALL_S`; all
-that live ask again, and who does not ask is not in the next group. So no end needs to know who failed.
+1. The workers that lack the newest version ask the trainer. Each names the tensors whose digests differ from
+   its own.
+2. The trainer waits a moment for workers that have not asked yet. It answers all with the name of a group and
+   their ranks in it.
+3. The tensors that any of them lacks are broadcast in buckets, in the order of the file, into each
+   worker's own copy.
+4. Each worker checks the digests of the tensors that it received.
+
+The group lasts while the same workers take part, and is made anew when one comes or goes. An error in any
+process closes the group there. The others notice it at once or, if a process hangs, after `STALL_S`. All
+live workers then ask again, and a worker that does not ask is not in the next group. So no process needs to
+find out which one failed.
 """

@@ -1,16 +1,17 @@
-"""The trainer's thread that broadcasts: collects the workers that ask, forms their group, sends.
+"""The trainer's thread that broadcasts: it collects the workers that ask, forms their group, and sends.
 
     Version        a published version and the trainer's own copy of it
     RoundsThread   the thread, from the first request to `close`
 
-Workers that take part are expected in the next round too: it begins as soon as all of them that lack
-the newest version have asked, or `GATHER_S` after the first has. One that did not ask is expected no
-more, until it asks again. A round that breaks off is tried again with those who ask again; where that
-breaks off too, its workers are served one by one, those of other rounds first. A version of which the rounds
-with a worker have broken off `MOST_BROKEN` times in a row is written to disk, where that worker finds it.
+Workers that took part in a round are expected in the next one too. It begins as soon as all expected
+workers that lack the newest version have asked, or `GATHER_S` after the first request. A worker that did
+not ask is no longer expected, until it asks again. A round that breaks off is tried again with the workers
+that ask again. If that one breaks off too, its workers are served one by one, after those of other rounds.
+If the rounds with a worker break off `MOST_BROKEN` times in a row, the version is written to disk, where
+that worker finds it.
 
-What bounds what: requests by the number of workers, one each; groups, one; versions kept in memory, by
-the round under way: between rounds none is.
+Bounds: one request for each worker; one group; and one version that is kept in memory for the round under way
+(between rounds none is).
 """
 
 from __future__ import annotations
@@ -44,30 +45,35 @@ from dart_cli.weights.manifest import Layout, Published
 log = logging.getLogger(__name__)
 
 MEET_S = 0.05
-"""A round waits so long for workers that it does not expect: several may have started together."""
+"""Seconds for which a round waits for workers that it does not expect, since several may start together."""
 GATHER_S = 2.0
-"""A round waits so long for a worker that it expects."""
+"""Seconds for which a round waits for a worker that it expects."""
 MOST_BROKEN_TOGETHER = 2
-"""Rounds that may break off in a row before each worker of them is served alone: one of them may ask, and
-yet receive nothing."""
+"""Rounds that may break off in a row before each of their workers is served alone, since one of them may be
+able to ask but not to receive."""
 ASKS_AGAIN_S = 1.0
-"""A worker whose request was held for long enough asks again within this time: the round is not begun anew."""
+"""A worker whose request was held asks again within this time, and the wait for the round goes on."""
 _LOOK_S = 0.02
 
 
 class Version:
     """A published version and the trainer's own copy of it."""
 
+    """A published version and the trainer's own copy of it."""
+
     def __init__(self, published: Published, tensors: FlatWeights) -> None:
         self.published = published
         self.tensors = tensors
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the two fields below
         self._readers = 0
         self._is_taken = False
 
     @contextlib.contextmanager
     def read(self) -> Iterator[FlatWeights]:
-        """Yield the copy, which does not change inside. Raises WeightsError if a later version has its memory."""
+        """Yield the copy, which does not change inside the block.
+
+        Raises WeightsError if a later version has its memory.
+        """
         with self._lock:
             if self._is_taken:
                 raise WeightsError(f"v{self.published.policy_version} is no longer in memory")
@@ -79,7 +85,10 @@ class Version:
                 self._readers -= 1
 
     def take(self, layout: Layout) -> FlatWeights | None:
-        """Its memory, for a later version of `layout`; None if it is read now, or another size."""
+        """Return its memory for a later version of `layout`.
+
+        Return None if it is being read, or has another layout.
+        """
         with self._lock:
             if self._readers or self._is_taken or self.tensors.layout != layout:
                 return None
@@ -88,8 +97,8 @@ class Version:
 
 
 @dataclass(eq=False)
-class Ask:
-    """A worker's request, and the answer that it waits for."""
+class PendingRequest:
+    """A worker's request, and the answer for which it waits."""
 
     request: TransferRequest
     answer: Future[TransferReply] = field(default_factory=Future)
@@ -97,12 +106,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class _Formed:
+    """A group, and the workers in it."""
+
     group: ByteGroup
     workers: list[str]  # by rank, from 1
 
 
 class RoundsThread:
-    """Broadcasts versions from a daemon thread."""
+    """A daemon thread that broadcasts versions."""
 
     def __init__(
         self,
@@ -111,17 +122,18 @@ class RoundsThread:
         rendezvous: Rendezvous,
         write: Callable[[Published, FlatWeights], bool],
     ) -> None:
-        """Broadcasts the newest version, which `source` returns, to those that `ask`.
+        """Broadcast the newest version, which `source` returns, to the workers that ask.
 
-        `write` brings a version to disk whole; it returns False where that was done before.
+        `write` writes a version to disk whole; it returns False if that was done before.
         """
         self._source = source
         self._write = write
         self._transport = transport
         self._rendezvous = rendezvous
-        self._asking: dict[str, Ask] = {}  # by worker
-        self._expected: dict[str, str] = {}  # worker -> digest of what it has, as far as is known
-        self._broken: Counter[str] = Counter()  # worker -> rounds with it in a row that broke off
+        self._pending: dict[str, PendingRequest] = {}  # by worker
+        # By worker: the digest of the version that it has received; empty if a round broke off since.
+        self._expected: dict[str, str] = {}
+        self._broken: Counter[str] = Counter()  # by worker: rounds in a row that broke off
         self._formed: _Formed | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -129,109 +141,124 @@ class RoundsThread:
         self._thread.start()
 
     def ask(self, request: TransferRequest) -> Future[TransferReply]:
-        """Enter the next round; the answer comes when that begins. Cancel it to leave."""
-        ask = Ask(request)
+        """Enter a worker into the next round; return its answer, which comes when the round begins.
+
+        Cancel the answer to leave the round.
+        """
+        pending = PendingRequest(request)
         with self._changed:
-            if before := self._asking.pop(request.worker, None):
+            if before := self._pending.pop(request.worker, None):
                 before.answer.cancel()
-            self._asking[request.worker] = ask
+            self._pending[request.worker] = pending
             self._changed.notify()
-        return ask.answer
+        return pending.answer
 
     def close(self) -> None:
-        """Accept no more; a broadcast under way stops at its next bucket."""
+        """End the thread. A broadcast that is under way stops at its next bucket."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(JOIN_S)
 
     def _serve(self) -> None:
-        while gathered := self._gather():
-            self._begin(*gathered)
-            del gathered  # the version: its memory is the channel's to free
+        while round_ := self._gather():
+            self._begin(*round_)
+            del round_  # it holds the version, whose memory the channel must be able to free
         self._leave()
 
-    def _begin(self, version: Version, asks: list[Ask]) -> None:
-        """Answer the requests: with a round, or where a later version has this one's memory, to ask again."""
+    def _begin(self, version: Version, requests: list[PendingRequest]) -> None:
+        """Answer the requests with a round.
+
+        If a later version has this one's memory, tell the workers to ask again.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 tensors = stack.enter_context(version.read())
             except WeightsError:
-                for ask in asks:
-                    ask.answer.set_result(refer_to(version.published))
+                for pending in requests:
+                    pending.answer.set_result(refer_to(version.published))
                 return
-            self._round(version.published, tensors, asks)
+            self._round(version.published, tensors, requests)
 
-    def _gather(self) -> tuple[Version, list[Ask]] | None:
-        """Return the newest version and the requests for it, of the next round; None once this is closed."""
-        began = (
-            asked_at
-        ) = -ASKS_AGAIN_S  # the first request of this round, and the last look with one
+    def _gather(self) -> tuple[Version, list[PendingRequest]] | None:
+        """Return the newest version and the requests of the next round for it; None once this is closed."""
+        # The time of this round's first request, and of the last look that saw a request.
+        began = last_seen_at = -ASKS_AGAIN_S
         with self._changed:
             while not self._closing:
                 now = time.monotonic()
                 version = self._source()
                 if version is not None:
                     self._refer(version)
-                if version is None or not self._asking:
-                    version = None  # as in _serve
+                if version is None or not self._pending:
+                    version = None  # not held during the wait, as in _serve
                     self._changed.wait()
                     continue
-                if now - asked_at >= ASKS_AGAIN_S:
+                if now - last_seen_at >= ASKS_AGAIN_S:
                     began = now
-                asked_at, waited_s = now, now - began
+                last_seen_at, waited_s = now, now - began
                 if waited_s < GATHER_S and (waited_s < MEET_S or self._is_one_missing(version)):
                     self._changed.wait(_LOOK_S)
                     continue
-                asks = [ask for ask in self._next() if ask.answer.set_running_or_notify_cancel()]
-                if asks:
-                    return version, asks
-            for ask in self._asking.values():
-                ask.answer.cancel()
-            self._asking.clear()
+                requests = [
+                    pending
+                    for pending in self._next()
+                    if pending.answer.set_running_or_notify_cancel()
+                ]
+                if requests:
+                    return version, requests
+            for pending in self._pending.values():
+                pending.answer.cancel()
+            self._pending.clear()
         return None
 
-    def _next(self) -> list[Ask]:
-        """Those of the next round, taken out: all that are trusted together, else one of the others."""
-        together = [w for w in self._asking if self._broken[w] < MOST_BROKEN_TOGETHER]
-        return [self._asking.pop(worker) for worker in together or list(self._asking)[:1]]
+    def _next(self) -> list[PendingRequest]:
+        """Remove and return the requests of the next round.
+
+        These are all from workers whose last rounds did not break off too often, else one of the others.
+        """
+        together = [w for w in self._pending if self._broken[w] < MOST_BROKEN_TOGETHER]
+        return [self._pending.pop(worker) for worker in together or list(self._pending)[:1]]
 
     def _refer(self, newest: Version) -> None:
-        """Tell those who ask for an older version of the newest; forget those who have left."""
-        for worker, ask in list(self._asking.items()):
-            if ask.answer.cancelled():
-                del self._asking[worker]
-            elif ask.request.digest != newest.published.digest:
-                del self._asking[worker]
-                if ask.answer.set_running_or_notify_cancel():
-                    ask.answer.set_result(refer_to(newest.published))
+        """Answer requests for older versions with the newest one; drop requests that were cancelled."""
+        for worker, pending in list(self._pending.items()):
+            if pending.answer.cancelled():
+                del self._pending[worker]
+            elif pending.request.digest != newest.published.digest:
+                del self._pending[worker]
+                if pending.answer.set_running_or_notify_cancel():
+                    pending.answer.set_result(refer_to(newest.published))
 
     def _is_one_missing(self, newest: Version) -> bool:
-        """Whether a worker that is expected, and lacks the newest version, has not asked yet."""
+        """Return True if an expected worker that lacks the newest version has not asked yet."""
         return any(
-            digest != newest.published.digest and worker not in self._asking
+            digest != newest.published.digest and worker not in self._pending
             for worker, digest in self._expected.items()
         )
 
-    def _round(self, published: Published, tensors: FlatWeights, asks: list[Ask]) -> None:
-        """Broadcast what any of them lacks, in the group before if that is theirs still."""
+    def _round(
+        self, published: Published, tensors: FlatWeights, requests: list[PendingRequest]
+    ) -> None:
+        """Broadcast the tensors that any of the workers lacks; use the last group if it fits."""
+        # 1. Use the last group, or name a new one.
         began = time.monotonic()
-        asks = sorted(asks, key=lambda ask: ask.request.worker)
-        workers = [ask.request.worker for ask in asks]
-        names = {name for ask in asks for name in ask.request.tensors}
+        requests = sorted(requests, key=lambda pending: pending.request.worker)
+        workers = [pending.request.worker for pending in requests]
+        names = {name for pending in requests for name in pending.request.tensors}
         formed = self._formed
-        is_theirs = formed is not None and formed.workers == workers
         if (
             formed is None
-            or not is_theirs
-            or any(a.request.group != formed.group.name for a in asks)
+            or formed.workers != workers
+            or any(pending.request.group != formed.group.name for pending in requests)
         ):
             self._leave()
             name = uuid.uuid4().hex
             self._rendezvous.open(name)
         else:
             name = formed.group.name
-        told = refer_to(published).model_copy(
+        # 2. Answer the requests.
+        reply = refer_to(published).model_copy(
             update={
                 "accepted": True,
                 "group": name,
@@ -239,35 +266,43 @@ class RoundsThread:
                 "tensors": sorted(names),
             }
         )
-        for rank, ask in enumerate(asks, 1):
-            ask.answer.set_result(told.model_copy(update={"rank": rank}))
-        digest = published.digest
+        for rank, pending in enumerate(requests, 1):
+            pending.answer.set_result(reply.model_copy(update={"rank": rank}))
+        newest = published.digest
         self._expected = {
-            worker: held for worker, held in self._expected.items() if held == digest
+            worker: digest for worker, digest in self._expected.items() if digest == newest
         } | dict.fromkeys(workers, "")
+        # 3. Send.
         try:
             size = self._send(tensors, workers, name, names)
-        except Exception as error:  # none may end the thread
+        except Exception as error:  # no error may end the thread
             if not self._closing:
                 log.warning(
                     "v%d: %s; %s",
-                    *(published.policy_version, error, _who(workers)),
+                    published.policy_version,
+                    error,
+                    _who(workers),
                     exc_info=not isinstance(error, WeightsError),
                 )
             self._leave()
             self._broken.update(workers)
-            self._spare(published, tensors, workers)
+            self._write_if_unreachable(published, tensors, workers)
             return
-        self._expected |= dict.fromkeys(workers, digest)
+        self._expected |= dict.fromkeys(workers, newest)
         for worker in workers:
             del self._broken[worker]
         log.info(
             "v%d: %d bytes to %s in %.3f s",
-            *(published.policy_version, size, _who(workers), time.monotonic() - began),
+            published.policy_version,
+            size,
+            _who(workers),
+            time.monotonic() - began,
         )
 
-    def _spare(self, published: Published, tensors: FlatWeights, workers: list[str]) -> None:
-        """Write the version whole if no broadcast reaches one of `workers`: else the run would stand still."""
+    def _write_if_unreachable(
+        self, published: Published, tensors: FlatWeights, workers: list[str]
+    ) -> None:
+        """Write the version whole if no broadcast reaches one of `workers`: the run would stand still."""
         lacking = [worker for worker in workers if self._broken[worker] >= MOST_BROKEN]
         if not lacking or self._closing:
             return
@@ -279,11 +314,13 @@ class RoundsThread:
         if is_new:
             log.warning(
                 "v%d was written to disk whole, as no broadcast reaches %s; %s",
-                *(published.policy_version, _who(lacking), self._transport.cure()),
+                published.policy_version,
+                _who(lacking),
+                self._transport.fix(),
             )
 
     def _send(self, tensors: FlatWeights, workers: list[str], name: str, names: set[str]) -> int:
-        """Return the bytes sent. Raises WeightsError."""
+        """Broadcast the tensors `names`, and return the number of bytes sent. Raises WeightsError."""
         if self._formed is None:
             store = GroupStore(partial(self._rendezvous.change, name), join_deadline())
             member = Member(name, 0, len(workers) + 1)
@@ -297,7 +334,7 @@ class RoundsThread:
 
 
 def refer_to(newest: Published) -> TransferReply:
-    """Return the answer to a request for another version."""
+    """Return the answer to a request for another version than the newest."""
     return TransferReply(
         accepted=False,
         policy_version=newest.policy_version,

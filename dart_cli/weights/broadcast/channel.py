@@ -2,11 +2,11 @@
 
     BroadcastChannel   publishes, and answers the workers' requests
 
-A version is published as with `file`, a manifest on disk, but its tensors stay in the trainer's memory
-(each `WHOLE_EVERY`th is written to disk too: for resumption, for `dart eval`, and for times without a
-trainer; and so is each that broadcasts do not bring to some worker). Training continues while they are
-sent: what is sent is an immutable copy on the host. The memory of the version before is the next one's,
-since allocating takes longer than copying.
+A version is published like one of the channel `file`, with a manifest on disk, but its tensors stay in the
+trainer's memory. Each `WHOLE_EVERY`th version is written to disk too: for resumption, for `dart eval`, and
+for times without a trainer. So is each version that broadcasts fail to bring to a worker. Training
+continues during a broadcast, which sends an immutable copy in host memory. The next version uses the memory
+of the version before the last, since allocating takes longer than copying.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dart_cli.weights.manifest import (
 from dart_cli.weights.storage import Storage
 
 HOLD_S = 3.0
-"""A request is held so long before its worker is told to ask again."""
+"""Seconds for which a request is held; then its worker is told to ask again."""
 
 
 class BroadcastChannel(FileChannel):
@@ -59,20 +59,20 @@ class BroadcastChannel(FileChannel):
         lora: LoraConfig | None = None,
         whole_every: int = WHOLE_EVERY,
     ) -> None:
-        """As a FileChannel, of which one version in `whole_every` is written whole."""
+        """Make a FileChannel that writes one version in `whole_every` whole; other arguments are as there."""
         super().__init__(directory, keep, shared=shared, lora=lora)
         self.last: Version | None = None
         self._replaced: Version | None = None  # by `last`
         self._whole_every = whole_every
-        self._since_whole = 0  # versions
+        self._since_whole = 0  # number of versions since the last whole one
         self._rendezvous = Rendezvous()
-        self._writing = threading.Lock()  # of the tensors of versions that were published without
+        self._writing = threading.Lock()  # held while the tensors of a version are written later
         self._rounds = RoundsThread(
             lambda: self.last, transport, self._rendezvous, self._write_whole
         )
 
     async def answer(self, _client: str, request: Request) -> Reply:
-        """Return what a worker asks of the trainer. Raises ProtocolError, RefusedError."""
+        """Return the answer to a worker's request. Raises ProtocolError, RefusedError."""
         if isinstance(request, RendezvousRequest):
             return self._rendezvous.answer(request)
         version = self.last
@@ -91,16 +91,16 @@ class BroadcastChannel(FileChannel):
         unknown = set(request.tensors) - version.tensors.tensors.keys()
         if unknown:
             raise ProtocolError(f"TransferRequest.tensors: {min(unknown)} does not exist")
-        asked = self._rounds.ask(request)
-        answer = asyncio.wrap_future(asked)
+        pending = self._rounds.ask(request)
+        answer = asyncio.wrap_future(pending)
         try:
             await asyncio.wait([answer], timeout=HOLD_S)
         finally:
-            has_left = asked.cancel()  # false once its round has begun
+            has_left = pending.cancel()  # False if its round has begun
         return refer_to(newest) if has_left else await answer
 
     def close(self) -> None:
-        """Stop sending; leave the newest version whole on disk."""
+        """Stop sending, and leave the newest version whole on disk."""
         self._rounds.close()
         super().close()
         self.last = self._replaced = None
@@ -111,8 +111,8 @@ class BroadcastChannel(FileChannel):
         super()._to_disk(storage)
 
     def _write_whole(self, published: Published, tensors: FlatWeights) -> bool:
-        """Write the tensors of a version beside its manifest; False where they are there. Raises OSError."""
-        with self._writing:  # as long as a disk takes
+        """Write the tensors of a version beside its manifest; return False if they exist. Raises OSError."""
+        with self._writing:  # may last as long as the disk takes
             if (published.path / WEIGHTS).exists():
                 return False
             draft = published.path / f".{WEIGHTS}.draft"
@@ -120,19 +120,21 @@ class BroadcastChannel(FileChannel):
                 tensors.write(draft)
                 draft.replace(published.path / WEIGHTS)
             finally:
-                draft.unlink(missing_ok=True)  # a part of it would keep a full disk full
+                draft.unlink(missing_ok=True)  # a partial file would keep a full disk full
             return True
 
     # --- in the publication's thread ----------------------------------------------------------
 
     def _memory(self, specs: Mapping[str, TensorSpec]) -> FlatWeights:
-        """Return the memory of the version before the last, unless it is still read, or does not fit."""
+        """Return the memory of the version before the last, or new memory if that cannot be used."""
         replaced, self._replaced = self._replaced, None
-        taken = None if replaced is None else replaced.take(layout_of(specs))
-        return taken or FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
+        reused = None if replaced is None else replaced.take(layout_of(specs))
+        return reused or FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
-        if target.exists():  # the last whole version is unknown: the next is whole
+        if (
+            target.exists()
+        ):  # it is not known which version was the last whole one, so the next is whole
             self._since_whole = self._whole_every
         complete = super()._complete(target, policy_version, copied)
         if self.last is None or self.last.published != complete:

@@ -1,97 +1,20 @@
-"""A process group of the trainer and some workers, which broadcasts bytes.
+"""A process group of the trainer and some workers, by the backend that the run is configured for.
 
-GlooGroup   one by gloo: bytes from memory to memory, over TCP; nccl.py has the one between GPUs
-join        meet the others, by the backend that the run is configured for
+join   makes the group: a GlooGroup (gloo.py) or an NcclGroup (nccl.py)
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Collection
-from datetime import timedelta
-from typing import Any
-
-import torch.distributed
-
-from bus.errors import WeightsError, first_line
+from dart_cli.weights.broadcast.gloo import GlooGroup
+from dart_cli.weights.broadcast.nccl import NcclGroup
 from dart_cli.weights.broadcast.rendezvous import GroupStore
-from dart_cli.weights.broadcast.transport import (
-    BUCKET_BYTES,
-    IN_FLIGHT,
-    JOIN_S,
-    STALL_S,
-    ByteGroup,
-    Member,
-    Transport,
-)
-from dart_cli.weights.flat_weights import FlatWeights
-from dart_cli.weights.manifest import ranges
-
-_distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
-
-
-class GlooGroup:
-    """See ByteGroup. Any error ends it: gloo aborts a process that receives another number of bytes than it expects.
-
-    Gloo's sockets have no authentication: they are bound to one address, loopback where the run is on one host.
-    """
-
-    def __init__(self, transport: Transport, member: Member, store: GroupStore) -> None:
-        """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
-        self.name = member.group
-        self._store = store  # the backend calls it as long as it lives
-        options = _distributed.ProcessGroupGloo._Options()  # noqa: SLF001 - its only constructor
-        options._timeout = timedelta(seconds=STALL_S)  # noqa: SLF001
-        options._threads = IN_FLIGHT  # noqa: SLF001
-        try:
-            device = _distributed.ProcessGroupGloo.create_device(hostname=transport.address)
-        except RuntimeError as error:
-            raise WeightsError(
-                f"gloo cannot listen at {transport.address}: {first_line(error)}"
-            ) from None
-        options._devices = [device]  # noqa: SLF001
-        try:
-            self._group = _distributed.ProcessGroupGloo(store, member.rank, member.size, options)
-        except RuntimeError as error:
-            raise WeightsError(
-                f"a group of {member.size} was not joined by all in {JOIN_S:g} s: "
-                f"{first_line(error)}"
-            ) from None
-        store.seal()
-
-    def broadcast(
-        self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
-    ) -> int:
-        """See ByteGroup."""
-        options = _distributed.BroadcastOptions()
-        options.rootRank = 0
-        under_way: deque[Any] = deque()
-        size = 0
-        try:
-            for begin, end in ranges(flat.layout, names, BUCKET_BYTES):
-                if stops():
-                    raise WeightsError("this process is closing")
-                under_way.append(self._group.broadcast([flat.data[begin:end]], options))
-                size += end - begin
-                if len(under_way) == IN_FLIGHT:
-                    under_way.popleft().wait(timedelta(seconds=STALL_S))
-            while under_way:
-                under_way.popleft().wait(timedelta(seconds=STALL_S))
-        except RuntimeError as error:
-            raise WeightsError(f"the broadcast broke off: {first_line(error)}") from None
-        return size
-
-    def close(self) -> None:
-        """See ByteGroup."""
-        with contextlib.suppress(RuntimeError):
-            self._group.abort()
+from dart_cli.weights.broadcast.transport import ByteGroup, Member, Transport
 
 
 def join(transport: Transport, member: Member, store: GroupStore) -> ByteGroup:
-    """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
-    if transport.backend == "nccl":
-        from dart_cli.weights.broadcast.nccl import NcclGroup
+    """Return the group, once all of its processes have joined.
 
-        return NcclGroup(transport, member, store)
-    return GlooGroup(transport, member, store)
+    Raises WeightsError if one of them does not join within `JOIN_S`.
+    """
+    group = NcclGroup if transport.backend == "nccl" else GlooGroup
+    return group(transport, member, store)

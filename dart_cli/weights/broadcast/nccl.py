@@ -1,14 +1,16 @@
 """The process group by NCCL: from GPU to GPU, through two buckets on each device.
 
-    NcclGroup   see transport.ByteGroup
+    NcclGroup   a transport.ByteGroup over NCCL
 
-The bytes go from the trainer's main memory, which is pinned as a rule, else through a pinned bucket, to its GPU,
-by NCCL to the workers' GPUs, and through pinned buckets into their main memory, where they are checked. While one
-bucket is broadcast, the other one is copied. Memory on each device: two buckets, and NCCL's own.
+The bytes go from the trainer's main memory to its GPU (through a pinned bucket, if the memory is not pinned
+itself), by NCCL to the workers' GPUs, and through pinned buckets into the workers' main memory, where they
+are checked. While one bucket is broadcast, the other one is copied. Each device holds two buckets, and
+NCCL's own memory.
 
-NCCL's calls may block without a deadline where a process hangs. So all of them run in a daemon thread,
-and the caller watches its progress: after `STALL_S` without any it aborts the group and lets the thread
-go. An abort ends what the thread waits for; whatever that was, nothing of it is written to main memory.
+NCCL's calls may block without a deadline if a process hangs. So all of them run in a daemon thread, and the
+caller watches the progress of the thread. After `STALL_S` without progress the caller aborts the group and
+abandons the thread. The abort ends the call for which the thread waits, and nothing more is written to main
+memory.
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ from dart_cli.weights.manifest import ranges
 
 _distributed: Any = torch.distributed  # whose type stubs lack most of what is used here
 
-_CURE = 'each process needs a GPU of its own; else set weights.channel = "gloo" or "file"'
+_FIX = 'each process needs a GPU of its own; else set weights.channel = "gloo" or "file"'
 
 
 class NcclGroup:
-    """See ByteGroup; by NCCL."""
+    """A ByteGroup over NCCL."""
 
     def __init__(self, transport: Transport, member: Member, store: GroupStore) -> None:
-        """Meet the others. Raises WeightsError if one does not join within `JOIN_S`."""
+        """Join the group. Raises WeightsError if a process does not join within `JOIN_S`."""
         self.name = member.group
         self._member = member
-        self._store: Any = store  # the backend calls it as long as it lives
+        self._store: Any = store  # the backend calls it as long as the group exists
         self._group: Any = None
         self._is_closed = False
         self._lock = threading.Lock()  # of `_is_closed`, and while bytes are written to main memory
@@ -63,7 +65,7 @@ class NcclGroup:
         except MissingPartError as error:
             raise WeightsError(str(error)) from None
         if not (accelerator.is_gpu(self._device) and accelerator.has_nccl()):
-            raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_CURE}')
+            raise WeightsError(f'weights.channel = "nccl" found no GPU here; {_FIX}')
         threading.Thread(target=self._run, name="nccl", daemon=True).start()
         self._call(self._join, JOIN_S)
 
@@ -81,7 +83,7 @@ class NcclGroup:
         with self._lock:
             self._is_closed = True
             group, self._group = self._group, None
-        if group is not None:  # the abort itself may take long
+        if group is not None:  # the abort may take long
             threading.Thread(target=group.abort, name="nccl_abort", daemon=True).start()
 
     # --- in the thread --------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class NcclGroup:
         member = self._member
         accelerator.set_device_index(self._device)
         group = accelerator.nccl_group(self._store, member.rank, member.size)
-        # NCCL waits for the others without a deadline: begin only where all are there.
+        # NCCL waits for the others without a deadline, so begin only when all are there.
         self._store.set(f"here/{member.rank}", b"1")
         self._store.wait([f"here/{rank}" for rank in range(member.size)], timedelta(seconds=JOIN_S))
         self._progress = time.monotonic()
@@ -139,7 +141,7 @@ class NcclGroup:
                 if sends:
                     source = data[begin:end] if is_pinned else host.copy_(data[begin:end])
                     device.copy_(source, non_blocking=True)
-                group.broadcast([device], options).wait()  # for the stream, not for us
+                group.broadcast([device], options).wait()  # the stream waits, not this thread
                 if not sends:
                     host.copy_(device, non_blocking=True)
                 event = accelerator.new_event()
@@ -150,20 +152,23 @@ class NcclGroup:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Inside, the group stays open. Raises WeightsError once it is closed."""
+        """Keep the group open inside the block. Raises WeightsError if it is closed."""
         with self._lock:
             if self._is_closed:
                 raise WeightsError("the group is closed")
             yield
 
-    # --- beside it ------------------------------------------------------------------------------
+    # --- in the caller's thread -----------------------------------------------------------------
 
     def _call(self, work: Callable[[], None], stall_s: float) -> None:
-        """Run `work` in the thread as long as it makes progress. Raises WeightsError."""
+        """Run `work` in the thread and wait for its end.
+
+        Raises WeightsError, also after `stall_s` without progress.
+        """
         outcome = _Outcome()
         self._progress = time.monotonic()
         self._work.put((work, outcome))
-        while not outcome.done.wait(max(0.01, self._progress + stall_s - time.monotonic())):
+        while not outcome.is_over.wait(max(0.01, self._progress + stall_s - time.monotonic())):
             if time.monotonic() > self._progress + stall_s:
                 self.close()
                 raise WeightsError(f"NCCL made no progress in {stall_s:g} s: a process hangs")
@@ -173,19 +178,19 @@ class NcclGroup:
 
 
 class _Outcome:
-    """Of one piece of work."""
+    """The outcome of one call in the thread."""
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.is_over = threading.Event()
         self.error: WeightsError | None = None
 
 
 def _do(work: Callable[[], None], outcome: _Outcome) -> None:
-    """Run `work`; whatever it raises is in `outcome`."""
+    """Run `work` and record its error, if any, in `outcome`."""
     try:
         work()
     except WeightsError as error:
         outcome.error = error
     except Exception as error:  # noqa: BLE001 - torch raises more than RuntimeError
-        outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_CURE}")
-    outcome.done.set()
+        outcome.error = WeightsError(f"NCCL: {first_line(error)}; {_FIX}")
+    outcome.is_over.set()

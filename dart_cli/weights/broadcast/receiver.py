@@ -1,11 +1,12 @@
 """A worker's end of the channels `gloo` and `nccl`.
 
     BroadcastReceiver   takes part in the trainer's broadcasts
-    Mirror              the worker's own copy, into which they are received
+    Mirror              the worker's own copy of the weights, into which broadcasts are received
 
-The worker asks the trainer as soon as it hears of a new version, so that all workers receive in one
-broadcast, into copies of their own, while their engines serve; each swap then waits for its permit and
-reads that copy. What came is checked against the manifest's digests before the engine is touched.
+A worker asks the trainer as soon as a new version is announced. So all workers receive it in one broadcast,
+into their own copies, while their engines serve. Each worker then waits for its permit to swap, and its
+engine reads the copy. The received tensors are checked against the digests of the manifest before the
+engine reads them.
 """
 
 from __future__ import annotations
@@ -45,22 +46,23 @@ from dart_cli.weights.manifest import (
     layout_of,
     parse_manifest,
 )
-from dart_cli.weights.receiver import Received
+from dart_cli.weights.receiver import ReceivedWeights
 from dart_cli.weights.storage import Storage
 
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
-"""Seconds that the trainer may take to answer; it answers beside its training, and holds a request for less."""
+"""Seconds within which the trainer must answer; it answers beside its training, and holds requests for
+less."""
 ASK_AGAIN_S = 0.1
-"""Shortest time between two requests for one version, where the trainer does not hold them: two workers of one
-name take each other's place."""
+"""Least time between two requests for one version. It matters if the trainer does not hold them: two
+workers with one name replace each other's requests."""
 MOST_REFUSED = 3
-"""Versions that may fail to come in a row before the error names another channel."""
+"""Versions in a row that may fail to come before the error suggests another channel."""
 
 
 class BroadcastReceiver:
-    """See dart_cli.weights.receiver.Receiver."""
+    """A Receiver (dart_cli/weights/receiver.py) of broadcasts."""
 
     def __init__(
         self,
@@ -73,11 +75,11 @@ class BroadcastReceiver:
         """Keep the copy in `directory`; a broadcast must begin within `deadline_s`."""
         self._worker = worker
         self._train = train
-        self.mirror = Mirror(directory)  # the copy, into which broadcasts are received
+        self.mirror = Mirror(directory)
         self._transport = transport
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._joined: ByteGroup | None = None
+        self._group: ByteGroup | None = None
         self._broken = 0  # broadcasts in a row that broke off
         self._refused = 0  # versions in a row that did not come
         self._is_closed = False
@@ -85,8 +87,8 @@ class BroadcastReceiver:
 
     @property
     def group(self) -> str:
-        """The name of the group that it is in; empty for none."""
-        return "" if self._joined is None else self._joined.name
+        """The name of the group that this worker is in; empty for none."""
+        return "" if self._group is None else self._group.name
 
     async def prepare(self, policy_version: int) -> None:
         """Receive the trainer's newest version, if that is `policy_version` or later."""
@@ -95,33 +97,33 @@ class BroadcastReceiver:
         except (WeightsError, BusError) as error:
             log.info("v%d did not come from the trainer yet: %s", policy_version, error)
 
-    async def receive(self, path: Path, policy_version: int, digest: str) -> Received:
-        """Return the announced version or a later one; or the announced one from disk if the trainer sends none.
+    async def receive(self, path: Path, policy_version: int, digest: str) -> ReceivedWeights:
+        """Return the announced version or a later one; the announced one from disk if the trainer sends none.
 
-        Where broadcasts have broken off `MOST_BROKEN` times in a row, files come first, and `prepare` alone tries
-        whether a broadcast arrives again. Raises WeightsError.
+        After `MOST_BROKEN` broadcasts in a row that broke off, files are tried first, and only `prepare`
+        tries whether a broadcast arrives again. Raises WeightsError.
         """
         is_on_disk = partial(_is_whole, path, policy_version, digest)
         if self._broken >= MOST_BROKEN and await asyncio.to_thread(is_on_disk):
             log.info("no broadcast arrives; loading %s from disk", path)
             self._refused = 0
-            return Received(path, policy_version)
+            return ReceivedWeights(path, policy_version)
         try:
             await self._receive(policy_version, KnownVersion(policy_version, digest))
         except (WeightsError, BusError) as error:
             if await asyncio.to_thread(is_on_disk):
                 log.warning("%s; loading %s from disk", error, path)
                 self._refused = 0
-                return Received(path, policy_version)
+                return ReceivedWeights(path, policy_version)
             self._refused += 1
-            cure = f"; {self._transport.cure()}" if self._refused >= MOST_REFUSED else ""
+            fix = f"; {self._transport.fix()}" if self._refused >= MOST_REFUSED else ""
             raise WeightsError(
-                f"v{policy_version} did not come from the trainer: {error}{cure}"
+                f"v{policy_version} did not come from the trainer: {error}{fix}"
             ) from None
         self._refused = 0
-        held = self.mirror.held
-        assert held is not None
-        return Received(self.mirror, held.policy_version)
+        version = self.mirror.version
+        assert version is not None
+        return ReceivedWeights(self.mirror, version.policy_version)
 
     def close(self) -> None:
         """Leave the group and remove the copy."""
@@ -130,19 +132,22 @@ class BroadcastReceiver:
         self.mirror.close()
 
     async def _receive(self, policy_version: int, announced: KnownVersion | None = None) -> None:
-        """Hold `policy_version`, which is `announced` if that is known, or a later one. Raises WeightsError, BusError."""
-        held = self.mirror.held
-        if held is not None and (
-            held == announced
-            or held.policy_version > policy_version
-            or (announced is None and held.policy_version == policy_version)
+        """Receive `policy_version`, or a later version, into the copy. Raises WeightsError, BusError.
+
+        `announced` is the version with its digest, if the digest is known.
+        """
+        present = self.mirror.version
+        if present is not None and (
+            present == announced
+            or present.policy_version > policy_version
+            or (announced is None and present.policy_version == policy_version)
         ):
             return
-        wanted, manifest = KnownVersion(-1, ""), None
+        target, manifest = KnownVersion(-1, ""), None
         give_up = time.monotonic() + self._deadline_s
         while True:
-            asked = time.monotonic()
-            reply = await self._ask(wanted, manifest)
+            asked_at = time.monotonic()
+            reply = await self._ask(target, manifest)
             newest = KnownVersion(reply.policy_version, reply.digest)
             if reply.accepted and manifest is not None:
                 try:
@@ -159,22 +164,22 @@ class BroadcastReceiver:
                 return
             if newest.policy_version < policy_version:
                 raise WeightsError(f"the trainer is at v{newest.policy_version}, which is older")
-            if self.mirror.held == newest:
+            if self.mirror.version == newest:
                 return
             if time.monotonic() > give_up:
                 raise WeightsError(f"the trainer began no broadcast in {self._deadline_s:g} s")
-            if newest != wanted:
-                wanted, manifest = newest, await self._manifest(reply)
+            if newest != target:
+                target, manifest = newest, await self._manifest(reply)
                 await asyncio.to_thread(self.mirror.reserve, manifest)
             else:
-                await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
+                await asyncio.sleep(max(0.0, asked_at + ASK_AGAIN_S - time.monotonic()))
 
-    async def _ask(self, wanted: KnownVersion, manifest: Manifest | None) -> TransferReply:
-        """Ask to take part in the broadcast of `wanted`; without a manifest, which version is the newest."""
+    async def _ask(self, target: KnownVersion, manifest: Manifest | None) -> TransferReply:
+        """Ask to take part in the broadcast of `target`; without a manifest, ask for the newest version."""
         request = TransferRequest(
             worker=self._worker,
-            policy_version=wanted.policy_version,
-            digest=wanted.digest,
+            policy_version=target.policy_version,
+            digest=target.digest,
             group=self.group,
             tensors=[] if manifest is None else sorted(self.mirror.lacks(manifest)),
         )
@@ -183,7 +188,7 @@ class BroadcastReceiver:
         return reply
 
     async def _manifest(self, newest: TransferReply) -> Manifest:
-        """Of the trainer's newest version: from its folder, or from the trainer where that is another host's."""
+        """Return the manifest of the newest version: from its folder, or from a trainer on another host."""
         path, version = Path(newest.path), newest.policy_version
         try:
             return await asyncio.to_thread(check_announced, path, version, newest.digest)
@@ -197,37 +202,37 @@ class BroadcastReceiver:
 
     def _take_part(self, reply: TransferReply, manifest: Manifest) -> None:
         """Receive the tensors of a round into the copy. Raises WeightsError."""
-        if self._joined is None or self.group != reply.group:
+        if self._group is None or self.group != reply.group:
             self._leave()
             member = Member(reply.group, reply.rank, reply.size)
             deadline = join_deadline()
             keys = over_bus(self._train, self._loop, reply.group, deadline)
             store = GroupStore(keys, deadline)
-            self._joined = join(self._transport, member, store)
+            self._group = join(self._transport, member, store)
             if self._is_closed:
                 raise WeightsError("this worker is closing")
         flat = self.mirror.change(manifest)
         names = set(reply.tensors)
-        self.read_bytes += self._joined.broadcast(flat, names, lambda: self._is_closed)
+        self.read_bytes += self._group.broadcast(flat, names, lambda: self._is_closed)
 
     def _check(self, reply: TransferReply, manifest: Manifest) -> None:
-        """Compare what came with its digests, and hold it. Raises WeightsError."""
+        """Check the received tensors against their digests, and complete the copy. Raises WeightsError."""
         flat = self.mirror.change(manifest)
         try:
             flat.check(manifest, set(reply.tensors), "what the trainer has sent")
         except WeightsError:
             self._leave()
             raise
-        self.mirror.hold(manifest, KnownVersion(reply.policy_version, reply.digest))
+        self.mirror.complete(manifest, KnownVersion(reply.policy_version, reply.digest))
 
     def _leave(self) -> None:
-        group, self._joined = self._joined, None
+        group, self._group = self._group, None
         if group is not None:
             group.close()
 
 
 def _is_whole(path: Path, policy_version: int, digest: str) -> bool:
-    """Whether the announced version's files are on this host."""
+    """Return True if the announced version is whole on this host."""
     try:
         check_announced(path, policy_version, digest)
     except WeightsError:  # not on this host, or removed
@@ -236,30 +241,34 @@ def _is_whole(path: Path, policy_version: int, digest: str) -> bool:
 
 
 class Mirror:
-    """A worker's own copy of the newest version that it received; a CheckedSet. One owner, one thread at a time.
+    """A worker's own copy of the newest version that it received; a CheckedSet.
 
-    manifest.json beside model.safetensors, the latter in shared memory if it fits, changed in place: broadcasts
-    are received into it, and engines load it as they load a published directory. Its tensors are checked
-    against the manifest before it reports the version as held; while it changes it holds no version.
+    Only one thread at a time may call it. It is a directory with manifest.json and model.safetensors, the
+    latter in shared memory if it fits. Broadcasts change it in place, and engines load it like a published
+    directory. `version` is set only after the tensors were checked against the manifest; while they change
+    it is None.
     """
 
     def __init__(self, directory: Path) -> None:
         """Start empty: files left in `directory` are removed. Raises RunDirectoryError."""
         self.directory = make_private_dir(directory)
-        self.held: KnownVersion | None = None
+        self.version: KnownVersion | None = None
         self._manifest: Manifest | None = None
         self._flat: FlatWeights | None = None
         self._storage: Storage | None = None
         self._empty()
 
     def reserve(self, manifest: Manifest) -> None:
-        """Allocate its files, where those held do not fit `manifest`. Raises WeightsError."""
+        """Allocate files for `manifest`, unless the present ones fit. Raises WeightsError."""
         if self._flat is None or self._flat.layout != layout_of(manifest.tensors):
             self.change(manifest)
 
     def change(self, manifest: Manifest) -> FlatWeights:
-        """Start a change to `manifest`; the caller fills the tensors and calls `hold`. Raises WeightsError."""
-        self.held = None
+        """Begin a change to `manifest`; the caller fills the tensors and calls `complete`.
+
+        Raises WeightsError.
+        """
+        self.version = None
         layout = layout_of(manifest.tensors)
         try:
             (self.directory / MANIFEST).unlink(missing_ok=True)
@@ -276,27 +285,27 @@ class Mirror:
     def _no_room(self, error: OSError) -> WeightsError:
         return WeightsError(f"{self.directory} has no room for weights: {error}")
 
-    def hold(self, manifest: Manifest, held: KnownVersion) -> None:
-        """End a change: the tensors were checked and are those of `manifest`. Raises WeightsError."""
+    def complete(self, manifest: Manifest, version: KnownVersion) -> None:
+        """End a change after its tensors were checked against `manifest`. Raises WeightsError."""
         try:
             file = self.directory / MANIFEST
             file.write_text(manifest.text(), encoding="utf-8")
         except OSError as error:
             raise self._no_room(error) from None
-        self._manifest, self.held = manifest, held
+        self._manifest, self.version = manifest, version
 
     def lacks(self, manifest: Manifest) -> set[str]:
-        """Return the tensors of `manifest` that it does not hold, bit for bit."""
-        if self.held is None or self._manifest is None or self._flat is None:
+        """Return the names of the tensors of `manifest` that the copy does not hold, bit for bit."""
+        if self.version is None or self._manifest is None or self._flat is None:
             return set(manifest.tensors)
-        if self._flat.layout != layout_of(manifest.tensors):  # its files must be created again
+        if self._flat.layout != layout_of(manifest.tensors):  # the file must be made anew
             return set(manifest.tensors)
-        held = self._manifest.tensors
-        return {name for name, info in manifest.tensors.items() if held.get(name) != info}
+        present = self._manifest.tensors
+        return {name for name, info in manifest.tensors.items() if present.get(name) != info}
 
     def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Its tensors; they change with the next version. Raises WeightsError."""
-        if self.held is None or self._manifest is None or self._flat is None:
+        """Return the tensors, which change with the next version. Raises WeightsError."""
+        if self.version is None or self._manifest is None or self._flat is None:
             raise WeightsError(f"{self.directory} holds no version")
         check_fit(self.directory, self._manifest, expected)
         check_finite(self.directory, self._flat.tensors.items())
@@ -306,11 +315,11 @@ class Mirror:
         """Remove the copy."""
         if self._storage is not None:
             self._storage.close()
-        self.held = self._flat = None
+        self.version = self._flat = None
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _empty(self) -> None:
-        """Remove the files, also those of an earlier process."""
+        """Remove the files, including files of an earlier process."""
         self._flat = None
         for name in (MANIFEST, WEIGHTS):
             (self.directory / name).unlink(missing_ok=True)

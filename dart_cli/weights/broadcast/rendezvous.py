@@ -1,13 +1,13 @@
-"""How the processes of a group find each other: keys that the trainer keeps, asked for over the run's bus.
+"""How the processes of a group find each other: the trainer keeps keys, which workers request over the bus.
 
-    Rendezvous   the keys of the present group, in the trainer's memory, bounded
-    GroupStore   a torch.distributed store over them
-    over_bus     how a worker reaches them: each call is a request to the trainer
+    Rendezvous   the keys of the present group in the trainer's memory, bounded in number and size
+    GroupStore   a torch.distributed store over these keys
+    over_bus     access of a worker to the keys: each call is a request to the trainer
 
-The backends write a few hundred bytes for each process: its address, or NCCL's id. They travel as all
-messages of the run do, under CURVE where it has keys, so that an outsider neither reads nor plants an
-address. A process that waits for a key asks again each `POLL_S`: the trainer keeps no waiting calls.
-Stores are written for torch.distributed, which calls them from C++ with the interpreter's lock.
+The backends write a few hundred bytes for each process: its address, or NCCL's id. These are sent like all
+messages of the run, encrypted by CURVE if the run has keys, so that an outsider can neither read nor insert
+an address. A process that waits for a key asks again each `POLL_S`, so the trainer has no waiting calls.
+torch.distributed calls a store from C++, holding the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bus.weights import RendezvousReply, RendezvousRequest
 
 POLL_S = 0.01
 ASK_S = 5.0
-"""Seconds that the trainer may take for one call."""
+"""Seconds within which the trainer must answer one call."""
 MOST_KEYS = 4096
 MOST_KEY_CHARS = 256
 MOST_VALUE_BYTES = 64 * 2**10
@@ -37,25 +37,25 @@ _distributed: Any = torch.distributed  # whose type stubs lack most of what is u
 _Store: Any = _distributed.Store
 
 ChangeKeys = Callable[[Mapping[str, bytes], Mapping[str, int], Sequence[str]], dict[str, bytes]]
-"""Store values, add to counters, look up: Rendezvous.change of one group. Raises BusError."""
+"""Stores values, adds to counters, looks up keys: Rendezvous.change for one group. Raises BusError."""
 
 
 class Rendezvous:
-    """The keys of one group at a time; any thread may call it."""
+    """The keys of one group at a time. Any thread may call it."""
 
     def __init__(self) -> None:
-        """No group is open yet."""
+        """Open no group yet."""
         self._group = ""
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def open(self, group: str) -> None:
-        """Forget the group before; accept keys of `group`."""
+        """Forget the keys of the group before; accept keys of `group`."""
         with self._lock:
             self._group, self._values = group, {}
 
     def answer(self, request: RendezvousRequest) -> RendezvousReply:
-        """Store and look up. Raises ProtocolError for another group, and beyond the bounds."""
+        """Answer a worker's request. Raises ProtocolError for another group, and beyond the bounds."""
         values = self.change(request.group, request.values, request.added, request.wanted)
         return RendezvousReply(values=values)
 
@@ -64,9 +64,9 @@ class Rendezvous:
         group: str,
         values: Mapping[str, bytes],
         added: Mapping[str, int],
-        wanted: Sequence[str],
+        keys: Sequence[str],
     ) -> dict[str, bytes]:
-        """Store `values`, add to counters; the sums, and those of `wanted` that are known."""
+        """Store `values` and add to counters; return the sums, and the values of those `keys` that exist."""
         with self._lock:
             if group != self._group:
                 raise ProtocolError(f"RendezvousRequest.group: {group[:40]!r} has ended")
@@ -74,7 +74,7 @@ class Rendezvous:
                 self._set(key, value)
             for key, amount in added.items():
                 self._set(key, str(int(self._values.get(key, b"0")) + amount).encode())
-            return {k: self._values[k] for k in (*added, *wanted) if k in self._values}
+            return {k: self._values[k] for k in (*added, *keys) if k in self._values}
 
     def _set(self, key: str, value: bytes) -> None:
         is_new = key not in self._values
@@ -90,20 +90,24 @@ class Rendezvous:
 def over_bus(
     train: RequestClient, loop: asyncio.AbstractEventLoop, group: str, deadline: float
 ) -> ChangeKeys:
-    """Return a worker's calls, from a thread beside the event loop `loop` of `train`; each ends by `deadline` (time.monotonic)."""
+    """Return the access of a worker to the keys of `group`.
+
+    It is for a thread beside `loop`, the event loop of the client `train`. Each call ends by `deadline`
+    (time.monotonic).
+    """
 
     def change(
-        values: Mapping[str, bytes], added: Mapping[str, int], wanted: Sequence[str]
+        values: Mapping[str, bytes], added: Mapping[str, int], keys: Sequence[str]
     ) -> dict[str, bytes]:
         request = RendezvousRequest(
-            group=group, values=dict(values), added=dict(added), wanted=list(wanted)
+            group=group, values=dict(values), added=dict(added), wanted=list(keys)
         )
         seconds = max(0.01, min(ASK_S, deadline - time.monotonic()))
-        asked = asyncio.run_coroutine_threadsafe(train.request(request, seconds), loop)
+        future = asyncio.run_coroutine_threadsafe(train.request(request, seconds), loop)
         try:
-            reply = asked.result(seconds + 1)  # by then the request itself has ended, or its loop
+            reply = future.result(seconds + 1)  # by then the request, or its loop, has ended
         finally:
-            asked.cancel()
+            future.cancel()
         assert isinstance(reply, RendezvousReply)
         return reply.values
 
@@ -113,18 +117,18 @@ def over_bus(
 class GroupStore(_Store):  # type: ignore[misc]
     """A torch.distributed store over the keys of one group, until `seal`.
 
-    A backend may look into its store until the group ends: then nothing is there.
+    A backend may look into its store until the group ends; after `seal` it is empty.
     """
 
     def __init__(self, change: ChangeKeys, deadline: float) -> None:
-        """All waits together end by `deadline` (time.monotonic)."""
+        """End all waits by `deadline` (time.monotonic)."""
         super().__init__()
         self._change = change
         self._deadline = deadline
         self._is_sealed = False
 
     def seal(self) -> None:
-        """Note that the group is made: no call reaches the trainer any more."""
+        """Record that the group is complete: calls no longer reach the trainer."""
         self._is_sealed = True
 
     # --- torch.distributed.Store, called from C++ -----------------------------------------------
@@ -137,21 +141,21 @@ class GroupStore(_Store):  # type: ignore[misc]
                 self._change({key: data}, {}, [])
 
     def get(self, key: str) -> bytes:
-        """Return a value, waited for. Raises RuntimeError."""
+        """Wait for a value and return it. Raises RuntimeError."""
         return self._waited([key], None)[key]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its sum. Raises RuntimeError."""
+        """Add to a counter and return its sum. Raises RuntimeError."""
         with _as_runtime_error():
             return int(self._change({}, {key: amount}, [])[key])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all have values. Raises RuntimeError."""
+        """Return True if all keys have values. Raises RuntimeError."""
         with _as_runtime_error():
             return not self._is_sealed and len(self._change({}, {}, keys)) == len(set(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all have values. Raises RuntimeError."""
+        """Wait until all keys have values. Raises RuntimeError."""
         self._waited(keys, timeout)
 
     def has_extended_api(self) -> bool:
@@ -165,16 +169,16 @@ class GroupStore(_Store):  # type: ignore[misc]
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout.total_seconds())
         with _as_runtime_error():
-            while len(found := self._change({}, {}, keys)) < len(set(keys)):
+            while len(values := self._change({}, {}, keys)) < len(set(keys)):
                 if time.monotonic() >= deadline:
                     raise RuntimeError("a process of the group did not join")
                 time.sleep(POLL_S)
-            return found
+            return values
 
 
 @contextlib.contextmanager
 def _as_runtime_error() -> Iterator[None]:
-    """Yield what a backend's caller expects of a store that fails."""
+    """Raise errors of the bus as RuntimeError, which torch.distributed expects of a store."""
     try:
         yield
     except (BusError, TimeoutError) as error:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.errors import ParityError
+from bus.errors import LogprobCheckError
 from bus.messages import Batch, BatchTrained, VersionSpan
 from dart_cli.config.schema import Config
 from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.parity import LEAST_TOKENS, LIMITS, STALEST
+from dart_cli.train.logprob_check import LEAST_TOKENS, LIMITS, STALEST
 from dart_cli.train.trained_policy import TrainModel
 from tests.steps import changed, steps_of, with_changes, with_steps
 from tests.train.parts import Data, train
@@ -28,8 +28,8 @@ def learner(config: Config, **changes: object) -> PolicyLearner:
     return PolicyLearner(TrainModel.load(config), train_config)
 
 
-def weights(made: PolicyLearner) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in made.model.weights().items()}
+def weights(trainee: PolicyLearner) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainee.model.weights().items()}
 
 
 def shifted(step: BatchStep, by: float = 0.01) -> dict[str, object]:
@@ -54,7 +54,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_fresh_and_stale_tokens_are_distinguished(config: Config, batches: list[Batch]) -> None:
-    """Half of the samples are of other weights, and a long way off: that is no fault."""
+    """Use other weights for half of the samples: their large difference is no fault."""
     steps, half = steps_of(batches[0]), len(batches[0].samples) // 2
     mixed = steps[:half] + [
         with_changes(step, **shifted(step, by=1.0))
@@ -90,16 +90,16 @@ WRONG: dict[str, Callable[[Batch], Batch]] = {
 def test_disagreement_under_the_same_weights_stops_before_anything_changes(
     config: Config, batches: list[Batch], spoil: Callable[[Batch], Batch]
 ) -> None:
-    made = learner(config)
-    before = weights(made)
-    update = made.update(spoil(batches[0]), 0, policy_version=0)
+    trainee = learner(config)
+    before = weights(trainee)
+    update = trainee.update(spoil(batches[0]), 0, policy_version=0)
     assert not update.applied
     for part in ("rounding allows 0.001", "dart doctor", "v0", "k3 KL", "Likely"):
         assert part.lower() in update.alarm.lower()
     assert "\n" not in update.alarm
     assert update.metrics["parity_mean"] > 0.001
-    assert same(before, weights(made))
-    assert made.state().keys() == made.model.trainable().keys()
+    assert same(before, weights(trainee))
+    assert trainee.state().keys() == trainee.model.trainable().keys()
 
 
 def test_only_prompts_of_several_screens_are_blamed_where_one_agrees(
@@ -137,8 +137,8 @@ def test_the_first_token_that_differs_and_who_sampled_it_are_named(
 def test_what_is_not_asked_for_stops_nothing(
     config: Config, batches: list[Batch], changes: dict[str, object], version: int | None
 ) -> None:
-    made = learner(config, **changes)
-    update = made.update(changed(batches[0], shifted), 0, policy_version=version)
+    trainee = learner(config, **changes)
+    update = trainee.update(changed(batches[0], shifted), 0, policy_version=version)
     assert update.applied
     assert not update.alarm
 
@@ -170,75 +170,77 @@ def test_rounding_of_a_bfloat16_engine_is_within_its_limit(
 
 def late(config: Config, batches: list[Batch], **changes: object) -> PolicyLearner:
     """A learner at version 2 that has never seen a sample of the weights that it then had."""
-    made = learner(config, **changes)
+    trainee = learner(config, **changes)
     for version in (0, 1):
         batch = of_version(batches[version], -5)
-        assert made.update(batch, version, policy_version=version).applied
-    return made
+        assert trainee.update(batch, version, policy_version=version).applied
+    return trainee
 
 
 def test_samples_of_older_weights_are_compared_with_those_weights(
     config: Config, batches: list[Batch]
 ) -> None:
     """The untrained weights sampled batch 3, which comes two versions late."""
-    made = late(config, batches)
+    trainee = late(config, batches)
     plain = late(config, batches, parity_every=0)
-    metrics = made.update(batches[2], 2, policy_version=2).metrics
+    metrics = trainee.update(batches[2], 2, policy_version=2).metrics
     assert metrics["parity_tokens"] > LEAST_TOKENS
     assert metrics["parity_max"] < 1e-4
     assert metrics["stale_mean"] > 10 * metrics["parity_max"]
     plain.update(batches[2], 2, policy_version=2)
-    assert same(weights(made), weights(plain))  # looking back leaves no trace
+    assert same(weights(trainee), weights(plain))  # looking back leaves no trace
 
 
 def test_what_is_called_before_a_change_finds_the_weights_as_they_were(
     config: Config, batches: list[Batch]
 ) -> None:
     """A channel may still copy them: so long, neither kept weights nor a step take their place."""
-    made = late(config, batches)
-    before, seen = weights(made), []
-    made.before_change = lambda: seen.append(same(weights(made), before))
-    assert made.update(batches[2], 2, policy_version=2).applied
-    assert seen == [True, True]  # looking back, and the step
-    seen.clear()
+    trainee = late(config, batches)
+    before, calls = weights(trainee), []
+    trainee.before_change = lambda: calls.append(same(weights(trainee), before))
+    assert trainee.update(batches[2], 2, policy_version=2).applied
+    assert calls == [True, True]  # looking back, and the step
+    calls.clear()
     none = [sample.model_copy(update={"weight": 0.0}) for sample in batches[3].samples]
     skipped = batches[3].model_copy(update={"samples": none})
-    assert not made.update(skipped, 3, policy_version=3).applied
-    assert seen == []
+    assert not trainee.update(skipped, 3, policy_version=3).applied
+    assert calls == []
 
 
 def test_their_disagreement_stops_the_run_too(config: Config, batches: list[Batch]) -> None:
-    made = late(config, batches)
-    before = weights(made)
-    update = made.update(changed(batches[2], shifted), 2, policy_version=2)
+    trainee = late(config, batches)
+    before = weights(trainee)
+    update = trainee.update(changed(batches[2], shifted), 2, policy_version=2)
     assert not update.applied
     assert "v0" in update.alarm
-    assert same(before, weights(made))
+    assert same(before, weights(trainee))
 
 
 def test_after_a_comparison_the_next_one_is_due_so_many_versions_later(
     config: Config, batches: list[Batch]
 ) -> None:
-    made = learner(config, parity_every=3)
-    assert made.update(batches[0], 0, policy_version=0).metrics["parity_tokens"]
+    trainee = learner(config, parity_every=3)
+    assert trainee.update(batches[0], 0, policy_version=0).metrics["parity_tokens"]
     compared = []
     for version in range(1, 6):  # each batch comes one version late
         batch = of_version(batches[version % 4], version - 1)
-        told = made.update(batch, version, policy_version=version)
+        outcome = trainee.update(batch, version, policy_version=version)
         # As the batches are not what these weights sampled, being compared is to be stopped.
-        compared.append(bool(told.alarm))
+        compared.append(bool(outcome.alarm))
     assert compared == [False, False, False, True, False]  # v3's, when they come at v4
 
 
 def test_weights_whose_samples_never_come_are_given_up(
     config: Config, batches: list[Batch]
 ) -> None:
-    made = late(config, batches)
+    trainee = late(config, batches)
     few = batches[0].model_copy(update={"samples": batches[0].samples[:1]})
     there = STALEST + 2
-    made.update(of_version(few, -5), 2, policy_version=there)
-    told = made.update(of_version(changed(batches[1], shifted), there), 3, policy_version=there + 1)
-    assert f"v{there}" in told.alarm
+    trainee.update(of_version(few, -5), 2, policy_version=there)
+    outcome = trainee.update(
+        of_version(changed(batches[1], shifted), there), 3, policy_version=there + 1
+    )
+    assert f"v{there}" in outcome.alarm
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -248,8 +250,8 @@ async def test_a_run_that_disagrees_ends_with_the_explanation_and_keeps_its_batc
     config: Config, batches: list[Batch]
 ) -> None:
     data = Data([batches[0], changed(of_version(batches[1], 1), shifted)])
-    with pytest.raises(ParityError, match=r"disagree on \d+ tokens of v1"):
+    with pytest.raises(LogprobCheckError, match=r"disagree on \d+ tokens of v1"):
         await train(config, data)
-    assert ParityError.exit_code == 2
+    assert LogprobCheckError.exit_code == 2
     assert [message.batch_id for message in data.of(BatchTrained)] == [1]  # type: ignore[attr-defined]
     assert data.trained == 1

@@ -1,4 +1,4 @@
-"""What a token weighs: against nested means in fractions, and in words."""
+"""The weight of a token, compared with nested means in fractions, and in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo.objective import loss_shares
+from dart_cli.algo.objective import loss_weights
 
 samples_of_batches = st.lists(
     st.tuples(st.sampled_from("abcd"), st.integers(1, 50)), min_size=1, max_size=20
@@ -19,7 +19,7 @@ samples_of_batches = st.lists(
 @given(samples_of_batches)
 def test_every_token_step_or_trajectory_weighs_the_same(samples: list[tuple[str, int]]) -> None:
     def weights(normalise: str) -> list[float]:
-        shares = loss_shares(samples, normalise)  # type: ignore[arg-type]
+        shares = loss_weights(samples, normalise)  # type: ignore[arg-type]
         return [shares.of(*sample) / shares.divisor for sample in samples]
 
     tokens = sum(count for _, count in samples)
@@ -35,5 +35,5 @@ def test_every_token_step_or_trajectory_weighs_the_same(samples: list[tuple[str,
 
 
 def test_by_default_it_is_the_mean_over_tokens() -> None:
-    shares = loss_shares([("a", 3), ("b", 5), ("a", 2)])
+    shares = loss_weights([("a", 3), ("b", 5), ("a", 2)])
     assert [shares.of("a", 3), shares.divisor] == [1.0, 10.0]

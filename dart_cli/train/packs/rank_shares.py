@@ -1,0 +1,193 @@
+"""The parts of a batch that the ranks train on; rank 0 makes them for all ranks.
+
+    packed_batches   a batch -> for each rank its samples, and the packs in which it scores them
+    shares_by_rank   a batch -> the Share of each rank, with all that the rank needs for the update
+
+Which samples are in one pack, and on which rank, changes no number of the update (except for the order in
+which gradients are added): divisors are of the whole batch, and the results of all ranks are added up before
+anything is decided (rank_group.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bus.messages import Batch, Chain
+from bus.packed import float64s, int32s
+from bus.ranks import PackedBatch, PackNodes, Share
+from dart_cli.algo.objective import LossWeights
+from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.train.packs.batch_tokens import (
+    completion_tokens,
+    drawn_tokens,
+    image_sizes,
+    int32_array,
+    pad_of,
+    trajectory_of,
+)
+from dart_cli.train.packs.plan import IMAGE, Costs, PlannedPack, Tokens, plan
+
+
+def packed_batches(
+    batch: Batch, policy: LoadedPolicy, *, pack_tokens: int, ranks: int = 1
+) -> list[PackedBatch]:
+    """Return the part of each rank; samples of weight 0 are left out. `check_batch` must have passed."""
+    lengths: dict[int, int] = {}  # chain -> its tokens up to the last sample's end
+    for sample in batch.samples:
+        if sample.weight != 0:
+            lengths[sample.chain] = max(lengths.get(sample.chain, 0), sample.end)
+    chains = sorted(lengths)
+    sizes = image_sizes(batch, policy)
+    numbers = {name: index for index, name in enumerate(batch.images)}
+    cut = {
+        chain: _cut_chain(batch.chains[chain], length, policy.image_token_id, sizes)
+        for chain, length in lengths.items()
+    }
+    planned = plan(
+        [_tokens_of(cut[chain], policy.image_token_id, numbers, sizes) for chain in chains],
+        pack_tokens=pack_tokens,
+        costs=_costs_of(policy),
+        ranks=ranks,
+    )
+    return [_part(batch, cut, chains, packs) for packs in planned]
+
+
+def _part(
+    batch: Batch,
+    cut: Mapping[int, Chain],
+    chains: Sequence[int],
+    packs: Sequence[PlannedPack],
+) -> PackedBatch:
+    """Return the packs of one rank, with the chains, samples and images of the batch that they need.
+
+    `cut` maps the index of a chain in the batch to the chain, cut behind its last sample. `chains` maps the
+    index of a sequence in the plan to the index of its chain in the batch.
+    """
+    scored = {chains[sequence] for pack in packs for sequence, _ in pack.ends}
+    indices = sorted(scored | {chains[node.sequence] for pack in packs for node in pack.nodes})
+    place = {chain: index for index, chain in enumerate(indices)}
+    names = {name: None for chain in indices for name in cut[chain].image_hashes}
+    own = batch.model_copy(
+        update={
+            "chains": [cut[chain] for chain in indices],
+            "samples": [
+                sample.model_copy(update={"chain": place[sample.chain]})
+                for sample in batch.samples
+                if sample.weight != 0 and sample.chain in scored
+            ],
+            "images": {name: batch.images[name] for name in names},
+        }
+    )
+    return PackedBatch.model_construct(
+        batch=own,
+        packs=[
+            PackNodes.model_construct(
+                nodes=int32s(
+                    value
+                    for node in pack.nodes
+                    for value in (node.parent, place[chains[node.sequence]], node.begin, node.end)
+                ),
+                ends=int32s(
+                    value
+                    for sequence, node in pack.ends
+                    for value in (place[chains[sequence]], node)
+                ),
+            )
+            for pack in packs
+        ],
+    )
+
+
+def shares_by_rank(
+    batch: Batch,
+    earlier: Batch,
+    weights: LossWeights,
+    policy: LoadedPolicy,
+    *,
+    rate: float,
+    policy_version: int | None,
+    earlier_version: int | None,
+    pack_tokens: int,
+    ranks: int = 1,
+    tests_sight: bool = False,
+) -> list[Share]:
+    """Return the share of each rank in the update on `batch`; `weights` are of the whole batch's loss.
+
+    `earlier` are samples that are first scored with the weights of `earlier_version` in place of the present
+    ones (logprob_check.py). With `tests_sight` each rank scores one pack once more with grey screens.
+    """
+    works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
+    pad = pad_of(policy)
+    earlier_parts = packed_batches(earlier, policy, pack_tokens=pack_tokens, ranks=ranks)
+    return [
+        Share.model_construct(
+            work=work,
+            looked_back=earlier_part,
+            looked_back_version=earlier_version,
+            token_weights=float64s(
+                sample.weight
+                * weights.of(trajectory_of(sample), drawn_tokens(work.batch, sample, pad))
+                for sample in work.batch.samples
+            ),
+            divisor=weights.divisor,
+            rate=rate,
+            policy_version=policy_version,
+            samples=len(batch.samples),
+            tokens=completion_tokens(batch, pad),
+            looks=tests_sight,
+        )
+        for work, earlier_part in zip(works, earlier_parts, strict=True)
+    ]
+
+
+def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:
+    """Return the first `length` tokens of a chain with their images.
+
+    `sizes` are the numbers of tokens of images, by content hash.
+    """
+    if length == len(chain.token_ids):
+        return chain
+    token_ids = chain.token_ids[:length]
+    placeholders, names = int((int32_array(token_ids) == image_token).sum()), []
+    for name in chain.image_hashes:
+        if placeholders > 0:
+            names.append(name)
+            placeholders -= sizes[name]
+    return chain.model_copy(update={"token_ids": token_ids, "image_hashes": names})
+
+
+def _tokens_of(
+    chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
+) -> Tokens:
+    """Return a chain as the plan reads it, with an id of its own for the tokens of each image.
+
+    `numbers` and `sizes` are by content hash: any number that identifies the image, and its number of tokens.
+    """
+    token_ids = int32_array(chain.token_ids)
+    tokens = token_ids.astype(np.uint32)
+    counts = [sizes[name] for name in chain.image_hashes]
+    images = np.array([IMAGE + numbers[name] for name in chain.image_hashes], dtype=np.uint32)
+    tokens[token_ids == image_token] = images.repeat(counts)
+    return tokens
+
+
+def _costs_of(policy: LoadedPolicy) -> Costs:
+    """Return the floating-point operations of a forward pass.
+
+    These are two for each weight that a token meets, and four for each pair of tokens, attention head and
+    channel of the head (arXiv 2001.08361 section 2.1).
+    """
+    inner: Any = policy.model.model
+    text: Any = policy.model.config.get_text_config()
+    heads = int(text.num_attention_heads)
+    width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    language = sum(weight.numel() for weight in inner.language_model.layers.parameters())
+    tower = sum(weight.numel() for weight in inner.visual.blocks.parameters())
+    return Costs(
+        token=2.0 * language,
+        pair=4.0 * int(text.num_hidden_layers) * heads * width,
+        image_token=2.0 * tower * policy.images.merge**2,
+    )
