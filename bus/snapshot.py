@@ -100,7 +100,7 @@ class Rates(Part):
     trajectories: float
     steps: float
     actions: float  # steps whose completion was an action of the grammar
-    train_steps: float
+    updates: float
 
 
 class UsageView(Part):

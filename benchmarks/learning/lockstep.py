@@ -25,9 +25,9 @@ from dart_cli.algo.task_sampling import MovingAverage, deviation_weights
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
 from dart_cli.data.baselines import Baselines
-from dart_cli.data.batches import Replays
 from dart_cli.data.curate import FinishedGroup, Member, curate, no_gradient
 from dart_cli.data.loading import chained
+from dart_cli.data.replays import Replays
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
@@ -53,7 +53,7 @@ def uses_of(reuse: int) -> Iterator[Use]:
     for update in count(1):
         due = replays.due()
         use = Use(update, 0) if due is None else Use(due.first, due.reused + 1)
-        replays.filed(update, use.first if use.reused else None, use.reused)
+        replays.note_filed(update, use.first if use.reused else None, use.reused)
         yield use
 
 
@@ -232,7 +232,9 @@ def batch_of(
     fit = [
         group
         for group in finished
-        if no_gradient([(each.outcome, each.reward) for each in group.valid], alone=by_tracker)
+        if no_gradient(
+            [(each.outcome, each.reward) for each in group.valid], by_baseline=by_tracker
+        )
         is None
     ]
     curation = curate(
@@ -240,9 +242,9 @@ def batch_of(
         groups_per_batch=len(fit),
         max_staleness=0,  # of nothing: the members do not say how old they are
         advantage=config.data.advantage,
-        tracking=baselines.tracking,
+        comparison=baselines.comparison,
     )
-    baselines.learn(curation.chosen)
+    baselines.learn(curation.batch)
     records = {
         (record.trajectory_id, record.step): record
         for group in groups
@@ -258,7 +260,7 @@ def batch_of(
     )
     return Batch(
         batch_id=number,
-        group_ids=[group.id for group in curation.chosen],
+        group_ids=[group.id for group in curation.batch],
         temperature=config.rollout.temperature,
         chains=chains,
         samples=samples,

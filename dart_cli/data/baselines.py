@@ -48,7 +48,7 @@ class Baselines:
         return self._data.advantage in BY_TRACKER
 
     @property
-    def tracking(self) -> Tracking | None:
+    def comparison(self) -> Tracking | None:
         """How trajectories are compared with the trackers; None without an advantage by trackers."""
         if not self.in_use:
             return None

@@ -92,16 +92,16 @@ class FinishedGroup:
 class Curation:
     """Where each of the groups went."""
 
-    chosen: tuple[FinishedGroup, ...]  # empty until there are enough for a batch
+    batch: tuple[FinishedGroup, ...]  # empty until there are enough for a batch
     waiting: tuple[FinishedGroup, ...]
     dropped: tuple[tuple[FinishedGroup, GroupReason], ...]
     samples: tuple[PlannedSample, ...]
-    """Of the chosen, in order of group, trajectory, step."""
+    """Of the batch, in order of group, trajectory, step."""
 
     @property
     def reward(self) -> float:
-        """Mean reward of the chosen groups' own trajectories; 0 if there are none."""
-        rewards = [reward for group in self.chosen for reward in _rewards(group.valid)]
+        """Mean reward of the batch groups' own trajectories; 0 if there are none."""
+        rewards = [reward for group in self.batch for reward in _rewards(group.valid)]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
     @property
@@ -120,19 +120,19 @@ def curate(
     max_staleness: int,
     advantage: Advantage = "group_std",
     high_entropy_share: float = 1.0,
-    tracking: Tracking | None = None,
+    comparison: Tracking | None = None,
 ) -> Curation:
     """Choose the first `groups_per_batch` informative, fresh groups for a batch.
 
     `high_entropy_share` is the share of each group's steps that is trained on. `tracking` must be given
     for an `advantage` by trackers, and only then.
     """
-    by_tracker = tracking is not None
+    by_tracker = comparison is not None
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
     fit: list[FinishedGroup] = []
     for group in groups:
         judged = [(member.outcome, member.reward) for member in group.compared]
-        reason = no_gradient(judged, alone=by_tracker)
+        reason = no_gradient(judged, by_baseline=by_tracker)
         if reason is None and group.behind > max_staleness:
             reason = "stale"
         if reason is None:
@@ -141,31 +141,31 @@ def curate(
             dropped.append((group, reason))
     if len(fit) < groups_per_batch:
         return Curation((), tuple(fit), tuple(dropped), ())
-    chosen = fit[:groups_per_batch]
+    batch = fit[:groups_per_batch]
     if advantage == "task_tracker" or advantage == "step_tracker":
-        assert tracking is not None, "trackers need what they expect"
-        samples = tracked_samples(chosen, advantage, tracking, high_entropy_share)
+        assert comparison is not None, "trackers need what they expect"
+        samples = tracked_samples(batch, advantage, comparison, high_entropy_share)
     else:
         samples = [
             sample
-            for group in chosen
+            for group in batch
             for sample in plan_samples(group, advantage, high_entropy_share)
         ]
-    return Curation(tuple(chosen), tuple(fit[groups_per_batch:]), tuple(dropped), tuple(samples))
+    return Curation(tuple(batch), tuple(fit[groups_per_batch:]), tuple(dropped), tuple(samples))
 
 
 def no_gradient(
-    judged: Sequence[tuple[Outcome, float | None]], *, alone: bool = False
+    judged: Sequence[tuple[Outcome, float | None]], *, by_baseline: bool = False
 ) -> GroupReason | None:
     """Why a group of these outcomes and rewards teaches nothing; None if it does.
 
-    The rewards decide. Passes of different rewards teach something, and so do failures. `alone`: each
+    The rewards decide. Passes of different rewards teach something, and so do failures. `by_baseline`: each
     is compared with a tracker and not with the others, so that any verdict teaches something.
     """
     valid = [(outcome, reward) for outcome, reward in judged if outcome != "invalid"]
     if not valid:
         return "no_valid_member"
-    if alone:
+    if by_baseline:
         return None
     if len(valid) == 1:
         return "single_member"

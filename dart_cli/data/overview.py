@@ -202,7 +202,7 @@ class Overview:
         return QueuesView(
             in_flight=int(sum(gauges.get("in_flight", 0.0) for gauges in rollouts)),
             waiting=int(sum(gauges.get("waiting", 0.0) for gauges in rollouts)),
-            leases=sum(1 for _ in self._ledger.group_table.live()),
+            leases=sum(1 for _ in self._ledger.group_table.live_attempts()),
             free_slots=free_slots,
         )
 

@@ -191,7 +191,7 @@ class TaskProgress(Verdicts):
         newest = _newest(tasks, map(bool, values["newest"]))
         return cls(**{**values, **averages, "counters": counters, "newest": newest})
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         """JSON, to be written down after each outcome."""
         averages = {name: astuple(getattr(self, name)) for name in _AVERAGES}
         lists = {"counters": vars(self.counters), "newest": [int(each) for each in self.newest]}
@@ -272,7 +272,7 @@ class OwnPlay:
         self.malformed.add(float(malformed))
         self.completions += 1
 
-    def judged(self, passed: bool, reward: float, updates: int) -> None:
+    def trajectory(self, passed: bool, reward: float, updates: int) -> None:
         """Count a trajectory that was judged while there were so many updates in the weights."""
         self.rewards.add(reward)
         self.failed_since += 1
@@ -323,7 +323,7 @@ class RunProgress:
         self.trajectories = Meter(now)
         self.steps = Meter(now)
         self.actions = Meter(now)
-        self.train_steps = Meter(now)
+        self.updates = Meter(now)
         self.own = OwnPlay()
         self._metrics: dict[str, deque[tuple[int, float]]] = {}  # name -> (batch id, value)
 
@@ -352,7 +352,7 @@ class RunProgress:
             self.train_metrics(point.step, {point.name: point.value})
 
     def restore_tasks(self, written: Mapping[str, str]) -> None:
-        """How tasks fare, by id, as TaskProgress.written made it."""
+        """How tasks fare, by id, as TaskProgress.to_json made it."""
         for task_id, text in written.items():
             task = self.tasks[task_id] = TaskProgress.read(text, len(self._present))
             self.all.passed += task.passed
@@ -421,7 +421,7 @@ class RunProgress:
             trajectories=self.trajectories.per_minute(now),
             steps=self.steps.per_minute(now),
             actions=self.actions.per_minute(now),
-            train_steps=self.train_steps.per_minute(now),
+            updates=self.updates.per_minute(now),
         )
 
 

@@ -163,13 +163,13 @@ class SyncQueue:
                 )
             )
 
-    def done(self, done: SyncDone, now: float) -> None:
+    def finish(self, message: SyncDone, now: float) -> None:
         """Note that a worker has taken a weight set, or refused it; `now` is in unix seconds."""
-        held_s = self._permits.free(done.worker)
-        if held_s is None:  # its time was over, or another data process gave it
-            held_s = done.transfer_s + done.pause_s
-        self._store.add_sync(done, now - held_s, now)
-        self._ledger.versions.done(done)
+        held_s = self._permits.free(message.worker)
+        if held_s is None:  # the permit has expired, or another data service granted it
+            held_s = message.transfer_s + message.pause_s
+        self._store.add_sync(message, now - held_s, now)
+        self._ledger.versions.note_sync(message)
 
     def close(self, reason: str) -> None:
         """Answer all workers and grant nothing more: this process ends."""

@@ -130,7 +130,7 @@ class RunEnd:
         self._over.set()
         return True
 
-    async def announced(self, stop: asyncio.Event) -> None:
+    async def wait_for_end(self, stop: asyncio.Event) -> None:
         """Return when this process may end: see the module. Raises AttentionError where it ends for that."""
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
         try:

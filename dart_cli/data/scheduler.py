@@ -182,7 +182,7 @@ class Scheduler:
         return NewGroup(self._suite, task, seed)
 
     def _wants(self, group: Group) -> bool:
-        return group.wanted(self._data.early_stop) > 0
+        return group.vacancies(self._data.early_stop) > 0
 
     def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
         """Most groups that may live, and why no more; the least of them binds."""

@@ -95,14 +95,13 @@ class Versions:
             self._serving[worker] = max(known, heartbeat.policy_version)
         return self._serving.get(worker) != before
 
-    def done(self, done: SyncDone) -> None:
+    def note_sync(self, message: SyncDone) -> None:
         """Note that a worker has taken a weight set, or refused it."""
-        if done.error:
-            self._refused[done.worker] = max(
-                done.policy_version, self._refused.get(done.worker, -1)
-            )
-        elif done.worker in self._serving:  # else its first heartbeat, still in transit, reports it
-            self._serving[done.worker] = max(self._serving[done.worker], done.policy_version)
+        worker, version = message.worker, message.policy_version
+        if message.error:
+            self._refused[worker] = max(version, self._refused.get(worker, -1))
+        elif worker in self._serving:  # else its first heartbeat, still in transit, reports it
+            self._serving[worker] = max(self._serving[worker], version)
 
     def forget(self, worker: str) -> bool:
         """Forget a worker that is gone; return whether it was known."""

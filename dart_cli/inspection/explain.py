@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import StoreError
-from dart_cli.data.batches import WHY_REFUSED, replay_subject
 from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
 from dart_cli.data.ledger import LEASE_S
+from dart_cli.data.replays import WHY_REFUSED, replay_subject
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import (
     BatchRow,

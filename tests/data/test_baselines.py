@@ -251,7 +251,7 @@ def test_steps_on_which_all_did_as_expected_have_advantage_zero() -> None:
         groups_per_batch=4,
         max_staleness=0,
         advantage="step_tracker",
-        tracking=Tracking(lambda _, steps: [0.25] * steps),
+        comparison=Tracking(lambda _, steps: [0.25] * steps),
     )
     assert [sample.advantage for sample in found.samples] == [0.0] * 12
 

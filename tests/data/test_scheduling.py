@@ -22,8 +22,8 @@ from bus.weights import SyncDone, WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import ledger, pool
-from dart_cli.data.batches import most_behind
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.replays import most_behind
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -90,7 +90,7 @@ class World:
         for worker, version in self.workers.items():
             self.ledger.versions.observe(heartbeat(worker, version), is_new=True)
             if worker in self.refused:  # it tries again every few seconds
-                self.ledger.versions.done(self.refused[worker])
+                self.ledger.versions.note_sync(self.refused[worker])
 
     # --- events -------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class World:
         """A rollout worker cannot take the newest weights and serves on with its own."""
         if worker in self.workers:
             self.refused[worker] = sync_done(worker, self.announced, "half of it is missing")
-            self.ledger.versions.done(self.refused[worker])
+            self.ledger.versions.note_sync(self.refused[worker])
 
     def play(self, slot: int) -> None:
         """A slot takes a step, if the rollouts may work, or ends."""
@@ -190,7 +190,12 @@ class World:
             )
             every, train = self.config.weights.publish_every, self.config.train
             reuse = row.reuse
-            most = most_behind(data.max_staleness, reuse, train.reuse, every)
+            most = most_behind(
+                max_staleness=data.max_staleness,
+                reused=reuse,
+                reuse=train.reuse,
+                publish_every=every,
+            )
             assert self.updates[row.formed_version] - oldest <= most * every
             tokens = self.store.staleness(found.batch_id - 1, replays=reuse > 0)
             if row.id == len(self.store.batches()):
@@ -308,7 +313,7 @@ class World:
             assert len(group_table.groups) <= data.groups_per_batch
         if data.scheduling in ("april", "oversample"):
             assert len(group_table.groups) <= ceil(data.over_provision * data.groups_per_batch)
-        owners = Counter((a.worker, a.slot) for _, a in group_table.live())
+        owners = Counter((a.worker, a.slot) for _, a in group_table.live_attempts())
         assert max(owners.values(), default=0) <= 1
 
     def _weights(self, updates: int) -> WeightsPublished:
