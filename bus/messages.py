@@ -206,7 +206,7 @@ class Sample(Message):
     patches: Annotated[list[int], Packed("i")] = []  # [A], as in SampledTokens
     worker: str = ""  # that sampled it, for an error to name
     reward: Reward | None = None  # of its trajectory; None where groups are compared
-    expected: Reward | None = None  # that its task's tracker expected; likewise
+    expected: Reward | None = None  # that its task's baseline expected; likewise
 
     def __len__(self) -> int:
         return self.end - self.start

@@ -49,7 +49,7 @@ class StepStates(Message):
     trajectories: list[str]
     steps: Int32s
     numbers: Float64s
-    """[S * 4]: reward, what its tracker expected, the advantage by that, 1 for the policy's own episodes."""
+    """[S * 4]: reward, what its baseline expected, the advantage by that, 1 for the policy's own episodes."""
     states: Float64s  # [S * d]
 
 

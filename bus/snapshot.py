@@ -167,7 +167,9 @@ class GroupsView(Part):
     dropped: dict[str, int] = {}  # reason -> groups
     dropped_since_batch: dict[str, int] = {}  # the same, since the last batch was formed
     pool: int = 0  # successes of the experience pool that may be drawn
-    tracked: bool = False  # groups of one, compared with trackers: none is dropped for its rewards
+    by_baseline: bool = (
+        False  # groups of one, compared with baselines: none is dropped for its rewards
+    )
 
 
 class Snapshot(Part):

@@ -1,12 +1,12 @@
-"""Single stream with a value of the state in the place of trackers, in lockstep: does it save episodes?
+"""Single stream with a value of the state in the place of running baselines, in lockstep: does it save episodes?
 
-    python benchmarks/learning/critic.py [--arms tracker value placebo gae-0.9] [--seeds 0 1] [--trajectories 1504]
+    python benchmarks/learning/critic.py [--arms baseline value placebo gae-0.9] [--seeds 0 1] [--trajectories 1504]
         [--config configs/curation.toml] [--work runs/bench-critic] [--out benchmarks/results/critic.json]
 
 All arms are single stream with replay and margin as it is tuned (curation_arms.py), in turns of one process
 (lockstep.py), and differ in the advantage of a step alone:
 
-    tracker     R - b(task, step), data.advantage = "step_tracker"
+    baseline    R - b(task, step), data.advantage = "step_baseline"
     gae-L       train.critic = "gae" with train.gae_lambda = L
     value       the same with L = 1: R - V(s)
     placebo, placebo-gae-L   the same with the states of another episode of the same task and step
@@ -14,7 +14,7 @@ All arms are single stream with replay and margin as it is tuned (curation_arms.
                 what a perfect value of the first screen would give
 
 success     held-out, sampled, at points of the run; `end` is the last one, of four times as many episodes
-explained   1 - Var(R - b) / Var(R) of batches, by thirds of the run: of trackers, and of what the arm uses
+explained   1 - Var(R - b) / Var(R) of batches, by thirds of the run: of the running baselines, and of what the arm uses
 
 A cell is kept in --work and not played again. The last line is JSON.
 """
@@ -42,7 +42,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.learning.curation_arms import TRACKED  # noqa: E402 - after the path
+from benchmarks.learning.curation_arms import RUNNING_BASELINE  # noqa: E402 - after the path
 from benchmarks.learning.curation_study import thirds  # noqa: E402
 from benchmarks.learning.lockstep import Loop  # noqa: E402
 from benchmarks.learning.study import Cell, Result, ResultCache, play_missing  # noqa: E402
@@ -70,7 +70,7 @@ class Advantages:
     @classmethod
     def of(cls, arm: str) -> Advantages:
         """Raise ValueError for an arm that there is not."""
-        if arm in ("tracker", "instance"):
+        if arm in ("baseline", "instance"):
             return cls(instance=arm == "instance")
         placebo = arm.startswith("placebo")
         rest = arm.removeprefix("placebo-") if arm != "placebo" else "value"
@@ -131,7 +131,7 @@ class CriticLoop(Loop):
         """As Loop's."""
         metrics = await super().update()
         if "critic_explained" in metrics:
-            self.told.append((metrics["tracker_explained"], metrics["critic_explained"]))
+            self.told.append((metrics["baseline_explained"], metrics["critic_explained"]))
         return metrics
 
     async def _batch(self) -> Batch:
@@ -166,9 +166,9 @@ class CriticLoop(Loop):
                 strict=True,
             )
         )
-        by_tracker = explained(rewards, expected)
+        by_baseline = explained(rewards, expected)
         self.told.append(
-            (by_tracker, explained(rewards, used) if self._arm.instance else by_tracker)
+            (by_baseline, explained(rewards, used) if self._arm.instance else by_baseline)
         )
         return batch.model_copy(update={"samples": samples})
 
@@ -214,7 +214,7 @@ class Plan:
 
     def sets(self, cell: Cell, scratch: Path) -> list[str]:
         """Return the `--set` of a run."""
-        arm = replace(TRACKED, budget=self.trajectories)
+        arm = replace(RUNNING_BASELINE, budget=self.trajectories)
         return [
             *arm.sets(Path("none")),
             f"run.seed={cell.seed}",
@@ -252,7 +252,7 @@ async def play(plan: Plan, cell: Cell, scratch: Path) -> Result:
 
 
 def _explained(told: Sequence[tuple[float | None, float | None]]) -> list[float | None]:
-    """Means over batches of what trackers and the arm's values explain."""
+    """Means over batches of what running baselines and the arm's values explain."""
     columns = ([value for each in told if (value := each[at]) is not None] for at in (0, 1))
     return [round(fmean(each), 4) if each else None for each in columns]
 
@@ -260,7 +260,7 @@ def _explained(told: Sequence[tuple[float | None, float | None]]) -> list[float 
 def main() -> None:
     """Play what is missing; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--arms", nargs="+", default=["tracker", "value", "placebo", "gae-0.9"])
+    parser.add_argument("--arms", nargs="+", default=["baseline", "value", "placebo", "gae-0.9"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--trajectories", type=int, default=1504)
     parser.add_argument("--points", type=int, default=4)
@@ -276,7 +276,7 @@ def main() -> None:
         try:
             Advantages.of(arm)
         except ValueError:
-            parser.error(f"--arms: there is no {arm!r}; tracker, value, gae-L, placebo, instance")
+            parser.error(f"--arms: there is no {arm!r}; baseline, value, gae-L, placebo, instance")
     plan = Plan(
         *(asked.config, asked.trajectories, asked.points, asked.episodes, asked.extra),
         tuple(asked.set),

@@ -29,7 +29,7 @@ from dart_cli.data.curate import FinishedGroup, Member, curate, no_gradient
 from dart_cli.data.loading import chained
 from dart_cli.data.replays import Replays
 from dart_cli.data.scheduler import task_seed
-from dart_cli.data.store.rows import TrackerRow
+from dart_cli.data.store.rows import BaselineRow
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy, pick_device
 from dart_cli.train.critic import key_of
@@ -202,11 +202,11 @@ def _valued(batch: Batch, values: Sequence[StepValue]) -> Batch:
 class _Unsaved:
     """What Baselines asks of a store, for a run that keeps nothing."""
 
-    def trackers(self) -> list[TrackerRow]:
+    def baselines(self) -> list[BaselineRow]:
         """None from before."""
         return []
 
-    def save_trackers(self, rows: Iterable[TrackerRow]) -> None:
+    def save_baselines(self, rows: Iterable[BaselineRow]) -> None:
         """See Store; a generator's rows are not made."""
 
 
@@ -228,12 +228,12 @@ def batch_of(
         )
         for group in groups
     ]
-    by_tracker = baselines.in_use
+    by_baseline = baselines.in_use
     fit = [
         group
         for group in finished
         if no_gradient(
-            [(each.outcome, each.reward) for each in group.valid], by_baseline=by_tracker
+            [(each.outcome, each.reward) for each in group.valid], by_baseline=by_baseline
         )
         is None
     ]

@@ -11,7 +11,7 @@ which the share q_g passed:
     between tasks          variance of the tasks' means over groups, less what their own noise adds
 
 Neighbours in time are compared, since the policy changes: its drift within a part of the run would count as
-a difference of instances. Parts hold equally many groups. A tracker of the task explains the first; a value of the first screen
+a difference of instances. Parts hold equally many groups. A baseline of the task explains the first; a value of the first screen
 at most the second; what is left is chance, which only values of later states can explain. With data.early_stop
 the members that the rule plays in any case count, or groups that end early would look alike.
 

@@ -6,7 +6,7 @@ learning_rate  an update's place in the run -> its learning rate
 task_sampling       success rates -> which task to play next, and how often
 action_values    which action an explorer tries next, by a memory of what was tried
 regions        a pointer's distribution over the cells of a screen -> where it points
-success_trackers       expected rewards of tasks and steps -> advantages without groups
+running_baselines      expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
 statistics     how certain shares of episodes are, and whether policies or raters differ
 logprob_gap       the distance of two log-probabilities of the same tokens

@@ -16,11 +16,11 @@ Of a group that is trained on, each step of each of its trajectories is one plan
 reason:
 
     mixed         trained on: the rewards of its group differ
-    tracked       trained on: compared with the reward that its task's tracker expected
+    baseline      trained on: compared with the reward that its task's baseline expected
     pool          trained on: of the success that joined from the experience pool
     low_entropy   left out, weight 0: not among the share of the group's steps that is kept
 
-All steps of a trajectory have its advantage. With groups of one (data.group_size = 1) trackers take the
+All steps of a trajectory have its advantage. With groups of one (data.group_size = 1) baselines take the
 place of the group.
 """
 
@@ -32,20 +32,20 @@ from typing import Literal
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import Estimator, group_advantages, high_entropy_steps
-from dart_cli.algo.success_trackers import Advantage, Baseline, tracked_advantages
+from dart_cli.algo.running_baselines import Advantage, BaselineAdvantage, baseline_advantages
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 from envs.contract.base import reward_of
 
 Expected = Callable[[str, int], Sequence[float]]
-"""A task's id, steps -> the reward that its trackers expect at each step [steps]."""
+"""A task's id, steps -> the reward that its baselines expect at each step [steps]."""
 
 
 @dataclass(frozen=True)
-class Tracking:
+class BaselineComparison:
     """What single trajectories are compared with, and how."""
 
     expected: Expected
-    margin: float = 0.0  # data.tracker_margin
+    margin: float = 0.0  # data.baseline_margin
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,19 @@ def curate(
     max_staleness: int,
     advantage: Advantage = "group_std",
     high_entropy_share: float = 1.0,
-    comparison: Tracking | None = None,
+    comparison: BaselineComparison | None = None,
 ) -> Curation:
     """Choose the first `groups_per_batch` informative, fresh groups for a batch.
 
     `high_entropy_share` is the share of each group's steps that is trained on. `tracking` must be given
-    for an `advantage` by trackers, and only then.
+    for an `advantage` by baselines, and only then.
     """
-    by_tracker = comparison is not None
+    by_baseline = comparison is not None
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
     fit: list[FinishedGroup] = []
     for group in groups:
         judged = [(member.outcome, member.reward) for member in group.compared]
-        reason = no_gradient(judged, by_baseline=by_tracker)
+        reason = no_gradient(judged, by_baseline=by_baseline)
         if reason is None and group.behind > max_staleness:
             reason = "stale"
         if reason is None:
@@ -142,9 +142,9 @@ def curate(
     if len(fit) < groups_per_batch:
         return Curation((), tuple(fit), tuple(dropped), ())
     batch = fit[:groups_per_batch]
-    if advantage == "task_tracker" or advantage == "step_tracker":
-        assert comparison is not None, "trackers need what they expect"
-        samples = tracked_samples(batch, advantage, comparison, high_entropy_share)
+    if advantage == "task_baseline" or advantage == "step_baseline":
+        assert comparison is not None, "baselines need what they expect"
+        samples = samples_by_baseline(batch, advantage, comparison, high_entropy_share)
     else:
         samples = [
             sample
@@ -160,7 +160,7 @@ def no_gradient(
     """Why a group of these outcomes and rewards teaches nothing; None if it does.
 
     The rewards decide. Passes of different rewards teach something, and so do failures. `by_baseline`: each
-    is compared with a tracker and not with the others, so that any verdict teaches something.
+    is compared with a baseline and not with the others, so that any verdict teaches something.
     """
     valid = [(outcome, reward) for outcome, reward in judged if outcome != "invalid"]
     if not valid:
@@ -211,19 +211,19 @@ def plan_samples(
     return samples
 
 
-def tracked_samples(
+def samples_by_baseline(
     groups: Sequence[FinishedGroup],
-    advantage: Baseline,
-    tracking: Tracking,
+    advantage: BaselineAdvantage,
+    tracking: BaselineComparison,
     high_entropy_share: float = 1.0,
 ) -> list[PlannedSample]:
-    """Every step of every group of a batch, by its reward less what the trackers expected.
+    """Every step of every group of a batch, by its reward less what the baselines expected.
 
-    A batch is the batch's trajectories with `task_tracker`, each with one baseline, and its steps with
-    `step_tracker`. A success of the pool is one of them.
+    A batch is the batch's trajectories with `task_baseline`, each with one baseline, and its steps with
+    `step_baseline`. A success of the pool is one of them.
     """
     planned = [
-        replace(sample, reason="tracked" if sample.reason == "mixed" else sample.reason)
+        replace(sample, reason="baseline" if sample.reason == "mixed" else sample.reason)
         for group in groups
         for sample in plan_samples(group, "group_mean", high_entropy_share)
     ]
@@ -238,10 +238,10 @@ def tracked_samples(
             baselines += found
             rewards += [reward] * member.steps
             of_steps = [reward - each for each in found]
-            counted = of_steps if advantage == "step_tracker" else of_steps[:1]
+            counted = of_steps if advantage == "step_baseline" else of_steps[:1]
             differences += counted
             lengths += [member.steps // len(counted)] * len(counted) if counted else []
-    values = tracked_advantages(differences, tracking.margin)
+    values = baseline_advantages(differences, tracking.margin)
     advantages = [value for value, count in zip(values, lengths, strict=True) for _ in range(count)]
     return [
         replace(sample, advantage=value, baseline=baseline, reward=reward)
@@ -270,7 +270,7 @@ def use_decisions(
     group: FinishedGroup,
     batch_id: int,
     weights: Mapping[str, float],
-    own: Literal["mixed", "tracked"] = "mixed",
+    own: Literal["mixed", "baseline"] = "mixed",
 ) -> list[Decision]:
     """One row for a group that is trained on and one for each trajectory that is compared in it.
 

@@ -89,7 +89,7 @@ def diagnose(seen: Snapshot) -> list[StallView]:
         for wait in process.waits:
             causes += _cause(seen, process, wait)
     effects = _effects(seen, living, causes)
-    tasks = [*_tasks(seen), *_tracked(seen)]
+    tasks = [*_tasks(seen), *_hardly_any_gradient(seen)]
     learning = [*(tasks or _unsuccessful(seen)), *_malformed(seen)]
     return [*causes, *effects, *learning, *_invalid(seen), *_blind(seen)]
 
@@ -238,11 +238,11 @@ def _tasks(seen: Snapshot) -> Iterator[StallView]:
             )
 
 
-def _tracked(seen: Snapshot) -> Iterator[StallView]:
-    """Without groups none is dropped: batches form, and every outcome is what the trackers expect."""
+def _hardly_any_gradient(seen: Snapshot) -> Iterator[StallView]:
+    """Without groups none is dropped: batches form, and every outcome is what the baselines expect."""
     played = [(task, task.success) for task in seen.tasks if task.success is not None]
     number = sum(task.trajectories for task, _ in played)
-    if not seen.groups.tracked or number < TELLING_DROPS:
+    if not seen.groups.by_baseline or number < TELLING_DROPS:
         return
     successes = [success for _, success in played]
     reason = "all_fail" if max(successes) <= HARDLY else "all_success"

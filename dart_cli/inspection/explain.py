@@ -329,7 +329,7 @@ def _used(step: Step, use: SampleRow, batch: BatchRow, others: Sequence[SampleRo
         return f"step {step.step} is left out ({use.reason}{numbers}){': ' + why if why else ''}"
     expected = "" if use.baseline is None else f" of a reward where {use.baseline:.3f} was expected"
     if use.value is not None:
-        expected += f" by its task's tracker, {use.value:.3f} by the critic"
+        expected += f" by its task's baseline, {use.value:.3f} by the critic"
     weights = _weights(step)
     if step.versions:
         behind = batch.formed_version - step.versions[0]

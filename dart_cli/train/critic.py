@@ -1,10 +1,10 @@
-"""What the policy's own state tells of the reward to come: a value in the place of trackers (train.critic).
+"""What the policy's own state tells of the reward to come: a value in the place of running baselines (train.critic).
 
-    Steps         steps of a batch, each with its reward, what its tracker expected, and the policy's state before it
+    Steps         steps of a batch, each with its reward, what its baseline expected, and the policy's state before it
     Critic        V(state), which learns from rewards; and the advantages by it
     explained     how much of the rewards some expectations explain
 
-V begins as what trackers expect: the head's logit is added to theirs, and it is 0 at first. The state is the policy's
+V begins as what running baselines expect: the head's logit is added to theirs, and it is 0 at first. The state is the policy's
 last hidden state at the last token of the step's prompt, before anything is sampled. It is read, not changed: no
 gradient of the head reaches the policy. A batch's values are told before the head learns of it, else they would know its
 rewards; a batch that is trained on again has the advantages of its first use.
@@ -36,7 +36,7 @@ UNITS, KEPT, PASSES, RATE = 64, 4096, 2, 1e-3
 AdamW's rate."""
 
 SURE = 0.02
-"""What a tracker expects is held this far from 0 and 1 before its logit is taken."""
+"""What a baseline expects is held this far from 0 and 1 before its logit is taken."""
 
 PREFIX = "critic/"
 """Of its tensors in a checkpoint."""
@@ -58,8 +58,8 @@ class Steps:
 
     keys: tuple[Key, ...]
     rewards: torch.Tensor  # [S], of their trajectories
-    expected: torch.Tensor  # [S], by trackers
-    advantages: torch.Tensor  # [S], float64, by trackers
+    expected: torch.Tensor  # [S], by running baselines
+    advantages: torch.Tensor  # [S], float64, by running baselines
     own: torch.Tensor  # [S], bool: of the policy's own episodes; not of a member of the pool
     states: torch.Tensor  # [S, d]
 
@@ -103,7 +103,7 @@ class Steps:
 
     @property
     def offsets(self) -> torch.Tensor:
-        """[S], logits of what trackers expect."""
+        """[S], logits of what baselines expect."""
         return torch.logit(self.expected, SURE)
 
 
@@ -130,8 +130,8 @@ class Judged:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """How much trackers and the critic explain of the rewards of this batch."""
-        by = {"tracker_explained": self.steps.expected, "critic_explained": self.values}
+        """How much baselines and the critic explain of the rewards of this batch."""
+        by = {"baseline_explained": self.steps.expected, "critic_explained": self.values}
         found = {name: explained(self.steps.rewards, each) for name, each in by.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -151,7 +151,7 @@ class Critic:
         self._parameters = {PREFIX + name: each for name, each in self._net.named_parameters()}
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=RATE, weight_decay=0.01)
         self._kept = torch.zeros(0, width), torch.zeros(0), torch.zeros(0)
-        """States [K, d], logits of what trackers expected [K], and rewards [K] of the newest steps."""
+        """States [K, d], logits of what baselines expected [K], and rewards [K] of the newest steps."""
         self._batches = 0  # that it has learned of
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class Critic:
                 values[places].double().tolist(), float(steps.rewards[places[0]]), self._share
             )
             for index, value in zip(places, of_steps, strict=True):
-                # What trackers made of it holds the margin, too: only their part is replaced.
+                # What baselines made of it holds the margin, too: only their part is replaced.
                 theirs = float(steps.rewards[index] - steps.expected[index])
                 advantages[steps.keys[index]] = float(steps.advantages[index]) + value - theirs
         return Judged(steps, values, advantages)

@@ -104,7 +104,7 @@ class PolicyLearner:
                 if sample.reward is None or sample.expected is None:
                     raise ProtocolError(
                         f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: a critic needs its "
-                        "reward and what its tracker expected; start dart data with the same configuration"
+                        "reward and what its baseline expected; start dart data with the same configuration"
                     )
         looked_back, version = self._gate.to_look_back(batch, policy_version)
         return shares_of(

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("arm", "expected"),
     [
-        ("tracker", Advantages()),
+        ("baseline", Advantages()),
         ("instance", Advantages(instance=True)),
         ("value", Advantages(1.0)),
         ("gae-0.9", Advantages(0.9)),
@@ -46,7 +46,7 @@ def test_a_placebo_is_shown_the_same_step_of_another_episode_of_the_task() -> No
         assert (other == name) == (name == "d")
 
 
-@pytest.mark.parametrize("arm", ["tracker", "placebo-gae-0.9", "instance"])
+@pytest.mark.parametrize("arm", ["baseline", "placebo-gae-0.9", "instance"])
 def test_a_short_run_is_played_and_judged(arm: str, tmp_path: Path) -> None:
     plan = Plan(
         ROOT / "configs" / "quickstart.toml", trajectories=96, points=1, episodes=7, extra=2
@@ -56,5 +56,5 @@ def test_a_short_run_is_played_and_judged(arm: str, tmp_path: Path) -> None:
     assert 0 <= found["end"] <= 1
     assert found["updates"] >= 2
     assert len(found["explained"]) == 3
-    by_tracker, by_arm = found["explained"][-1]
-    assert (by_tracker == by_arm) == (arm == "tracker")
+    by_baseline, by_arm = found["explained"][-1]
+    assert (by_baseline == by_arm) == (arm == "baseline")

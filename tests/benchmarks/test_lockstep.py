@@ -16,7 +16,7 @@ from dart_cli.config.load import load_config
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.toml"
 SINGLE = (
     "data.group_size=1",
-    "data.advantage=step_tracker",
+    "data.advantage=step_baseline",
     "data.task_sampling=deviation",
     "data.early_stop=false",
 )
@@ -84,7 +84,7 @@ def test_groups_of_one_are_held_against_what_was_expected_before_their_batch(
     assert loop.trajectories == 32
     assert [len(batch.group_ids) for batch in batches] == [16, 16]  # none is dropped
     first = [each.advantage for each in batches[0].samples]
-    assert set(first) == {-0.5, 0.5}  # all trackers are at 1/2 before the first batch
+    assert set(first) == {-0.5, 0.5}  # all baselines are at 1/2 before the first batch
     assert len({each.advantage for each in batches[1].samples}) > 2
 
 

@@ -335,9 +335,9 @@ def a_config(run_dir: Path, *, publish_every: int = 1, reuse: int = 0, **data: A
 def runs(draw: st.DrawFn) -> dict[str, Any]:
     scheduling = draw(st.sampled_from(SCHEDULINGS))
     size = draw(st.sampled_from([1, 2, 4]))
-    by_tracker = st.sampled_from(["task_tracker", "step_tracker"])
+    by_baseline = st.sampled_from(["task_baseline", "step_baseline"])
     return {
-        "advantage": draw(by_tracker) if size == 1 else "group_std",
+        "advantage": draw(by_baseline) if size == 1 else "group_std",
         "task_sampling": draw(st.sampled_from(["frontier", "deviation"])),
         "scheduling": scheduling,
         "over_provision": draw(st.sampled_from([1.0, 1.5, 2.0])),
@@ -488,15 +488,15 @@ def test_a_batch_wise_run_replaces_a_group_that_teaches_nothing(tmp_path: Path) 
 
 
 @pytest.fixture
-def coupled(tmp_path: Path) -> Config:
+def synchronous(tmp_path: Path) -> Config:
     return a_config(tmp_path / "run", scheduling="batch")
 
 
 def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
-    coupled: Config,
+    synchronous: Config,
 ) -> None:
-    with open_store(coupled.run.dir) as store:
-        world = World(coupled, store, 0, slots=16, invalid=0.0)
+    with open_store(synchronous.run.dir) as store:
+        world = World(synchronous, store, 0, slots=16, invalid=0.0)
         while world.batch is None:
             for slot, playing in world.playing.items():
                 (world.lease if playing is None else world.play)(slot)
@@ -515,11 +515,11 @@ def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
         assert not ledger.suspended
 
 
-def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_that_has_them(
-    coupled: Config,
+def test_a_synchronous_run_plays_before_the_first_weights_and_waits_for_a_worker_that_has_them(
+    synchronous: Config,
 ) -> None:
-    with open_store(coupled.run.dir) as store:
-        ledger: Ledger = make_ledger(coupled, store)
+    with open_store(synchronous.run.dir) as store:
+        ledger: Ledger = make_ledger(synchronous, store)
         assert not ledger.suspended
         ledger.weights_published(
             WeightsPublished(policy_version=0, path="w0", digest="d", updates=0)
@@ -531,9 +531,9 @@ def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_tha
         assert not ledger.suspended
 
 
-def test_a_trainer_that_goes_back_has_its_turn_until_it_has_caught_up(coupled: Config) -> None:
-    with open_store(coupled.run.dir) as store:
-        world = World(coupled, store, 3, slots=16)
+def test_a_trainer_that_goes_back_has_its_turn_until_it_has_caught_up(synchronous: Config) -> None:
+    with open_store(synchronous.run.dir) as store:
+        world = World(synchronous, store, 3, slots=16)
         world.go_on(3)
         world.version += 1
         world.ledger.hello(hello(1).model_copy(update={"policy_version": world.version}))
@@ -598,7 +598,7 @@ def test_with_groups_of_one_every_trajectory_with_a_verdict_is_trained_on(
         scheduling=scheduling,
         group_size=1,
         groups_per_batch=4,
-        advantage="step_tracker",
+        advantage="step_baseline",
         max_staleness=1,
     )
     with open_store(tmp_path) as store:

@@ -126,11 +126,11 @@ def save(
 
 
 EXPECTED, MARGIN = 0.25, 0.1
-"""Of `tracked`: what a tracker expected, and data.tracker_margin."""
+"""Of `with_baselines`: what a baseline expected, and data.baseline_margin."""
 
 
-def tracked(batch: Batch) -> Batch:
-    """As single stream with trackers serves it: every second trajectory passed."""
+def with_baselines(batch: Batch) -> Batch:
+    """As single stream with baselines serves it: every second trajectory passed."""
     names = sorted({sample.trajectory_id for sample in batch.samples})
     samples = []
     for sample in batch.samples:

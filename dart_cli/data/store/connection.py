@@ -28,7 +28,7 @@ from dart_cli.runtime.sqlite_file import Mode, connect
 APPLICATION_ID = 0x44415254
 """Marks the file as dart's ("DART"), so that no other program's database is written to."""
 
-VERSION = 2
+VERSION = 3
 """Of the tables, as SQLite's `user_version`; raised by every change of them. The run of a database of
 another version goes on with the dart that began it, or leaves it with `dart data export`."""
 

@@ -14,6 +14,7 @@ from bus.messages import Outcome
 from dart_cli.data.store.analytics import Analytics
 from dart_cli.data.store.connection import marks, where_clause
 from dart_cli.data.store.rows import (
+    BaselineRow,
     BatchRow,
     Decision,
     GroupRow,
@@ -24,7 +25,6 @@ from dart_cli.data.store.rows import (
     RunRow,
     SampleRow,
     SyncRow,
-    TrackerRow,
     TrajectoryRow,
     TrajectoryState,
     VersionRow,
@@ -344,10 +344,10 @@ class Reader(Analytics):
         rows = self._rows(f"SELECT * FROM syncs {where} ORDER BY done_at, id", values)  # noqa: S608
         return [SyncRow(**row) for row in rows]
 
-    def trackers(self) -> list[TrackerRow]:
+    def baselines(self) -> list[BaselineRow]:
         """Return the expected rewards of tasks by step, as they were saved last."""
-        rows = self._rows("SELECT * FROM trackers ORDER BY task_id, step")
-        return [TrackerRow(**row) for row in rows]
+        rows = self._rows("SELECT * FROM baselines ORDER BY task_id, step")
+        return [BaselineRow(**row) for row in rows]
 
     def first_group(self, after_batch: int, fresh_batch: int | None = None) -> int | None:
         """Return the number of the oldest group in a batch with an id above `after_batch`; None without one.

@@ -21,7 +21,7 @@ DROP_REASONS = (
     *("surplus", "invalid", "cancelled", "lease_expired", "worker_lost", "incomplete"),
 )
 """Why a trajectory is not trained on, its group's reasons first; docs/data.md explains each."""
-SampleReason = Literal["mixed", "tracked", "pool", "low_entropy"]
+SampleReason = Literal["mixed", "baseline", "pool", "low_entropy"]
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,10 @@ class PlannedSample:
     weight: float  # multiplies the sample's loss; 0 where it is left out
     reason: SampleReason = "mixed"
     entropy: float | None = None  # mean over its tokens, nats
-    baseline: float | None = None  # reward that its task's tracker expected; None without trackers
-    reward: float | None = None  # of its trajectory; None without trackers
+    baseline: float | None = (
+        None  # reward that its task's baseline expected; None without baselines
+    )
+    reward: float | None = None  # of its trajectory; None without baselines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +245,8 @@ class OwnCounts:
 
 
 @dataclass(frozen=True)
-class TrackerRow:
-    """Expected reward of a task at one step of its episodes; see dart_cli/algo/success_trackers.py."""
+class BaselineRow:
+    """Expected reward of a task at one step of its episodes; see dart_cli/algo/running_baselines.py."""
 
     task_id: str
     step: int  # 0-based; -1 for the whole task

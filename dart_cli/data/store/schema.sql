@@ -122,8 +122,8 @@ CREATE TABLE batch_samples (
     weight REAL NOT NULL,
     reason TEXT NOT NULL,
     entropy REAL,                        -- mean over tokens
-    baseline REAL,                       -- expected reward; NULL without trackers
-    reward REAL,                         -- of its trajectory; NULL without trackers
+    baseline REAL,                       -- expected reward; NULL without baselines
+    reward REAL,                         -- of its trajectory; NULL without baselines
     gap_mean REAL,                       -- proximal - behaviour; NULL where it was not reported
     gap_largest REAL,                    -- of absolute differences
     value REAL,                          -- reward that the trainer's critic expected; NULL without one
@@ -223,7 +223,7 @@ CREATE TABLE pool_folders (              -- of data.pool that were imported as t
     folder TEXT PRIMARY KEY,
     fingerprint TEXT NOT NULL            -- of its files, and of what they were checked against
 ) WITHOUT ROWID;
-CREATE TABLE trackers (                  -- expected rewards
+CREATE TABLE baselines (                  -- expected rewards
     task_id TEXT NOT NULL,
     step INTEGER NOT NULL,               -- of the episode; -1 for the whole task
     passed REAL NOT NULL,                -- discounted rewards

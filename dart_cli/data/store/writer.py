@@ -21,6 +21,7 @@ from bus.weights import SyncDone, WeightsPublished
 from dart_cli.data.store.connection import Transactions
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import (
+    BaselineRow,
     BatchRow,
     Decision,
     GroupRow,
@@ -29,7 +30,6 @@ from dart_cli.data.store.rows import (
     PoolRow,
     ProcessRow,
     RunRow,
-    TrackerRow,
     UsageRow,
 )
 from dart_cli.data.store.steps import StepRow, columns_of, span_versions
@@ -447,9 +447,9 @@ class Store(Reader, Transactions):
         row = {"task_id": task_id, "progress": progress}
         self._insert("task_progress", row, conflict="OR REPLACE")
 
-    def save_trackers(self, rows: Iterable[TrackerRow]) -> None:
+    def save_baselines(self, rows: Iterable[BaselineRow]) -> None:
         """Keep the expected rewards of tasks; a row replaces that of its task and step."""
-        self._insert("trackers", *map(vars, rows), conflict="OR REPLACE")
+        self._insert("baselines", *map(vars, rows), conflict="OR REPLACE")
 
     def save_processes(self, rows: Iterable[ProcessRow]) -> None:
         """Keep each worker's newest heartbeat."""
