@@ -87,8 +87,8 @@ class StopView(Part):
 
     at: float  # train.stop_at
     bound: float = 0.0  # success that is proved; 0 while a task has too few trajectories
-    counted: int = 0  # trajectories that it is of
-    wanted: int = 0  # of these
+    counted: int = 0  # trajectories that count so far
+    required: int = 0  # trajectories before anything is proved
     lowest: str = ""  # task with the fewest passes; empty before the first trajectory
     lowest_success: float | None = None  # its own, over the same trajectories
 

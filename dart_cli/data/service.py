@@ -61,7 +61,7 @@ from dart_cli.config.task_split import training_tasks
 from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.next_batch import NextBatch
-from dart_cli.data.overview import Moment, Overview
+from dart_cli.data.overview import Overview, ServiceState
 from dart_cli.data.queues import Commits, LeaseQueue, SyncQueue
 from dart_cli.data.run_end import RunEnd
 from dart_cli.data.scheduler import NotYet, Scheduler, make_scheduler
@@ -479,9 +479,9 @@ class DataService:
         """Return for how many seconds this run has been served, over all starts."""
         return self._run.active_s + time.monotonic() - self._started
 
-    def _moment(self, now: float) -> Moment:
+    def _state(self, now: float) -> ServiceState:
         alive = [beat.worker for beat in self._watch.liveness.alive()]
-        return Moment(
+        return ServiceState(
             now=now,
             run_id=self._run.id,
             uptime_s=now - self._started,
@@ -502,7 +502,7 @@ class DataService:
         """Return the run at this moment: a bus.snapshot.Snapshot as JSON values."""
         now = time.monotonic()
         if now >= self._snapshot_until:
-            self._snapshot = self._overview.snapshot(self._moment(now)).model_dump(mode="json")
+            self._snapshot = self._overview.snapshot(self._state(now)).model_dump(mode="json")
             took_s = time.monotonic() - now
             self._snapshot_until = now + max(SNAPSHOT_S, took_s / SNAPSHOT_SHARE)
         return self._snapshot

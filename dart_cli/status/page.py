@@ -158,8 +158,8 @@ def _until_stop(snapshot: Snapshot) -> str:
     if stop is None or snapshot.stopping:
         return ""
     text = f"ends early once success {stop.at:g} is proved: "
-    if stop.counted < stop.wanted:
-        return text + f"needs {stop.wanted:,} trajectories, has {stop.counted:,}"
+    if stop.counted < stop.required:
+        return text + f"needs {stop.required:,} trajectories, has {stop.counted:,}"
     lowest = f"lowest task {stop.lowest} {fraction(stop.lowest_success)}"
     return f"{text}{fraction(stop.bound)} so far, {lowest}"
 
