@@ -95,7 +95,7 @@ class StoredPool:
                     task_seed=group.task_seed,
                     source="online",
                     steps=attempt.steps,
-                    known=True,
+                    has_logprobs=True,
                     origin=f"{self._run_id}/{attempt.id}",
                     added_at=self._wall(),
                     evicted_at=None,

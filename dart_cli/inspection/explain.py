@@ -177,7 +177,7 @@ def _instance(member: PoolRow | None, group: GroupRow) -> str:
 
 
 def _came_in(row: PoolRow, steps: Sequence[Step]) -> Iterator[Event]:
-    known = "known" if row.known else "unknown, so it is weighted as a demonstration"
+    known = "known" if row.has_logprobs else "unknown, so it is weighted as a demonstration"
     origin = f", first {row.origin}" if row.origin else ""
     yield Event(
         f"came into the pool from outside the run: {row.task_id}, seed {row.task_seed}, source "

@@ -143,12 +143,12 @@ def pool_member(
     task_id: str = "mini/click",
     source: PoolSource = "oracle",
     steps: int = 2,
-    known: bool = False,
+    has_logprobs: bool = False,
     added_at: float = 500.0,
     first: bytes | None = None,
 ) -> tuple[PoolRow, list[StepRow], dict[str, bytes]]:
     """A success from outside; `first` is its first screenshot."""
-    row = PoolRow(name, "mini", task_id, 7, source, steps, known, "", added_at, None, 0)
+    row = PoolRow(name, "mini", task_id, 7, source, steps, has_logprobs, "", added_at, None, 0)
     filed, images = [], {}
     for number in range(steps):
         record = step_record(name, number, image=None if number else first)
