@@ -4,14 +4,14 @@
     header  msgpack map {"v": PROTOCOL_VERSION, "body": fields}
     blobs   one raw frame for each `bytes` value and for the packed numbers of a field
 
-A `bytes` value anywhere in a message (a field, a list element, a dict value) becomes a blob, and the header has
-`ExtType(1, index)` in its place. So a screenshot is neither copied into the header nor base64-encoded, and
-sockets can send it without a copy. Numbers of a `Packed` field (packed.py) become a blob of little-endian
-numbers: `ExtType(2, index)` for a list of int32, `ExtType(3, index)` for a list of float64, `ExtType(4, index)` and
-`ExtType(5, index)` for arrays of these.
+A `bytes` value anywhere in a message (a field, a list element, a dict value) becomes a blob, and the header
+has `ExtType(1, index)` in its place. So a screenshot is neither copied into the header nor base64-encoded,
+and sockets can send it without a copy. Numbers of a `Packed` field (packed.py) become a blob of
+little-endian numbers: `ExtType(2, index)` for a list of int32, `ExtType(3, index)` for a list of float64,
+`ExtType(4, index)` and `ExtType(5, index)` for arrays of these.
 
-`decode` trusts no input: for any bytes it returns a validated message or raises ProtocolError, with kind and field in
-one line.
+`decode` trusts no input: for any bytes it returns a validated message or raises ProtocolError, with kind
+and field in one line.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class MessageLimits:
 
 LIMITS = MessageLimits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
 BATCH_LIMITS = MessageLimits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
-"""A batch of 48 trajectories of 36 steps, with prompts of 9,000 tokens and full-HD screens, is 5,184 blobs, 73 MB of
-numbers and 1.4 GB in all. Only a client that has requested a batch, and a rank, accept so much."""
+"""A batch of 48 trajectories of 36 steps, with prompts of 9,000 tokens and full-HD screens, is 5,184 blobs,
+73 MB of numbers and 1.4 GB in all. Only a client that has requested a batch, and a rank, accept so much."""
 
 _BLOB = 1  # ExtType code of a `bytes` value
 _LISTS = {2: "i", 3: "d"}  # ExtType code of a packed list -> code of its numbers
@@ -74,8 +74,8 @@ _SCALARS = frozenset({int, float, str, bool, type(None)})
 def encode(message: Message) -> list[bytes]:
     """Return the frames `[kind, header, *blobs]` of a message.
 
-    Raises OversizeError if the message is over a limit, ProtocolError if it has a value that msgpack, or a packed
-    field, cannot represent.
+    Raises OversizeError if the message is over a limit, ProtocolError if it has a value that msgpack, or a
+    packed field, cannot represent.
     """
     kind = type(message).__name__
     if MESSAGES.get(kind) is not type(message):
@@ -158,7 +158,7 @@ class _Blobs:
 
 
 def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
-    """Return the value as plain containers, with an ExtType for each `bytes` value, which moves to `blobs`."""
+    """Return the value as plain containers; each `bytes` value moves to `blobs` and leaves an ExtType."""
     kind = type(value)
     if kind in _SCALARS:
         return value

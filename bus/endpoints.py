@@ -5,8 +5,8 @@
     CurveKeys          the keys of one process; read_curve and write_key_pair read and write them
     check_secure       refuses an address that other hosts can reach without keys
 
-Names: `data` and `train` (request/reply), `telemetry-in` and `telemetry-out` (publish and subscribe; the data service's
-forwarder binds both), `rollout-<id>` (request/reply, one for each rollout worker).
+Names: `data` and `train` (request/reply), `telemetry-in` and `telemetry-out` (publish and subscribe; the
+data service's forwarder binds both), `rollout-<id>` (request/reply, one for each rollout worker).
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Endpoints:
     def _socket_dir(self, file_name: str) -> Path:
         """Return RUN/sock, or a directory with a short path in /tmp if that path is too long.
 
-        The latter depends only on the user and the run directory's real path, so that all processes of the run use
-        the same one, whatever their environment variables are.
+        The latter depends only on the user and the run directory's real path, so that all processes of the
+        run use the same one, whatever their environment variables are.
         """
         run_dir = Path(os.path.realpath(self.run_dir))
         make_private_dir(run_dir)
@@ -116,8 +116,8 @@ class Endpoints:
 class CurveKeys:
     """The CURVE keys of one process, each a Z85 text of 40 characters.
 
-    A process that serves needs `allowed`, the public keys of its clients. A process that connects needs `server`,
-    the public key of the server.
+    A process that serves needs `allowed`, the public keys of its clients. A process that connects needs
+    `server`, the public key of the server.
     """
 
     public: str
@@ -146,8 +146,8 @@ def write_key_pair(path: Path) -> str:
 def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> CurveKeys:
     """Return the keys of this process from its key file.
 
-    `server` is the public key of the other side. `allowed` is a file of lines "KEY any comment"; a line that begins
-    with the word "#" is a comment. Raises ConfigError with the file and the fix.
+    `server` is the public key of the other side. `allowed` is a file of lines "KEY any comment"; a line
+    that begins with the word "#" is a comment. Raises ConfigError with the file and the fix.
     """
     try:
         status = path.stat()

@@ -41,7 +41,7 @@ _NO_MEMORY = ("can't allocate memory", " error: out of memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if Python, or torch on a GPU or a CPU, could not allocate memory. It does not import torch."""
+    """Return True if Python or torch could not allocate memory. It does not import torch."""
     is_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     is_driver = isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
     return is_torch or is_driver or isinstance(error, MemoryError)
@@ -124,8 +124,8 @@ class EnvError(DartError):
 class ActionCausedError(EnvError):
     """The policy's own action broke the environment; the episode has failed, and is trained on.
 
-    An environment raises it in `step` or `evaluate` if the action is the cause. Raised in `reset` it counts like any
-    other EnvError, since there was no action yet.
+    An environment raises it in `step` or `evaluate` if the action is the cause. Raised in `reset` it counts
+    like any other EnvError, since there was no action yet.
     """
 
 

@@ -138,8 +138,9 @@ class HeartbeatSender:
     ) -> Iterator[None]:
         """Report in the heartbeats, while inside, what this process waits for, e.g. "a batch from dart data".
 
-        `deadline_s` is only reported; the caller enforces it. `since` is when the wait began (time.monotonic) if it
-        continues an earlier one. `on` is what can end it, as in Waiting; dart_cli.data.stalls uses it.
+        `deadline_s` is only reported; the caller enforces it. `since` is when the wait began
+        (time.monotonic) if it continues an earlier one. `on` is what can end it, as in Waiting;
+        dart_cli.data.stalls uses it.
         """
         self._wait_count += 1
         key = self._wait_count

@@ -1,9 +1,10 @@
 """The messages between processes, with their senders, readers, shapes and units.
 
-Messages about weight sets are in weights.py, messages between the ranks of one trainer in ranks.py. Axes: `[P]`
-prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order, `[L]` tokens of a chain, `[S]`
-samples of a batch. Times are in seconds, log-probabilities and entropies in nats. A `bytes` field is a raw
-frame beside the msgpack header, and so are the numbers of a `Packed` field (packed.py, codec.py).
+Messages about weight sets are in weights.py, messages between the ranks of one trainer in ranks.py. Axes:
+`[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order, `[L]` tokens of a
+chain, `[S]` samples of a batch. Times are in seconds, log-probabilities and entropies in nats. A `bytes`
+field is a raw frame beside the msgpack header, and so are the numbers of a `Packed` field (packed.py,
+codec.py).
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
     env   -> rollout  ActRequest
@@ -25,7 +26,8 @@ from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 PROTOCOL_VERSION = 18
-"""Version of the messages, which every change of a field or its meaning raises; other versions are refused."""
+"""Version of the messages, which every change of a field or its meaning raises; other versions are
+refused."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer that a database can store."""
@@ -97,8 +99,8 @@ class VersionSpan(Message):
 class SampledTokens(Message):
     """The tokens that the policy sampled for one screen, in the same form from the engine to the database.
 
-    The engine returns it, and messages and database rows contain it unchanged. It may be a completion that was
-    suspended before its end; any worker can continue from these tokens.
+    The engine returns it, and messages and database rows contain it unchanged. It may be a completion that
+    was suspended before its end; any worker can continue from these tokens.
     """
 
     token_ids: Annotated[list[int], Packed("i")]  # [A], with the end-of-turn token if it was drawn
@@ -108,9 +110,9 @@ class SampledTokens(Message):
     """[A], nats, of the same distribution; [] if unknown."""
     version_spans: list[VersionSpan]  # the version of each token; [] for a pool member
     patches: Annotated[list[int], Packed("i")] = []
-    """[A], the cell of the prompt's last screenshot that was drawn with this token, counted row by row from 0.
-    It is -1 for a token without one, which is every token but `pointer_end`; [] if no token has one. A token
-    with a patch is forced, and its log-probability and entropy are those of the patch."""
+    """[A], the cell of the prompt's last screenshot that was drawn with this token, counted row by row from
+    0. It is -1 for a token without one, which is every token but `pointer_end`; [] if no token has one. A
+    token with a patch is forced, and its log-probability and entropy are those of the patch."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -158,8 +160,8 @@ class ChatMessage(Message):
     role: Literal["system", "user", "assistant"]
     parts: list[ChatPart]
     token_ids: list[int] = []
-    """[A], for an assistant's message: the completion as it was sampled, if the prompt has these tokens; [] if
-    it has the parts."""
+    """[A], for an assistant's message: the completion as it was sampled, if the prompt has these tokens; []
+    if it has the parts."""
 
 
 class Lease(Message):
@@ -177,8 +179,8 @@ class Lease(Message):
 class Chain(Message):
     """The tokens of consecutive steps of one trajectory whose prompts extend one another, each token once.
 
-    Each step's prompt begins with the previous step's prompt and completion, and its images begin with the previous
-    step's images.
+    Each step's prompt begins with the previous step's prompt and completion, and its images begin with the
+    previous step's images.
     """
 
     token_ids: Int32s  # [L], the last step's prompt and completion, image placeholders expanded
@@ -253,7 +255,7 @@ class Batch(Message):
 
 
 class Ack(Reply):
-    """data -> any: the request is durable. `accepted` is False if it came too late, for the reason in `note`."""
+    """data -> any: the request is durable; or it came too late, with the reason in `note`."""
 
     accepted: bool = True
     note: str = ""
@@ -310,8 +312,8 @@ class Judgement(Message):
 
     judge: str  # the model, and a digest of how it is asked
     use: Literal["missing", "check", "later"]
-    """missing: the task has no evaluator, and this is the verdict; check: it was made beside the evaluator; later: it
-    was made after the run (`dart data judge`)."""
+    """missing: the task has no evaluator, and this is the verdict; check: it was made beside the evaluator;
+    later: it was made after the run (`dart data judge`)."""
     outcome: Outcome  # invalid: no answer that can be read
     score: Reward | None = None  # 1.0 for pass and 0.0 for fail, if no score was requested
     reason: str = ""
@@ -364,8 +366,9 @@ class ActRequest(Request):
     previous: str = ""  # earlier steps, a line each, if policy.template shows them
     screenshot: bytes  # encoded image
     image_hashes: list[str] = []
-    """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The rollout worker checks the
-    hash of each screenshot that is new to it, the data service that of the newest one in the StepRecord."""
+    """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The rollout worker
+    checks the hash of each screenshot that is new to it, the data service that of the newest one in the
+    StepRecord."""
     width: Integer  # pixels of the screenshot
     height: Integer
     observed_text: str = ""  # text beside the screenshot (env.observe)
@@ -422,7 +425,7 @@ class StepMismatch(Message):
 
 
 class StepValue(Message):
-    """Part of BatchTrained: the reward that a critic expected before a step, and the step's advantage by it."""
+    """Part of BatchTrained: the reward that a critic expected before a step, and the advantage by it."""
 
     group_id: str
     trajectory_id: str
@@ -487,7 +490,7 @@ class StatusRequest(Request):
 
 
 class StopRequest(Request):
-    """any -> data: the run is to end: nothing more is leased, and all processes end. It can be started again."""
+    """any -> data: the run must end, with all of its processes. It can be started again."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     reason: str

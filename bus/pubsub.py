@@ -4,8 +4,8 @@
     Subscriber   connects to telemetry-out and iterates over typed messages
     Forwarder    binds both addresses in the data service, so that all other processes only connect
 
-Published messages are codec frames; their kind is the topic. Queues are bounded by the high-water mark, frames by
-ZMQ_MAXMSGSIZE. A Subscriber must be made inside a running event loop.
+Published messages are codec frames; their kind is the topic. Queues are bounded by the high-water mark,
+frames by ZMQ_MAXMSGSIZE. A Subscriber must be made inside a running event loop.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class Subscriber:
 class Forwarder:
     """A forwarder of everything published at one address to the subscribers of another.
 
-    It runs ZeroMQ's proxy in a thread, so that heartbeats are forwarded while its process is busy. It forwards one way
-    only, from SUB to PUB: an XSUB-XPUB proxy also forwards what subscribers send, and one malformed message of
-    theirs ends it.
+    It runs ZeroMQ's proxy in a thread, so that heartbeats are forwarded while its process is busy. It
+    forwards one way only, from SUB to PUB: an XSUB-XPUB proxy also forwards what subscribers send, and one
+    malformed message of theirs ends it.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
     rank 0 -> every rank     Share
     rank   -> all ranks      StepStates, Scored
 
-Axes: `[M]` nodes of a forward pass, `[E]` ends of chains, `[S]` samples, `[N]` tokens, `[d]` the model's width; the
-others are as in bus/messages.py.
+Axes: `[M]` nodes of a forward pass, `[E]` ends of chains, `[S]` samples, `[N]` tokens, `[d]` the model's
+width; the others are as in bus/messages.py.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class Share(Message):
 
 
 class StepStates(Message):
-    """rank -> all ranks, with a critic: the steps [S] of the rank's packs, and the policy's state before each."""
+    """rank -> all ranks, with a critic: the steps [S] of the rank's packs, with the state before each."""
 
     groups: list[str]
     trajectories: list[str]
     steps: Int32s
     numbers: Float64s
-    """[S * 4]: reward, reward that the running baseline expected, advantage by that, 1 for the policy's episodes."""
+    """[S * 4]: reward, reward that the running baseline expected, advantage by that, 1 for the policy's
+    episodes."""
     states: Float64s  # [S * d]
 
 

@@ -1,17 +1,17 @@
 """Request/reply that loses no request, both ends.
 
-    Requester        sends requests to one server, again with the same id until there is an answer or the deadline
+    Requester        sends requests to one server, and repeats them until the answer or the deadline
     RequestClient    the protocol of a Requester for its callers
     Replier          serves typed requests; a repeated id is answered from its record, never executed again
     EncodedReply     a reply that its handler has encoded already, e.g. in a thread
     ReplierCounts    counts of what a Replier has done
 
-On the wire a request is `[request id, *codec frames]` (DEALER); the server receives it with the client's routing id in
-front (ROUTER), and a reply goes back in the same way.
+On the wire a request is `[request id, *codec frames]` (DEALER); the server receives it with the client's
+routing id in front (ROUTER), and a reply goes back in the same way.
 
-Everything is bounded: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server reads no further
-while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE, recorded replies by count and
-bytes. A Requester and a Replier must be made inside a running event loop.
+Everything is bounded: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server reads
+no further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE, recorded replies by
+count and bytes. A Requester and a Replier must be made inside a running event loop.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class RequestClient(Protocol):
 
 
 class Requester:
-    """A client of one server. Any number of tasks may send requests at once; `peer` is the server's name in errors.
+    """A client of one server, for any number of tasks; `peer` is the server's name in errors.
 
-    `lost` is set as soon as an established connection is lost, without any timer: the server ended, was killed, or
-    its host vanished. Requests in flight are still repeated until their deadline. A caller that can use another
-    server should wait for `lost`, too.
+    `lost` is set as soon as an established connection is lost, without any timer: the server ended, was
+    killed, or its host vanished. Requests in flight are still repeated until their deadline. A caller that
+    can use another server should wait for `lost`, too.
     """
 
     def __init__(
@@ -139,9 +139,10 @@ class Requester:
     ) -> Reply:
         """Return the server's answer, of the request's `reply_type`.
 
-        The request is sent again with the same id every `retry_s` seconds, and when a lost server is back, until
-        `deadline_s`. Pass `request_id` (16 bytes) to send the same request to another server. Raises DeadlineError,
-        ProtocolError for an invalid answer, and if the server refuses, its error of bus.errors or RefusedError.
+        The request is sent again with the same id every `retry_s` seconds, and when a lost server is back,
+        until `deadline_s`. Pass `request_id` (16 bytes) to send the same request to another server. Raises
+        DeadlineError, ProtocolError for an invalid answer, and if the server refuses, its error of
+        bus.errors or RefusedError.
         """
         key = request_id or os.urandom(REQUEST_ID_BYTES)
         if len(key) != REQUEST_ID_BYTES:
@@ -332,8 +333,8 @@ class _Execution:
 class Replier:
     """A server of typed requests at one address; each id is executed once while its reply is in the record.
 
-    After a restart of the server the record is empty. So handlers must be idempotent by the message's own keys
-    (trajectory and step, batch id), as all handlers of `dart` are.
+    After a restart of the server the record is empty. So handlers must be idempotent by the message's own
+    keys (trajectory and step, batch id), as all handlers of `dart` are.
     """
 
     def __init__(
@@ -458,8 +459,8 @@ class Replier:
             )
 
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
-        # A ROUTER never waits: it drops answers to an absent client, which sends its request again. A connected
-        # client has room for the answers to all of its requests in flight.
+        # A ROUTER never waits: it drops answers to an absent client, which sends its request again. A
+        # connected client has room for the answers to all of its requests in flight.
         self._answered_at = time.monotonic()
         self._channel.send([client, key, *frames])
 

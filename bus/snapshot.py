@@ -1,7 +1,7 @@
 """The run at one moment: the content of `StatusReply.snapshot`, made by the data service for `dart status`.
 
-`Snapshot.model_dump(mode="json")` goes on the wire; a reader calls `Snapshot.model_validate`. Durations are in
-seconds, points in time in unix seconds, rates per minute.
+`Snapshot.model_dump(mode="json")` goes on the wire; a reader calls `Snapshot.model_validate`. Durations are
+in seconds, points in time in unix seconds, rates per minute.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Rates(Part):
 class UsageView(Part):
     """The time of a role's processes: seconds by phase, added up over slots and workers.
 
-    Phases of env: playing, waiting, resetting, queueing, idle; of rollout: busy, idle, syncing, starting; of train:
-    training, publishing, waiting, starting. Every role has `dead`: from the last heartbeat of a process that died
-    until its successor began.
+    Phases of env: playing, waiting, resetting, queueing, idle; of rollout: busy, idle, syncing, starting;
+    of train: training, publishing, waiting, starting. Every role has `dead`: from the last heartbeat of a
+    process that died until its successor began.
     """
 
     minute: dict[str, float] = {}  # the last 60 s

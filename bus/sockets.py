@@ -8,8 +8,9 @@
     PeerWatch            reports at once when a connection is established and when it is lost
     RefusalLog           logs warnings about refused messages, at a limited rate
 
-ZeroMQ's descriptor is edge-triggered (zmq_getsockopt(3), ZMQ_FD): it signals once for any number of events, and sending
-or receiving may consume the signal. So `Channel` reads ZMQ_EVENTS until there are none, also after each send.
+ZeroMQ's descriptor is edge-triggered (zmq_getsockopt(3), ZMQ_FD): it signals once for any number of events,
+and sending or receiving may consume the signal. So `Channel` reads ZMQ_EVENTS until there are none, also
+after each send.
 
 Only modules of the bus use this module; all other code uses the typed sockets of requests.py and pubsub.py.
 """
@@ -150,7 +151,8 @@ def bound_address(socket: zmq.Socket[Any]) -> str:
 def _check_free(endpoint: str) -> None:
     """Raise BusError for an ipc:// address at which a process listens; ZeroMQ would silently take it over.
 
-    A server that has just closed listens a moment longer, in ZeroMQ's thread; this waits up to a second for that.
+    A server that has just closed listens a moment longer, in ZeroMQ's thread; this waits up to a second for
+    that.
     """
     path = endpoint.removeprefix("ipc://")
     deadline = time.monotonic() + _UNBIND_S
@@ -216,7 +218,7 @@ class Channel:
         *,
         room: Callable[[], None] | None = None,
     ) -> None:
-        """Drive `socket`: call `take` with each message's frames, and `room` when a refused send may succeed."""
+        """Call `take` with each message's frames, and `room` when a refused send may succeed."""
         self._socket = socket
         socket.copy_threshold = _COPY_BYTES
         self._take = take
@@ -304,8 +306,8 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 class PeerWatch:
     """A watch that reports at once when a socket's connection is established and when it is lost.
 
-    The kernel closes the connections of a killed process; ZeroMQ's heartbeat on tcp:// notices a host that has
-    vanished. Attempts to reconnect are not reported.
+    The kernel closes the connections of a killed process; ZeroMQ's heartbeat on tcp:// notices a host that
+    has vanished. Attempts to reconnect are not reported.
     """
 
     def __init__(self, socket: zmq.Socket[Any], report: Callable[[bool], None]) -> None:
@@ -335,7 +337,7 @@ WARNING_INTERVAL_S = 1.0
 
 
 class RefusalLog:
-    """A log of refused messages, with one warning a second at most, so that a flood of them cannot fill the disk."""
+    """A log of refused messages with at most one warning a second, so that a flood cannot fill the disk."""
 
     def __init__(self) -> None:
         self._next_at = 0.0  # monotonic seconds

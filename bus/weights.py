@@ -27,8 +27,8 @@ class SyncReply(Reply):
 class SyncRequest(Request):
     """rollout -> data: the worker would take newer weights; the request is held until a permit is free.
 
-    At most weights.concurrent workers have a permit. It ends by SyncDone, by another SyncRequest, by the worker's
-    death, or after PERMIT_S of dart_cli/config/schema/weights.py.
+    At most weights.concurrent workers have a permit. It ends by SyncDone, by another SyncRequest, by the
+    worker's death, or after PERMIT_S of dart_cli/config/schema/weights.py.
     """
 
     reply_type: ClassVar[type[Reply]] = SyncReply
@@ -73,7 +73,7 @@ class RendezvousReply(Reply):
 
 
 class RendezvousRequest(Request):
-    """rollout -> train: a worker's addresses for the other members of a group, and the keys of theirs that it needs."""
+    """rollout -> train: a worker's addresses for the others of a group, and those that it requests."""
 
     reply_type: ClassVar[type[Reply]] = RendezvousReply
     group: str  # its name, from TransferReply

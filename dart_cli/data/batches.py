@@ -4,9 +4,9 @@
     BatchPlan    a batch as it is planned: which steps are in it, not yet what they hold (loading.py)
     RunTotals    what the run had played when a batch was formed
 
-The next batch is one that is not trained on yet, a replay (replays.py), or one of new groups. A batch is loaded
-elsewhere (next_batch.py), and that takes seconds; so a plan may be outdated when its batch is loaded. Then
-`file` refuses it, and the batch is planned anew.
+The next batch is one that is not trained on yet, a replay (replays.py), or one of new groups. A batch is
+loaded elsewhere (next_batch.py), and that takes seconds; so a plan may be outdated when its batch is
+loaded. Then `file` refuses it, and the batch is planned anew.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class Batches:
     def file(self, plan: BatchPlan, batch: Batch, trainer_version: int) -> bool:
         """File a loaded batch if it is new; return False if its plan is outdated.
 
-        A plan is outdated if groups in it were dropped, or a trainer has started from another checkpoint, while
-        the batch was loaded.
+        A plan is outdated if groups in it were dropped, or a trainer has started from another checkpoint,
+        while the batch was loaded.
         """
         if plan.is_filed:
             return plan.batch_id == min(self.untrained, default=0)
@@ -380,7 +380,7 @@ class Batches:
 
 
 def drops_hint(dropped: Counter[str]) -> str:
-    """Return the groups dropped since the last batch, by reason, as the end of a sentence; empty if there are none."""
+    """Return the end of a sentence about the groups dropped since the last batch; empty if there are none."""
     if not dropped:
         return ""
     counts = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())

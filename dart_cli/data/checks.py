@@ -1,14 +1,15 @@
 """Check that trajectories can be trained on, before they are filed.
 
-    check_step    checks a step that an environment submits: lengths, ranges, version spans, patches, image hashes
+    check_step    checks a step that an environment submits: lengths, ranges, spans, patches, hashes
     check_end     checks the end of a trajectory
     model_facts   reads the tokens and image sizes of the run's model from its folder
     ModelFacts    compares a step from another run with them
 
-A sample that the model cannot process would end the trainer, be served again, and end it again. So trajectories from
-elsewhere are first compared with the model's folder, without torch: token ids with the vocabulary and with the
-tokens that are never sampled, lengths with the model's positions, image placeholders with the sizes of the
-images, and the vocabulary's fingerprint with the fingerprint of the model that the tokens were made for.
+A sample that the model cannot process would end the trainer, be served again, and end it again. So
+trajectories from elsewhere are first compared with the model's folder, without torch: token ids with the
+vocabulary and with the tokens that are never sampled, lengths with the model's positions, image
+placeholders with the sizes of the images, and the vocabulary's fingerprint with the fingerprint of the
+model that the tokens were made for.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"
 def check_step(record: StepRecord, config: Config) -> None:
     """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
 
-    A step that the trainer would refuse must not become part of a batch, which would be served again and again.
+    A step that the trainer would refuse must not become part of a batch, which would be served again and
+    again.
     """
     where = f"step {record.step} of {record.trajectory_id}"
     # 1. Every number is in range.

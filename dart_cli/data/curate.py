@@ -1,14 +1,14 @@
 """Decide what is trained on, and why: finished groups -> a batch, groups that wait, groups that are dropped.
 
-The decision is pure: it uses no clock and no store. Each group comes out exactly once, in the batch, as waiting,
-or as dropped for one of these reasons:
+The decision is pure: it uses no clock and no store. Each group comes out exactly once, in the batch, as
+waiting, or as dropped for one of these reasons:
 
-    all_success, all_fail   all rewards are equal, so every advantage is zero. A success from the experience pool
-                            may have joined a group that failed throughout; then it is trained on
+    all_success, all_fail   all rewards are equal, so every advantage is zero. A success from the experience
+                            pool may have joined a group that failed throughout; then it is trained on
     equal_rewards           all rewards are equal although some passed and some failed; this happens only with
                             rewards as values
     single_member           one valid trajectory has nothing to be compared with
-    no_valid_member         every attempt was invalid or lost; groups of one are dropped only for this and `stale`
+    no_valid_member         every attempt was invalid or lost; groups of one are dropped for this or `stale`
     stale                   one of its tokens is more than max_staleness versions behind the trainer
     invalid                 (a trajectory's) the environment or the evaluator broke; it is never trained on
 
@@ -17,7 +17,7 @@ Each step of each trajectory of a group in the batch is one planned sample, with
     mixed         trained on: the rewards of its group differ
     baseline      trained on: compared with the reward that its task's running baseline expected
     pool          trained on: a step of the success that joined from the experience pool
-    low_entropy   left out with weight 0: only the share of the group's steps with the highest entropy is trained on
+    low_entropy   left out with weight 0: only a share of the group's steps, of highest entropy, is trained on
 
 All steps of a trajectory have the trajectory's advantage. With groups of one (data.group_size = 1) running
 baselines take the place of the group.
@@ -226,8 +226,8 @@ def samples_by_baseline(
 ) -> list[PlannedSample]:
     """Return every step of a batch's groups, with its reward less the expected reward as its advantage.
 
-    With `task_baseline` a trajectory has one expected reward, with `step_baseline` one for each step. Members of
-    the pool are compared in the same way.
+    With `task_baseline` a trajectory has one expected reward, with `step_baseline` one for each step.
+    Members of the pool are compared in the same way.
     """
     planned = [
         replace(sample, reason="baseline" if sample.reason == "mixed" else sample.reason)
@@ -279,8 +279,8 @@ def use_decisions(
 ) -> list[Decision]:
     """Return the decision on a group in a batch, then one on each of its trajectories.
 
-    `reason` is the reason of its own members, `weights` as in Curation. A trajectory of weight 0 still counts as
-    used, since its reward is part of the others' advantages.
+    `reason` is the reason of its own members, `weights` as in Curation. A trajectory of weight 0 still
+    counts as used, since its reward is part of the others' advantages.
     """
 
     def use(member: Member, why: SampleReason) -> Decision:

@@ -6,8 +6,9 @@
     restored_groups   reads the table from the store
 
 A group needs `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends without a
-verdict (it was invalid, or its lease was lost) is replaced, until the group has had `max_attempts`. After that
-the members that it has are compared. Every attempt is a row of the store, so the bound holds over restarts.
+verdict (it was invalid, or its lease was lost) is replaced, until the group has had `max_attempts`. After
+that the members that it has are compared. Every attempt is a row of the store, so the bound holds over
+restarts.
 """
 
 from __future__ import annotations
@@ -99,16 +100,16 @@ class Group:
 
     @property
     def half(self) -> int:
-        """Number of members that are played first with data.early_stop: two at least, since they are compared."""
+        """Number of members that are played first with data.early_stop; at least two, to compare them."""
         return max((self.size + 1) // 2, 2)
 
     def uncounted(self, early_stop: bool) -> list[Attempt]:
         """Return the finished members that become part of their task's success now.
 
-        These are all members, or with data.early_stop the first half in order of lease, where an attempt without
-        a verdict is replaced by the next. The second half must not count: it is played only if the first
-        has a failure, so an instance on which the policy fails would count up to twice as often as one
-        that it solves. The first half always counts, so the mean is the policy's success.
+        These are all members, or with data.early_stop the first half in order of lease, where an attempt
+        without a verdict is replaced by the next. The second half must not count: it is played only if the
+        first has a failure, so an instance on which the policy fails would count up to twice as often as
+        one that it solves. The first half always counts, so the mean is the policy's success.
         """
         members = [attempt for attempt in self.attempts.values() if attempt.state != "dropped"]
         first = members[: self.half if early_stop else self.size]

@@ -27,8 +27,8 @@ from dart_cli.data.store.writer import Store
 from envs.contract.base import Task
 
 LENGTH_SLACK = 2
-"""Steps that a trajectory may take above its task's longest success. DART (arXiv 2509.23866) allows none; with
-two, a policy that takes a detour still passes."""
+"""Steps that a trajectory may take above its task's longest success. DART (arXiv 2509.23866) allows none;
+with two, a policy that takes a detour still passes."""
 
 
 class Leasing:

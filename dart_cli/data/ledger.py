@@ -8,8 +8,9 @@ store's next commit, and the caller acknowledges after that. A message that was 
 nothing, so it may come again after any crash. The state in memory follows from the store: a new ledger on
 the same database has the state of the old one.
 
-How a group begins stands in leasing.py, how it ends in closing.py, and how the trainer's next batch is formed
-in batches.py. curate.py lists the reasons for which trajectories and groups are dropped; these are added here:
+How a group begins stands in leasing.py, how it ends in closing.py, and how the trainer's next batch is
+formed in batches.py. curate.py lists the reasons for which trajectories and groups are dropped; these are
+added here:
 
     lease_expired   (a trajectory's) its process gave no sign of life
     worker_lost     (a trajectory's) its process died or was restarted
@@ -18,9 +19,9 @@ in batches.py. curate.py lists the reasons for which trajectories and groups are
     task_removed    (a group's) the run was started again without its task
     surplus         (a group's) it was in play when the batch was full, with data.scheduling = "oversample"
 
-Where data.scheduling is not "rollout", the trainer and the rollout workers take turns. The trainer's turn begins
-when a batch is formed. It ends when that batch and the replays before the next one are trained on, and every
-living rollout worker serves the newest weights.
+Where data.scheduling is not "rollout", the trainer and the rollout workers take turns. The trainer's turn
+begins when a batch is formed. It ends when that batch and the replays before the next one are trained on,
+and every living rollout worker serves the newest weights.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 LEASE_S = 60.0
-"""A lease is taken back after so many seconds without a step of its trajectory or a heartbeat that lists it. A
-process without any heartbeat loses its leases earlier, after bus.heartbeat.DEAD_AFTER_S."""
+"""A lease is taken back after so many seconds without a step of its trajectory or a heartbeat that lists
+it. A process without any heartbeat loses its leases earlier, after bus.heartbeat.DEAD_AFTER_S."""
 
 
 class Ledger:
@@ -362,7 +363,8 @@ class Ledger:
     def hello(self, hello: TrainerHello) -> HelloReply:
         """Note that a trainer starts from its checkpoint, and return the newest published version.
 
-        The batches after the checkpoint are then served again, in order. Raises CheckpointError if the checkpoint is not of this run, or too old.
+        The batches after the checkpoint are then served again, in order. Raises CheckpointError if the
+        checkpoint is not of this run, or too old.
         """
         self._batches.resume_after(hello.last_batch_id)
         self.progress.forget_metrics(hello.last_batch_id)
@@ -394,8 +396,8 @@ class Ledger:
     def settle_end(self) -> None:
         """Count the updates that are in the newest published weights, and no others.
 
-        This is called once the trainer has ended. A trainer that was killed may have acknowledged an update without
-        publishing its weights, or published weights without acknowledging their update.
+        This is called once the trainer has ended. A trainer that was killed may have acknowledged an update
+        without publishing its weights, or published weights without acknowledging their update.
         """
         if self.weights is None:
             return
@@ -513,7 +515,7 @@ class Ledger:
                 self._closer.drop(group, "stale")
 
     def _lag(self, newest: int) -> int:
-        """Return how many versions the oldest rollout worker is behind; negative while batches are served again.
+        """Return how many versions the oldest rollout worker is behind; negative while batches come again.
 
         It is measured from the `newest` published version, or from the trainer's if that is still on its way.
         """

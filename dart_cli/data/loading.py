@@ -5,11 +5,11 @@
     chained_of      the same for steps that are read one after the other, in `reading_order`
     reading_order   the order in which the steps must be read
 
-A step extends the previous step of its trajectory if its prompt begins with that step's prompt and completion,
-and its images begin with that step's images. Consecutive steps that extend one another form a chain: the
-tokens of the last step, in which each step has its place. A step that the batch leaves out does not break
-a chain, since later prompts still contain its completion. A new chain begins where the history drops a
-screen, or renders a past turn in another way.
+A step extends the previous step of its trajectory if its prompt begins with that step's prompt and
+completion, and its images begin with that step's images. Consecutive steps that extend one another form a
+chain: the tokens of the last step, in which each step has its place. A step that the batch leaves out does
+not break a chain, since later prompts still contain its completion. A new chain begins where the history
+drops a screen, or renders a past turn in another way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:  # scripts/gpu-check makes chains where no database is install
 
 
 def load(reader: Reader, plan: BatchPlan) -> Batch:
-    """Return the planned batch with its tokens and screenshots; its ages, reward and success are filled in later.
+    """Return the planned batch with its tokens and screenshots, but without ages, reward and success.
 
-    Only steps and screenshots are read, which no longer change. Raises ConfigError if the batch is larger than a message may be.
+    Only steps and screenshots are read, which no longer change. Raises ConfigError if the batch is larger
+    than a message may be.
     """
     order = reading_order(plan.samples)
     steps = reader.planned_steps([plan.samples[index] for index in order])
@@ -65,7 +66,7 @@ def chained(steps: Sequence[BatchStep]) -> tuple[list[Chain], list[Sample]]:
 
 
 def reading_order(steps: Sequence[BatchStep] | Sequence[PlannedSample]) -> list[int]:
-    """Return the indices of the steps, trajectory by trajectory in order of appearance, each from its first step."""
+    """Return the indices of the steps by trajectory, in order of appearance, each from its first step."""
     rank: dict[str, int] = {}
     for step in steps:
         rank.setdefault(step.trajectory_id, len(rank))

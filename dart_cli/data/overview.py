@@ -35,8 +35,8 @@ from dart_cli.runtime.liveness import error_of, process_liveness, workers_of
 from envs.contract.base import Task
 
 HEARD_AFTER_S = 5.0
-"""Time after this process's start at which a role without a heartbeat is reported as absent. Heartbeats come each
-second, and connections are made again within another second."""
+"""Time after this process's start at which a role without a heartbeat is reported as absent. Heartbeats
+come each second, and connections are made again within another second."""
 RECENT_BATCHES = 20
 """Number of newest batches whose staleness the status page shows."""
 
@@ -245,8 +245,8 @@ class Overview:
             f"{worker} was started again {times} times within a day; logs/{worker}.log shows why"
             for worker, times in self._starts.often(time.monotonic()).items()
         ]
-        # 3. A role has no process. A process that has fallen silent is a stall and not reported here. After a start
-        # of the data service the others need a moment to be heard.
+        # 3. A role has no process. A process that has fallen silent is a stall and not reported here. After a
+        # start of the data service the others need a moment to be heard.
         present = {beat.role for beat in (*self._liveness.alive(), *self._liveness.dead())}
         if not present.isdisjoint(PLAYERS):
             present |= {"env"}

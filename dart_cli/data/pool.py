@@ -3,9 +3,9 @@
     ExperiencePool   the members that may be drawn, in memory
     StoredPool       the pool of a run: what joins, leaves or is drawn is also written to the store
 
-The newest `per_task` members of each task and source stay. A draw picks a member that played the same instance
-(the same seed), or any member of the task if there is none. Each draw has its own random generator, so the
-same members give the same draw, in whatever order they joined.
+The newest `per_task` members of each task and source stay. A draw picks a member that played the same
+instance (the same seed), or any member of the task if there is none. Each draw has its own random
+generator, so the same members give the same draw, in whatever order they joined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.writer import Store
 
 PER_TASK = 32
-"""Members of each task and source that the pool keeps: enough for variety, with a bounded size of screenshots."""
+"""Members of each task and source that the pool keeps: enough for variety, with a bounded size of
+screenshots."""
 
 
 class ExperiencePool:
@@ -41,7 +42,7 @@ class ExperiencePool:
         return sorted(chain.from_iterable(self._members.get(task_id, {}).values()), key=_age)
 
     def add(self, row: PoolRow) -> list[PoolRow]:
-        """Add a success that is no member yet, and return the members evicted for it, which may include it."""
+        """Add a success that is no member yet; return the members evicted for it, maybe itself."""
         rows = self._members.setdefault(row.task_id, {}).setdefault(row.source, [])
         insort(rows, row, key=_age)
         surplus = max(len(rows) - self._per_task, 0)

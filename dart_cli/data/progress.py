@@ -5,9 +5,9 @@
     Meter           events per minute
     RunProgress     all of these for one run, and the metrics of the newest updates
 
-Success is computed from the trajectories that count for it (`Group.uncounted`), verdicts from all. The status page
-shows these numbers often, so they are kept in memory. The progress of tasks is stored with each outcome and
-read at the next start; throughput starts from zero.
+Success is computed from the trajectories that count for it (`Group.uncounted`), verdicts from all. The
+status page shows these numbers often, so they are kept in memory. The progress of tasks is stored with each
+outcome and read at the next start; throughput starts from zero.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ _BUCKETS = 2 * CURVE_POINTS
 """Most buckets of a task, so that a bucket is never wider than a point of a curve."""
 
 NEWEST = 1500
-"""Number of newest trajectories that train.stop_at is compared with, equally many of each task. Members of a group play
-the same instance, so they are worth about half as many independent instances. Trajectories that pass end
-sooner and are counted sooner, but only few of so many are still in play. With 400, runs ended by chance."""
+"""Number of newest trajectories that train.stop_at is compared with, equally many of each task. Members of
+a group play the same instance, so they are worth about half as many independent instances. Trajectories
+that pass end sooner and are counted sooner, but only few of so many are still in play. With 400, runs ended
+by chance."""
 
 METRICS_OF = 100
 """Number of newest batches whose metrics are read again at a start."""
 
 REWARDS = 512
-"""Trajectories in each of the two windows whose mean rewards are compared: the run's first ones and its newest."""
+"""Trajectories in each of the two windows whose mean rewards are compared: the run's first ones and its
+newest."""
 COMPLETIONS = 1000
 """Completions in each of the two windows whose shares of malformed completions are compared."""
 
@@ -63,8 +65,9 @@ class NewestSuccess:
     def bound(self) -> float:
         """Lower 95 % bound of the tasks' mean success; 0 until each task has all its trajectories.
 
-        It is the bound of Wilson's interval over all trajectories. Each task has equally many, so the share that
-        passed is the mean over tasks, and its error is at most that of one task's equally many trajectories.
+        It is the bound of Wilson's interval over all trajectories. Each task has equally many, so the share
+        that passed is the mean over tasks, and its error is at most that of one task's equally many
+        trajectories.
         """
         if self.counted < self.required:
             return 0.0
@@ -75,8 +78,8 @@ class NewestSuccess:
 class RunCounters:
     """Counted trajectories, and those of them that passed, by the version that sampled their oldest token.
 
-    Versions are in equal buckets, whose width doubles when there are too many of them, so that a run of any length
-    takes the same memory.
+    Versions are in equal buckets, whose width doubles when there are too many of them, so that a run of any
+    length takes the same memory.
     """
 
     width: int = 1  # versions in a bucket: a power of two
@@ -99,7 +102,7 @@ class RunCounters:
         self.newest = max(self.newest, version)
 
     def curve(self, newest_version: int, points: int = CURVE_POINTS) -> list[float | None]:
-        """Return the success in equal buckets of versions 0..newest, oldest first; None for an empty bucket."""
+        """Return the success in equal buckets of versions 0..newest, in order; None for an empty bucket."""
         if not self.total:
             return []
         versions = max(newest_version, self.newest) + 1
@@ -164,7 +167,7 @@ class TaskProgress(Verdicts):
         return None if mean is None or square is None else max(square - mean * mean, 0.0)
 
     def estimate(self, kind: RewardKind) -> TaskEstimate:
-        """Return the estimate that schedulers use, by success or by rewards as values; `kind` is data.reward."""
+        """Return the estimate for schedulers, by success or by rewards as values; `kind` is data.reward."""
         variance, rate = self.variance, self.average.value
         if kind == "outcome":
             variance = None if rate is None else rate * (1 - rate)
@@ -394,7 +397,7 @@ class RunProgress:
         )
 
     def mean_curve(self, newest_version: int) -> list[float | None]:
-        """Return the mean of the tasks' curves of success, at each point over the tasks that have a value there."""
+        """Return the mean of the tasks' curves of success, at each point over the tasks with a value."""
         tallies = [self.tasks[task_id].counters for task_id in self._present]
         newest = max([newest_version, *(counters.newest for counters in tallies)])
         curves = [counters.curve(newest) for counters in tallies]

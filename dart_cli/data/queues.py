@@ -189,8 +189,8 @@ class SyncQueue:
 class Commits:
     """The commits of the database: many callers of `durable` share one transaction.
 
-    After a failure, memory and file may differ. Then no request is acknowledged any more, `failed` ends the process,
-    and the next process begins from the file.
+    After a failure, memory and file may differ. Then no request is acknowledged any more, `failed` ends the
+    process, and the next process begins from the file.
     """
 
     def __init__(self, store: Store) -> None:

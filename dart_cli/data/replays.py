@@ -47,7 +47,7 @@ class Uses:
 
 
 class Replays:
-    """The batches that may be trained on again; `note_filed` must be called for every batch in order of id."""
+    """The batches that may be trained on again. Call `note_filed` for every batch, in order of id."""
 
     def __init__(self, reuse: int) -> None:
         """`reuse` is train.reuse."""
@@ -103,7 +103,7 @@ class Replays:
 
 
 def most_behind(*, max_staleness: int, reused: int, reuse: int, publish_every: int) -> int:
-    """Return how many versions a batch's tokens may be behind when it is trained on for the `reused`-th time more.
+    """Return how many versions the tokens of a batch's `reused`-th replay may be behind.
 
     That is `max_staleness`, and for each reuse the versions that are published while GAP fresh batches and
     their replays are trained on.

@@ -11,8 +11,8 @@ A run ends in this order, whatever ended it:
                      LAST_WORK_S of dart_cli/runtime/role.py; its heartbeats tell what it is finishing
     data             ends after the trainer, or TRAINER_S after the end of the run
 
-So the trainer's updates are counted before anything reads the database. If the trainer was killed or took longer,
-the updates in the newest published weights count, and no others (Ledger.settle_end).
+So the trainer's updates are counted before anything reads the database. If the trainer was killed or took
+longer, the updates in the newest published weights count, and no others (Ledger.settle_end).
 
 A signal ends this process alone: at once if the trainer goes on, and after the trainer if that ends, too.
 """
@@ -37,7 +37,8 @@ from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, finishing
 log = logging.getLogger(__name__)
 
 STOP_S = 10.0
-"""Longest time for which the service waits for environment processes and rollout workers after the run is over."""
+"""Longest time for which the service waits for environment processes and rollout workers after the run is
+over."""
 STOP_LEAST_S = 2.0
 """Shortest such time; a process without a heartbeat for so long is not waited for any more."""
 LOOK_S = 0.1
@@ -47,7 +48,8 @@ _UNDER_WAY = ("waiting", "training", "syncing")
 UNATTENDED = "it needed attention"
 """The beginning of the reason of a run that train.attention_minutes has ended."""
 TRAINER_S = LAST_WORK_S + 3 * GRACE_S
-"""Longest time for which the service waits for a trainer that finishes its work; it is longer than that work may take."""
+"""Longest time for which the service waits for a trainer that finishes its work; it is longer than that
+work may take."""
 
 
 def learned_line(success: float, train: TrainConfig) -> str:
@@ -107,7 +109,7 @@ class RunEnd:
         self._attention_since += seconds
 
     def _unattended(self) -> str:
-        """Return the line of a run that has needed attention for train.attention_minutes; else an empty text."""
+        """Return the line of a run that has needed attention for too long; else an empty text."""
         needed_s = time.monotonic() - self._attention_since
         if not (self._attention and 0 < 60 * self._train.attention_minutes <= needed_s):
             return ""
@@ -175,7 +177,7 @@ class RunEnd:
             await asyncio.sleep(LOOK_S)
 
     def _is_to_be_announced(self, since_s: float) -> bool:
-        """Return True if environment processes or rollout workers may not know yet of an end `since_s` ago."""
+        """Return True if players or rollout workers may not know yet of an end `since_s` ago."""
         if since_s < STOP_LEAST_S:
             return True
         others = (*PLAYERS, "rollout")
@@ -186,8 +188,8 @@ class RunEnd:
     def _awaited_trainer(self, since_s: float) -> Heartbeat | None:
         """Return the heartbeat of the trainer that this process waits for; None if there is none.
 
-        If a signal ends this process, the trainer has STOP_LEAST_S to report that it ends, too: even a trainer that
-        waits for a batch may have updates that it has not published yet.
+        If a signal ends this process, the trainer has STOP_LEAST_S to report that it ends, too: even a
+        trainer that waits for a batch may have updates that it has not published yet.
         """
         for beat in self._liveness.alive("train"):
             may_end = since_s < STOP_LEAST_S and beat.state in _UNDER_WAY

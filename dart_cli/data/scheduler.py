@@ -8,8 +8,8 @@ A Scheduler is called whenever an environment slot is free. It gets the situatio
 needs one more member, a new group to open, or what the slot must wait for. It keeps no state: its decisions
 follow from the situation and the run's seed, so a restarted run goes on as it would have.
 
-All schedulers open no more groups than can be trained in time (`groups_in_time`), fill groups in the order they
-were opened, and replace a group without a gradient, as DAPO's dynamic sampling does (arXiv 2503.14476
+All schedulers open no more groups than can be trained in time (`groups_in_time`), fill groups in the order
+they were opened, and replace a group without a gradient, as DAPO's dynamic sampling does (arXiv 2503.14476
 section 3.2).
 """
 
@@ -50,8 +50,8 @@ class Situation:
     owed: int = 0  # replays that come after these and before the next fresh batch
     unpublished: int = 0  # updates since the newest published weights
     lag: int = 0
-    """Versions that the oldest worker in use is behind the newest weights. It is negative while the trainer repeats
-    the updates that led to the weights which the worker serves."""
+    """Versions that the oldest worker in use is behind the newest weights. It is negative while the trainer
+    repeats the updates that led to the weights which the worker serves."""
     turn: str = ""
     """What the rollout workers wait for if it is the trainer's turn; else empty."""
 
@@ -95,9 +95,9 @@ def groups_in_time(
         staleness(L) = lag + floor((unpublished + untrained + owed
                                     + (1 + reuse) floor(L / groups_per_batch)) / publish_every)
 
-    Returned is the number of L >= 0 for which the staleness is at most `max_staleness`. With `untrained` = `owed`
-    = 0, `unpublished` < `publish_every` and `lag` <= `max_staleness` this is at least one batch, so that a run
-    with `max_staleness` = 0 is on-policy and never stands still.
+    Returned is the number of L >= 0 for which the staleness is at most `max_staleness`. With `untrained` =
+    `owed` = 0, `unpublished` < `publish_every` and `lag` <= `max_staleness` this is at least one batch, so
+    that a run with `max_staleness` = 0 is on-policy and never stands still.
     """
     updates = (max_staleness - lag + 1) * publish_every - unpublished - untrained - owed
     return groups_per_batch * max(0, ceil(updates / (1 + reuse)))
@@ -119,8 +119,8 @@ class Scheduler:
     def next(self, situation: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
         """Return what a free slot plays next, of the requested task if the request has one.
 
-        Raises TaskError if the slot does not play the run's suite, or requests a task or seed that the run does
-        not have.
+        Raises TaskError if the slot does not play the run's suite, or requests a task or seed that the run
+        does not have.
         """
         if self._suite not in request.suites:
             only = ", ".join(request.suites)
@@ -162,8 +162,9 @@ class Scheduler:
 
     def _next(self, situation: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
         (in_time, too_late), *_ = bounds = self._bounds(situation)
-        # 1. Fill the groups that are open, the oldest first. There is more than one untrained batch only after
-        # the trainer went back to a checkpoint: then groups that could not be trained in time are not filled.
+        # 1. Fill the groups that are open, the oldest first. There is more than one untrained batch only
+        # after the trainer went back to a checkpoint: then groups that could not be trained in time are not
+        # filled.
         has_gone_back = situation.untrained > 1
         for number, group in enumerate(situation.group_table.groups.values()):
             if has_gone_back and number >= in_time:
@@ -236,9 +237,9 @@ class BatchWise(Scheduler):
 class April(Scheduler):
     """A scheduler with active partial rollouts (arXiv 2509.18521): it plays more groups than a batch needs.
 
-    When the batch is full, the trainer's turn suspends the unfinished groups. They go on first afterwards, since
-    the oldest groups are filled first. Surplus groups that have finished wait for the next batch. With
-    `oversample` unfinished groups are dropped when the batch is formed.
+    When the batch is full, the trainer's turn suspends the unfinished groups. They go on first afterwards,
+    since the oldest groups are filled first. Surplus groups that have finished wait for the next batch.
+    With `oversample` unfinished groups are dropped when the batch is formed.
     """
 
     def _bounds(self, situation: Situation) -> list[tuple[int, str]]:
@@ -279,7 +280,7 @@ def _describe(situation: Situation) -> str:
 
 
 def task_seed(run_seed: int, number: int, seeds: Sequence[int] = (0, TRAIN_SEEDS)) -> int:
-    """Return the seed of the group opened as `number`, in the range `seeds`; no seed repeats before all were used."""
+    """Return the seed in `seeds` of the group opened as `number`; none repeats before all were used."""
     first, end = seeds
     count, stride = end - first, _STRIDE
     while gcd(stride, count) > 1:

@@ -85,12 +85,13 @@ HOLD_S = 2.0
 HOUSEKEEPING_S = 1.0
 """Time between two rounds of housekeeping."""
 SAVE_S = 5.0
-"""Time between two writes of the newest heartbeats and of the snapshot that outlives this process, and between two
-checkpoints of the write-ahead log."""
+"""Time between two writes of the newest heartbeats and of the snapshot that outlives this process, and
+between two checkpoints of the write-ahead log."""
 SNAPSHOT_S = 0.5
 """A snapshot younger than this is returned again."""
 SNAPSHOT_SHARE = 0.05
-"""Largest share of the time that may go into making snapshots; a slow one, in a long run, is returned for longer."""
+"""Largest share of the time that may go into making snapshots; a slow one, in a long run, is returned for
+longer."""
 ROOM_S = 0.05
 """Longest time for which old screenshots are removed, each second."""
 ROOM_STEP = 100
@@ -116,9 +117,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     continues the run. The next one also continues a run that ended by a StopRequest, unless this process died
     while it carried out the request: then the next one ends the run.
 
-    Raises AttentionError if the run ended by train.attention_minutes, RunDirectoryError if another process serves
-    the run, ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
-    written.
+    Raises AttentionError if the run ended by train.attention_minutes, RunDirectoryError if another process
+    serves the run, ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot
+    be read or written.
     """
     tasks = training_tasks(config)
     with open_store(config.run.dir) as store:

@@ -2,10 +2,11 @@
 
     RunSettings   gets each process's settings when it joins, and refuses, reports and stores the differences
 
-dart_cli/config/readers.py lists which process reads which key, and which keys must be equal. A process that joins is
-refused in two cases: a key that must be equal differs, or a key that the process does not read has neither the
-data service's value nor that of a process that reads it. All other differences are logged, reported to the
-process and shown by `dart status`; `config.json` and the database then have the values that are used.
+dart_cli/config/readers.py lists which process reads which key, and which keys must be equal. A process that
+joins is refused in two cases: a key that must be equal differs, or a key that the process does not read has
+neither the data service's value nor that of a process that reads it. All other differences are logged,
+reported to the process and shown by `dart status`; `config.json` and the database then have the values that
+are used.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class RunSettings:
         return JoinReply(notes=self._joined[request.worker])
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
-        """Return True if the data service's --set changed a key that the process has from its file and does not read."""
+        """Return True if our --set changed a key that the process does not read and did not set."""
         is_set = is_given(key, request.given)
         return not (_reads(request, key) or is_set) and is_given(key, self._set_keys)
 
@@ -160,9 +161,9 @@ class RunSettings:
         return f"{difference}{'; each uses its own' if 'data' in row.readers else ', which does not use it'}"
 
     def _store(self, request: JoinRequest, values: Mapping[str, Any]) -> None:
-        """Store the values of a process that differ from ours in keys that it reads, and log changes of them."""
+        """Store the values of a process that differ from ours in keys that it reads; log their changes."""
         worker, role = request.worker, request.role
-        # 1. Replace the process, and those of its role that an earlier start had and that have not joined again.
+        # 1. Replace the process, and those of its role from an earlier start that have not joined again.
         processes = {
             name: process
             for name, process in self._processes.items()

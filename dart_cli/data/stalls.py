@@ -3,16 +3,16 @@
     diagnose   returns all stalls: first the causes, then the waits that follow from them
     AlertLog   logs each stall once when it begins and once when it is over
 
-A wait is no stall as long as the other side makes progress. An environment may wait long for a lease while the
-trainer computes, and a trainer for a batch while steps come in. So each rule examines the other side. If
-no rule applies and the whole run has been quiet for `stall_s`, every long wait is reported, so that each
+A wait is no stall as long as the other side makes progress. An environment may wait long for a lease while
+the trainer computes, and a trainer for a batch while steps come in. So each rule examines the other side.
+If no rule applies and the whole run has been quiet for `stall_s`, every long wait is reported, so that each
 hang is reported at last.
 
 A run that plays and does not learn is reported, too. This is decided by what the policy itself played, since
 members of the experience pool and replays make batches even if the policy never passes a task.
 
-`stall_s` is the longest time without progress; a silent process is reported as soon as it counts as dead. The data
-service makes the stalls for its log and for each snapshot, and `dart status` shows them.
+`stall_s` is the longest time without progress; a silent process is reported as soon as it counts as dead.
+The data service makes the stalls for its log and for each snapshot, and `dart status` shows them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MODEL_S = 300.0
 PATIENCE = 1 / 3
 """Share of its deadline that a call of an environment may take before it is a stall."""
 LONG = 30
-"""An update or a batch is reported, although others make progress, if it takes so many times `stall_s` and several times
-as long as the last one."""
+"""An update or a batch is reported, although others make progress, if it takes so many times `stall_s` and
+several times as long as the last one."""
 _MOST_CAUSES = 2  # causes that the text of an effect has
 TELLING_DROPS = 32
 """Groups dropped for one reason since the last batch from which the reason is reported."""
@@ -54,7 +54,8 @@ NO_GRADIENT = {
 }
 """Why a group was dropped -> the likely cause and its fix."""
 HARDLY = 0.01
-"""With running baselines, trajectories have hardly a gradient if every task's success is within this of 0, or of 1."""
+"""With running baselines, trajectories have hardly a gradient if every task's success is within this of 0,
+or of 1."""
 
 
 FAILED_UPDATES = 20
@@ -289,7 +290,7 @@ def _malformed(snapshot: Snapshot) -> Iterator[StallView]:
 
 
 def malformed_text(own: OwnView) -> str:
-    """Return what is wrong with the policy's completions, and the fix; empty if enough of them are actions."""
+    """Return what is wrong with the policy's completions, and the fix; empty if enough are actions."""
     now, then = own.malformed, own.malformed_first
     shares = (
         f"{now:.0%} of the policy's last {own.window} completions are no action, {then:.0%} of its "

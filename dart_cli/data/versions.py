@@ -4,15 +4,15 @@
     Versions   the weights that each rollout worker serves, from heartbeats and SyncDone
     Permits    which workers may take weights now: a limited number, those furthest behind first
 
-A version's number is its order of publication, not its number of updates. A trainer that was killed goes on from
-its checkpoint, repeats some updates and publishes the results under new numbers. Its batches come again in
-the same order with the same content, so update n leads to the same weights as before, up to rounding.
-Therefore the distance between two versions is the difference of their updates, divided by
-`weights.publish_every`. Tokens of a version that the trainer has not reached again count as 0 versions behind:
-no batch takes them before the trainer has reached it.
+A version's number is its order of publication, not its number of updates. A trainer that was killed goes on
+from its checkpoint, repeats some updates and publishes the results under new numbers. Its batches come
+again in the same order with the same content, so update n leads to the same weights as before, up to
+rounding. Therefore the distance between two versions is the difference of their updates, divided by
+`weights.publish_every`. Tokens of a version that the trainer has not reached again count as 0 versions
+behind: no batch takes them before the trainer has reached it.
 
-Versions and Permits are in memory only. After a restart no permit is out; workers ask again, and their heartbeats
-come again.
+Versions and Permits are in memory only. After a restart no permit is out; workers ask again, and their
+heartbeats come again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Lineage:
         return self._updates[nearest] + (version - nearest) * self._publish_every
 
     def behind(self, version: int, trainer_updates: int) -> int:
-        """Return how many versions `version` is behind a trainer at so many updates; 0 if it is not behind."""
+        """Return how many versions `version` is behind a trainer at so many updates; at least 0."""
         return max(self.distance(version, trainer_updates), 0)
 
     def distance(self, version: int, trainer_updates: int) -> int:
@@ -88,8 +88,8 @@ class Versions:
     def observe(self, heartbeat: Heartbeat, is_new: bool) -> bool:
         """Note a rollout worker's heartbeat; return True if it changed anything.
 
-        A process's version only rises, so that a heartbeat from before a SyncDone changes nothing. With `is_new`
-        this is the first heartbeat of a process, and what its predecessor served is forgotten.
+        A process's version only rises, so that a heartbeat from before a SyncDone changes nothing. With
+        `is_new` this is the first heartbeat of a process, and what its predecessor served is forgotten.
         """
         worker, before = heartbeat.worker, self._serving.get(heartbeat.worker)
         if is_new or heartbeat.state == "stopping":
@@ -115,7 +115,8 @@ class Versions:
     def lag(self, behind: Callable[[int], int], max_staleness: int) -> int:
         """Return how many versions the oldest worker in use is behind; `behind` computes it for a version.
 
-        The routers use the workers within `max_staleness`, or if there are none, the one that is least behind.
+        The routers use the workers within `max_staleness`, or if there are none, the one that is least
+        behind.
         """
         lags = [behind(version) for version in self._serving.values()]
         return max((lag for lag in lags if lag <= max_staleness), default=min(lags, default=0))
@@ -141,7 +142,7 @@ class _Permit:
 
 
 class Permits:
-    """The permits of workers to take weights. No call waits: `grant` returns the workers that may, now or later.
+    """The permits of workers to take weights. No call waits: `grant` returns who may take them now.
 
     A permit ends by `free`, when the worker asks again, and after `deadline_s`.
     """

@@ -6,11 +6,11 @@
     Usage         adds up the seconds of all processes by phase
 
 Every heartbeat reports how many seconds its process has spent in each phase since it began
-(dart_cli/runtime/waits.py). `Usage` adds them up by role: over the last minute, for the status page, and in total,
-over restarts of any process, `dart data` included. A process accounts for `capacity` seconds in each second:
-an environment process for its slots, any other process for one. The time between a dead process's last
-heartbeat and its successor's first is `dead`, less what the successor accounts for. A process that announced
-its end is not dead.
+(dart_cli/runtime/waits.py). `Usage` adds them up by role: over the last minute, for the status page, and in
+total, over restarts of any process, `dart data` included. A process accounts for `capacity` seconds in each
+second: an environment process for its slots, any other process for one. The time between a dead process's
+last heartbeat and its successor's first is `dead`, less what the successor accounts for. A process that
+announced its end is not dead.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WorkerWatch:
         return is_changed
 
     def check(self) -> bool:
-        """Take back the leases and permits of silent processes, and forget those that had announced their end.
+        """Take back the leases and permits of silent processes; forget those that had announced their end.
 
         Return True if a held request may be answered now.
         """
@@ -195,7 +195,7 @@ class TokenWatch:
             self._work[heartbeat.worker] = _WorkerTokens(tokens, has_requests, self._clock())
 
     def seconds(self, worker: str) -> float:
-        """Return for how many seconds the worker's requests have produced no token; 0 if it has no requests."""
+        """Return for how many seconds the worker's requests produced no token; 0 without requests."""
         work = self._work.get(worker)
         return self._clock() - work.since if work and work.has_requests else 0.0
 
@@ -374,7 +374,7 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, floa
 
 
 def _at_most(phases: Mapping[str, float], limit: float) -> dict[str, float]:
-    """Return the seconds scaled down to add up to `limit` at most; a silence may have been longer than the window."""
+    """Return the seconds, scaled down to `limit` in all: a silence may exceed the window."""
     total = sum(phases.values())
     scale = limit / total if total > limit else 1.0
     return {phase: seconds * scale for phase, seconds in phases.items()}

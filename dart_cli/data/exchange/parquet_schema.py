@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
-"""Version of the format, which a change of the columns' meaning raises; files of a later version are refused."""
+"""Version of the format, which a change of the columns' meaning raises; files of a later version are
+refused."""
 
 
 INSTALL = "pip install 'pyarrow>=18'"
@@ -59,7 +60,7 @@ class Trajectory:
 
 
 def content_id(trajectory: Trajectory) -> str:
-    """Return `x` and a hash of a trajectory's content, which are the same in every run and at every import."""
+    """Return `x` and a hash of a trajectory's content: its id in every run and at every import."""
     content = []
     for step in trajectory.steps:
         parts = [

@@ -8,8 +8,8 @@
     import_pool          imports the folders of data.pool when `dart data` starts
     join                 adds one success from outside to the pool, with an id that follows from its content
 
-A folder is read twice: first to check all of it, then to file it. So nothing of a folder with a mistake is imported,
-and an interrupted import is completed by running it again.
+A folder is read twice: first to check all of it, then to file it. So nothing of a folder with a mistake is
+imported, and an interrupted import is completed by running it again.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def export_run(
 ) -> ExportCounts:
     """Write trajectories into `folder`, which appears at the end, complete.
 
-    If the model of `config` is on this host, the files' metadata have its vocabulary. Raises ExchangeError if the
-    folder cannot be written or no trajectory is complete, MissingPartError without pyarrow.
+    If the model of `config` is on this host, the files' metadata have its vocabulary. Raises ExchangeError
+    if the folder cannot be written or no trajectory is complete, MissingPartError without pyarrow.
     """
     facts = None if config is None else model_facts(config)
     about = {"run": run_id(reader), "vocabulary": "" if facts is None else facts.fingerprint}
@@ -194,8 +194,8 @@ def import_folder(
 ) -> ImportCounts:
     """Add a folder's successes to the pool of `config`'s run.
 
-    `progress` is called twice for every row: when it is checked and when it is filed. Raises ExchangeError for
-    the first mistake in the files, RunDirectoryError while the run is live.
+    `progress` is called twice for every row: when it is checked and when it is filed. Raises ExchangeError
+    for the first mistake in the files, RunDirectoryError while the run is live.
     """
     about_folder(folder)
     is_new = not (config.run.dir / DATABASE).exists()
@@ -214,8 +214,8 @@ def import_folder(
 def import_pool(config: Config, store: Store) -> None:
     """Add the successes of all folders of data.pool to the pool.
 
-    A folder that has not changed since it was imported is not read again. Raises ExchangeError for the first mistake
-    in the files.
+    A folder that has not changed since it was imported is not read again. Raises ExchangeError for the
+    first mistake in the files.
     """
     for folder in config.data.pool:
         place, fingerprint = str(folder.resolve()), _fingerprint(config, folder)
@@ -228,9 +228,10 @@ def import_pool(config: Config, store: Store) -> None:
 
 
 def _fingerprint(config: Config, folder: Path) -> str:
-    """Return a hash of a folder's file names, sizes and times, and of the settings that they are checked with.
+    """Return a hash of a folder's file names, sizes and times, and of the settings for its check.
 
-    Both times of a file are included, since a copy may keep the time of modification, but not the time of change.
+    Both times of a file are included, since a copy may keep the time of modification, but not the time of
+    change.
     """
     facts = model_facts(config)
     files = [(path.name, path.stat()) for path in parquet_files(folder)]

@@ -136,7 +136,7 @@ class Analytics(Connection):
     def own_verdicts(
         self, most: int, *, newest: bool = False
     ) -> list[tuple[Outcome, float | None]]:
-        """Return outcome and reward of the first `most` trajectories with a verdict, or of the newest, in order."""
+        """Return outcome and reward of the first `most` trajectories with a verdict, or the newest."""
         rows = self._stream(
             "SELECT outcome, reward FROM trajectories WHERE outcome IN ('pass', 'fail') "  # noqa: S608
             f"ORDER BY rowid {'DESC' if newest else 'ASC'} LIMIT ?",
@@ -146,7 +146,7 @@ class Analytics(Connection):
         return verdicts[::-1] if newest else verdicts
 
     def own_malformed(self, most: int, *, newest: bool = False) -> list[bool]:
-        """Return for the policy's first `most` completions, or its newest, whether each was no action, in order."""
+        """Return whether each of the policy's first `most` completions, or its newest, was no action."""
         rows = self._stream(
             "SELECT action IS NULL AND error <> '' FROM steps s WHERE EXISTS "  # noqa: S608
             "(SELECT 1 FROM trajectories t WHERE t.id = s.trajectory_id) "  # not the pool's
@@ -159,8 +159,8 @@ class Analytics(Connection):
     def success_curve(self, *, bucket: int = 1) -> list[CurvePoint]:
         """Return each task's success by policy version, in buckets of `bucket` versions, the oldest first.
 
-        A trajectory is in the bucket of its oldest token. Only trajectories that count for success are included
-        (`Group.uncounted`); a mean over all would be too low with data.early_stop.
+        A trajectory is in the bucket of its oldest token. Only trajectories that count for success are
+        included (`Group.uncounted`); a mean over all would be too low with data.early_stop.
         """
         rows = self._rows(
             "SELECT g.task_id, (t.oldest_version / ?) * ? AS policy_version, "
@@ -183,7 +183,7 @@ class Analytics(Connection):
         return [MetricPoint(**row) for row in rows]
 
     def metric_curves(self, most: int) -> list[MetricPoint]:
-        """Return the trainer's metrics over the whole run, each with at most `most` points, means of batches."""
+        """Return the trainer's metrics over the whole run, each as at most `most` means over batches."""
         rows = self._rows(
             "WITH buckets AS (SELECT (MAX(step) - 1) / ? + 1 AS size FROM metrics) "
             "SELECT name, MAX(step) AS step, MAX(at) AS at, AVG(value) AS value "

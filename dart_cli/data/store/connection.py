@@ -29,8 +29,9 @@ APPLICATION_ID = 0x44415254
 """Marks the file as dart's ("DART"), so that no other program's database is written to."""
 
 VERSION = 3
-"""Version of the tables, in SQLite's `user_version`; every change of a table raises it. A run whose database has another
-version can go on only with the dart that began it, or be exported by that dart with `dart data export`."""
+"""Version of the tables, in SQLite's `user_version`; every change of a table raises it. A run whose
+database has another version can go on only with the dart that began it, or be exported by that dart with
+`dart data export`."""
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 
@@ -95,9 +96,9 @@ class Connection:
 class Transactions(Connection):
     """A connection that also writes. It has the run directory's lock until `close`.
 
-    Writes are collected in one open transaction until `commit`, so that many requests share it. The database is in
-    write-ahead mode with synchronous=NORMAL: a commit survives the death of any process (kill -9), and a loss of
-    power costs at most the commits since the last checkpoint, never the file.
+    Writes are collected in one open transaction until `commit`, so that many requests share it. The
+    database is in write-ahead mode with synchronous=NORMAL: a commit survives the death of any process
+    (kill -9), and a loss of power costs at most the commits since the last checkpoint, never the file.
     """
 
     def __init__(self, path: Path, lock: int) -> None:

@@ -24,8 +24,8 @@ LOCK = "data.lock"
 def open_store(run_dir: Path) -> Store:
     """Open the run's database for writing, and create it if there is none.
 
-    Raises RunDirectoryError if another process writes to it or its schema is not this dart's, StoreError if it is
-    damaged or cannot be written.
+    Raises RunDirectoryError if another process writes to it or its schema is not this dart's, StoreError if
+    it is damaged or cannot be written.
     """
     make_private_dir(run_dir)
     lock = _take_lock(run_dir)
@@ -49,7 +49,7 @@ def open_reader(run_dir: Path) -> Reader:
 
 
 def _take_lock(run_dir: Path) -> int:
-    """Lock the run directory for this process; return the file descriptor, which holds the lock until it is closed."""
+    """Lock the run directory, and return the file descriptor that holds the lock until it is closed."""
     path = run_dir / LOCK
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -41,7 +41,8 @@ from dart_cli.data.store.steps import (
 from dart_cli.language.pointer_tokens import drawn
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
-"""Id of the fresh use of a batch. A replay has no rows of groups and samples; those of its first use are read."""
+"""Id of the fresh use of a batch. A replay has no rows of groups and samples; those of its first use are
+read."""
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 
@@ -150,8 +151,8 @@ class Reader(Analytics):
     def instruction(self, suite: str, task_id: str, trajectory_ids: Iterable[str]) -> str:
         """Return the instruction that the policy read in the first of these trajectories that has one.
 
-        The trajectories are of one group. If none has a step yet, the task's instruction is returned, with its
-        {fields} not filled in; if the task is unknown, an empty text.
+        The trajectories are of one group. If none has a step yet, the task's instruction is returned, with
+        its {fields} not filled in; if the task is unknown, an empty text.
         """
         rows = self._rows(
             "SELECT instruction FROM (SELECT s.instruction FROM json_each(?) AS ids "
@@ -256,7 +257,7 @@ class Reader(Analytics):
             yield batch_step_of(sample, row)
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
-        """Return every step of the trajectories of a batch, whether it is trained on or left out, with the reason.
+        """Return every step of the trajectories of a batch, trained on or left out, with the reason.
 
         For a replay they are the rows of its first use, with that batch's id.
         """
@@ -267,7 +268,7 @@ class Reader(Analytics):
         return [SampleRow(**row) for row in rows]
 
     def sample_rows(self, trajectory_id: str) -> list[SampleRow]:
-        """Return the steps of a trajectory in each fresh batch that it was part of, the oldest batch first."""
+        """Return the steps of a trajectory in each fresh batch that had it, the oldest batch first."""
         rows = self._rows(
             "SELECT * FROM batch_samples WHERE trajectory_id = ? ORDER BY batch_id, position",
             (trajectory_id,),
@@ -275,7 +276,7 @@ class Reader(Analytics):
         return [SampleRow(**row) for row in rows]
 
     def pool(self, task_id: str | None = None, evicted: bool = False) -> list[PoolRow]:
-        """Return the members of the experience pool, the oldest first; with `evicted` also the evicted ones."""
+        """Return the members of the experience pool, the oldest first; with `evicted` former ones, too."""
         clauses = ["1"] if evicted else ["evicted_at IS NULL"]
         if task_id is not None:
             clauses.append("task_id = ?")
@@ -352,7 +353,8 @@ class Reader(Analytics):
     def first_group(self, after_batch: int, fresh_batch: int | None = None) -> int | None:
         """Return the number of the oldest group in the batches above `after_batch`; None if there is none.
 
-        A replay has the groups of its first use. The groups of `fresh_batch`, and of later fresh batches, count, too.
+        A replay has the groups of its first use. The groups of `fresh_batch`, and of later fresh batches,
+        count, too.
         """
         rows = self._rows(
             "SELECT MIN(number) AS first FROM groups WHERE batch_id >= (SELECT MIN(batch) FROM ("

@@ -85,7 +85,8 @@ class TrajectoryRow:
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
-"""Played by the task's own solution, by a person or a hinted policy, by this run's policy, or in another run."""
+"""Played by the task's own solution, by a person or a hinted policy, by this run's policy, or in another
+run."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class ReplayCounts:
 
     @property
     def refused_words(self) -> str:
-        """The refused batches in words, such as "3 batches not again: 2 low_ess, 1 stale"; empty if there are none."""
+        """The refused batches in words, e.g. "3 batches not again: 2 low_ess, 1 stale"; empty without any."""
         if not self.refused:
             return ""
         number = sum(self.refused.values())

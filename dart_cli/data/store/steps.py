@@ -9,9 +9,9 @@
 Blobs are little-endian on every machine:
 
     ids      int32: token ids, version spans
-    prompt   three bytes an id, in planes. The id that is most often repeated, the image placeholder, is written once
-             for every 8 or 128 of them, so that 50 KB of a prompt with five screenshots become 3 KB. A prompt
-             that this format cannot represent is int32, deflated
+    prompt   three bytes an id, in planes. The id that is most often repeated, the image placeholder, is written
+             once for every 8 or 128 of them, so that 50 KB of a prompt with five screenshots become 3 KB. A
+             prompt that this format cannot represent is int32, deflated
     floats   float64: log-probabilities and entropies, bit for bit as they came
     maps     a length, JSON, deflate: the shapes and candidates of pointer maps, then their heat
 """
@@ -223,7 +223,7 @@ def _repeated_id(values: Sequence[int]) -> int:
 
 
 def in_range(values: Sequence[int]) -> bool:
-    """Return True if every integer is in [0, 2 ** 31), so that `pack_ids` can store it and it may be an id."""
+    """Return True if every integer is in [0, 2 ** 31), as a stored id must be."""
     try:
         is_packed = isinstance(values, array) and values.typecode == "i"
         plain = bytes(values) if is_packed else bytes(array("I", values))

@@ -38,7 +38,8 @@ from envs.contract.base import Task, content_hash, image_type, reward_of
 _MAX_NUMBERS = 4096
 """Most group numbers in the cache."""
 _ALWAYS = 2**62
-"""Stands for the newest group that shows a screenshot if a member of the pool shows it: it is never removed."""
+"""Stands for the newest group that shows a screenshot if a member of the pool shows it: it is never
+removed."""
 
 
 class Store(Reader, Transactions):
@@ -267,10 +268,10 @@ class Store(Reader, Transactions):
     ) -> bool:
         """Add a success from outside the run to the pool; return False, and change nothing, if it is there.
 
-        Its id is `x` and a hash of its content; exchange/ has checked it. `screenshots` is content hash -> encoded
-        image. Version spans are left out, since another run's versions mean nothing in this one, and so are
-        log-probabilities without `has_logprobs`. dart_cli/data/pool.py limits the members of a task at the next
-        start.
+        Its id is `x` and a hash of its content; exchange/ has checked it. `screenshots` is content hash ->
+        encoded image. Version spans are left out, since another run's versions mean nothing in this one,
+        and so are log-probabilities without `has_logprobs`. dart_cli/data/pool.py limits the members of a
+        task at the next start.
         """
         if self.pool_member(row.trajectory_id) is not None:
             return False
@@ -303,7 +304,7 @@ class Store(Reader, Transactions):
         return True
 
     def evict_from_pool(self, trajectory_id: str, at: float) -> None:
-        """Evict a member of the pool. Its screenshots stay as long as groups that are open now may need them."""
+        """Evict a member of the pool. Its screenshots stay while groups that are open now may need them."""
         self._write(
             "UPDATE pool SET evicted_at = ? WHERE trajectory_id = ?",
             (at, trajectory_id),
