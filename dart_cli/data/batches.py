@@ -328,6 +328,16 @@ class Batches:
             self._store.batch_untrained(batch_id)
         self.untrained = later
 
+    def last_within(self, updates: int) -> int:
+        """Return the newest batch in weights of so many updates; a batch that was skipped is no update."""
+        skipped = self._store.skipped_batches()
+        remaining = updates
+        for batch_id in range(1, self.formed + 1):
+            remaining -= batch_id not in skipped
+            if remaining < 0:
+                return batch_id - 1
+        return self.formed
+
     def oldest_group_needed(self) -> int | None:
         """Return the number of the oldest group whose batch may be served again; None if there is none.
 

@@ -137,10 +137,10 @@ class ModelFacts:
             sizes = [self.places(image) for image in images]
         except ActionError as error:
             return "screenshot", str(error)
-        places, needed = prompt.count(self.image_token), sum(sizes)
-        if places != needed:
+        places, expected = prompt.count(self.image_token), sum(sizes)
+        if places != expected:
             return "prompt_token_ids", (
-                f"{places} image placeholders, its images need {needed} with this model; "
+                f"{places} image placeholders, its images need {expected} with this model; "
                 "these trajectories were made for another model"
             )
         at = 0

@@ -146,7 +146,7 @@ class GroupTable:
 
     groups: dict[str, Group] = field(default_factory=dict)
     opened: int = 0  # groups ever opened: the newest one's number
-    _played: dict[SlotKey, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
+    _by_slot: dict[SlotKey, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for group in self.groups.values():
@@ -171,17 +171,19 @@ class GroupTable:
     def add_attempt(self, group: Group, attempt: Attempt) -> None:
         """Add a leased attempt to its group."""
         group.attempts[attempt.id] = attempt
-        self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
+        self._by_slot.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
     def remove(self, group: Group) -> None:
         """Remove a group that is in a batch or dropped."""
         del self.groups[group.id]
         for slot in {(attempt.worker, attempt.slot) for attempt in group.attempts.values()}:
-            rest = [(other, attempt) for other, attempt in self._played[slot] if other is not group]
+            rest = [
+                (other, attempt) for other, attempt in self._by_slot[slot] if other is not group
+            ]
             if rest:
-                self._played[slot] = rest
+                self._by_slot[slot] = rest
             else:
-                del self._played[slot]
+                del self._by_slot[slot]
 
     def find(self, trajectory_id: str) -> tuple[Group, Attempt] | None:
         """Return a trajectory's group and attempt; None if its group is not live."""
@@ -191,7 +193,7 @@ class GroupTable:
 
     def played_by(self, worker: str, slot: int) -> list[tuple[Group, Attempt]]:
         """Return the attempts of a slot in live groups, each with its group, in order of lease."""
-        return self._played.get((worker, slot), [])
+        return self._by_slot.get((worker, slot), [])
 
     def live_attempts(self) -> Iterator[tuple[Group, Attempt]]:
         """Yield every attempt in play with its group."""
@@ -201,7 +203,7 @@ class GroupTable:
 
     def _index(self, group: Group) -> None:
         for attempt in group.attempts.values():
-            self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
+            self._by_slot.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
 
 def restored_groups(

@@ -9,15 +9,7 @@ nothing, so it may come again after any crash. The state in memory follows from 
 the same database has the state of the old one.
 
 How a group begins stands in leasing.py, how it ends in closing.py, and how the trainer's next batch is
-formed in batches.py. curate.py lists the reasons for which trajectories and groups are dropped; these are
-added here:
-
-    lease_expired   (a trajectory's) its process gave no sign of life
-    worker_lost     (a trajectory's) its process died or was restarted
-    incomplete      (a trajectory's) steps or images are missing
-    cancelled       (a trajectory's) the environment gave it up
-    task_removed    (a group's) the run was started again without its task
-    surplus         (a group's) it was in play when the batch was full, with data.scheduling = "oversample"
+formed in batches.py. DROP_REASONS of store/rows.py lists why trajectories and groups are dropped.
 
 Where data.scheduling is not "rollout", the trainer and the rollout workers take turns. The trainer's turn
 begins when a batch is formed. It ends when that batch and the replays before the next one are trained on,
@@ -56,7 +48,7 @@ from dart_cli.data.progress import RunProgress
 from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
-from dart_cli.data.versions import Lineage, Versions
+from dart_cli.data.versions import Lineage, Versions, newest_weights
 from dart_cli.language.pointer_tokens import drawn
 from envs.contract.base import Task
 
@@ -96,11 +88,11 @@ class Ledger:
             config.data, store, self.group_table, self.pool, self.baselines, wall=wall
         )
         self._batches = Batches(
-            config,
-            store,
-            self.group_table,
-            self.baselines,
-            self._closer,
+            config=config,
+            store=store,
+            group_table=self.group_table,
+            baselines=self.baselines,
+            closer=self._closer,
             behind=self._behind,
             wall=wall,
         )
@@ -111,13 +103,13 @@ class Ledger:
         self.progress = RunProgress(self._tasks, monotonic())
         self.progress.restore(store, self._batches.formed, config.data.reward)
         self._estimates = self.progress.estimates(config.data.reward)
-        self.weights = _newest_weights(store)
+        self.weights = newest_weights(store)
         self.leasing = Leasing(
-            config,
-            store,
-            self._tasks,
-            self.group_table,
-            self.progress,
+            config=config,
+            store=store,
+            tasks=self._tasks,
+            group_table=self.group_table,
+            progress=self.progress,
             wall=wall,
             monotonic=monotonic,
         )
@@ -401,7 +393,7 @@ class Ledger:
         """
         if self.weights is None:
             return
-        last = self._last_batch_of(self.weights.updates)
+        last = self._batches.last_within(self.weights.updates)
         if last == self.updates:
             return
         log.warning(
@@ -413,26 +405,17 @@ class Ledger:
         self._batches.count_until(last)
         self.progress.forget_metrics(last)
 
-    def _last_batch_of(self, updates: int) -> int:
-        """Return the newest batch in weights of so many updates; a batch that was skipped is no update."""
-        skipped = self.store.skipped_batches()
-        remaining = updates
-        for batch_id in range(1, self._batches.formed + 1):
-            remaining -= batch_id not in skipped
-            if remaining < 0:
-                return batch_id - 1
-        return self._batches.formed
-
     def make_room(self, most: int) -> int:
         """Remove up to `most` screenshots that are not needed any more; return how many were removed.
 
         Screenshots of live groups and of batches that may be served again are needed.
         """
         oldest_served = self._batches.oldest_group_needed()
-        needed = [group.number for group in self.group_table.groups.values()]
+        numbers = [group.number for group in self.group_table.groups.values()]
         if oldest_served is not None:
-            needed.append(oldest_served)
-        return self.store.remove_screenshots(min(needed, default=self.group_table.opened + 1), most)
+            numbers.append(oldest_served)
+        before_group = min(numbers, default=self.group_table.opened + 1)
+        return self.store.remove_screenshots(before_group, most)
 
     # --- inside -------------------------------------------------------------------------
 
@@ -528,16 +511,3 @@ class Ledger:
     def _behind(self, version: int) -> int:
         """Return how many versions the weights `version` are behind the trainer."""
         return self.lineage.behind(version, self._trainer_updates)
-
-
-def _newest_weights(store: Store) -> WeightsPublished | None:
-    """Return the weight set that was published last; None before the first."""
-    newest = store.newest_version()
-    if newest is None:
-        return None
-    return WeightsPublished(
-        policy_version=newest.policy_version,
-        path=newest.path,
-        digest=newest.digest,
-        updates=newest.updates,
-    )

@@ -198,11 +198,10 @@ class DataService:
                 )
             ]
             try:
-                done, _ = await asyncio.wait(
-                    [*tasks, self._commits.failed], return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    task.result()
+                waits = [*tasks, self._commits.failed]
+                ends, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.result()
             except StoreError as error:
                 self._commits.fail(error)
                 raise

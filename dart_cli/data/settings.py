@@ -36,13 +36,13 @@ class RunSettings:
     """The settings of one run's processes; one event loop owns it."""
 
     def __init__(
-        self, config: Config, save: Callable[[str], None], given: Collection[str] = ()
+        self, config: Config, save: Callable[[str], None], set_keys: Collection[str] = ()
     ) -> None:
         """Compare with `config`; `save` stores the configuration that is used, as JSON.
 
-        `given` has the keys that the data service's --set changed.
+        `set_keys` are the keys that the data service's --set changed.
         """
-        self._set_keys = given
+        self._set_keys = set_keys
         self._run_dir = config.run.dir
         self._own = Settings.of(config)
         self._tree = config.model_dump(mode="json")

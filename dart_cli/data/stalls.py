@@ -251,11 +251,11 @@ def _hardly_any_gradient(snapshot: Snapshot) -> Iterator[StallView]:
 
     Groups of one are not dropped for it: batches form, but have hardly a gradient.
     """
-    played = [(task, task.success) for task in snapshot.tasks if task.success is not None]
-    number = sum(task.trajectories for task, _ in played)
+    rates = [(task, task.success) for task in snapshot.tasks if task.success is not None]
+    number = sum(task.trajectories for task, _ in rates)
     if not snapshot.groups.by_baseline or number < TELLING_DROPS:
         return
-    successes = [success for _, success in played]
+    successes = [success for _, success in rates]
     reason = "all_fail" if max(successes) <= HARDLY else "all_success"
     if max(successes) <= HARDLY or min(successes) >= 1 - HARDLY:
         yield StallView(

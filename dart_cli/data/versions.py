@@ -1,8 +1,9 @@
 """Weight versions: how far one is behind another, what each worker serves, who takes new ones when.
 
-    Lineage    the published versions: how far one is behind another, and which one a worker should take
-    Versions   the weights that each rollout worker serves, from heartbeats and SyncDone
-    Permits    which workers may take weights now: a limited number, those furthest behind first
+    newest_weights   returns the weight set that was published last
+    Lineage          the published versions: how far one is behind another, and which one a worker should take
+    Versions         the weights that each rollout worker serves, from heartbeats and SyncDone
+    Permits          which workers may take weights now: a limited number, those furthest behind first
 
 A version's number is its order of publication, not its number of updates. A trainer that was killed goes on
 from its checkpoint, repeats some updates and publishes the results under new numbers. Its batches come
@@ -24,12 +25,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bus.messages import Heartbeat
-from bus.weights import SyncDone
+from bus.weights import SyncDone, WeightsPublished
 from dart_cli.config.schema.weights import PERMIT_S
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import VersionRow
 
 IsAhead = Callable[[int, int], bool]
 """(version, version that a worker serves) -> True if the worker should take the first one."""
+
+
+def newest_weights(store: Reader) -> WeightsPublished | None:
+    """Return the weight set that was published last; None before the first."""
+    newest = store.newest_version()
+    if newest is None:
+        return None
+    return WeightsPublished(
+        policy_version=newest.policy_version,
+        path=newest.path,
+        digest=newest.digest,
+        updates=newest.updates,
+    )
 
 
 class Lineage:

@@ -6,7 +6,7 @@ Points in time are in unix seconds, durations in seconds, log-probabilities and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bus.messages import Outcome
 
@@ -16,11 +16,25 @@ GroupReason = Literal[
     "all_success", "all_fail", "equal_rewards", "single_member", "no_valid_member", "stale"
 ]
 DROP_REASONS = (
-    *("all_success", "all_fail", "equal_rewards", "stale", "single_member"),
-    *("no_valid_member", "task_removed"),
-    *("surplus", "invalid", "cancelled", "lease_expired", "worker_lost", "incomplete"),
+    *get_args(GroupReason),
+    "task_removed",
+    "surplus",
+    "invalid",
+    "cancelled",
+    "lease_expired",
+    "worker_lost",
+    "incomplete",
 )
-"""Reasons for which a trajectory is not trained on, its group's first; docs/data.md explains each."""
+"""Reasons for which a trajectory or its group is not trained on. curate.py explains GroupReason.
+
+    task_removed    (a group's) the run was started again without its task
+    surplus         (a group's) it was in play when the batch was full, with data.scheduling = "oversample"
+    invalid         the environment or the evaluator broke
+    cancelled       the environment gave the trajectory up
+    lease_expired   the trajectory's process gave no sign of life
+    worker_lost     its process died or was restarted
+    incomplete      steps or images of it are missing
+"""
 SampleReason = Literal["mixed", "baseline", "pool", "low_entropy"]
 
 
