@@ -1,17 +1,17 @@
-"""Message <-> wire frames `[kind, header, *blobs]`.
+"""Convert messages to wire frames `[kind, header, *blobs]` and back.
 
     kind    the message's class name, ASCII
     header  msgpack map {"v": PROTOCOL_VERSION, "body": fields}
     blobs   one raw frame for each `bytes` value and for the packed numbers of a field
 
-A `bytes` value anywhere in a message (field, list element, dict value) becomes a blob; the header
-holds `ExtType(1, index)` in its place. So a screenshot is neither copied into the header nor
-base64-encoded, and sockets can send it without a copy. Numbers that are `Packed` (packed.py) become
-a blob of little-endian numbers: `ExtType(2, index)` for a list of int32, `ExtType(3, index)` of float64,
-`ExtType(4, index)` and `ExtType(5, index)` for arrays of them.
+A `bytes` value anywhere in a message (a field, a list element, a dict value) becomes a blob, and the header
+has `ExtType(1, index)` in its place. So a screenshot is neither copied into the header nor base64-encoded,
+and sockets can send it without a copy. Numbers of a `Packed` field (packed.py) become a blob of
+little-endian numbers: `ExtType(2, index)` for a list of int32, `ExtType(3, index)` for a list of float64,
+`ExtType(4, index)` and `ExtType(5, index)` for arrays of these.
 
-`decode` trusts no input: for any bytes it returns a validated message or raises
-ProtocolError with one line that names the kind and the field.
+`decode` trusts no input: for any bytes it returns a validated message or raises ProtocolError, with kind
+and field in one line.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ MESSAGES: dict[str, type[Message]] = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, _ALONE) and kind not in (Request, Reply)
 }
-"""Every kind that may be sent on its own, by name."""
+"""Name -> kind, for every kind that may be sent on its own."""
 
 MAX_KIND_BYTES = 64
 MAX_FRAME_BYTES = 64 * 2**20
-"""Of a header, and of a blob."""
+"""Largest header, and largest blob."""
 
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """How large one message may be."""
+    """The limits of one message's size."""
 
     blobs: int
-    packed_bytes: int  # of its packed numbers together: lists are ten times that in memory
-    total_bytes: int  # of all frames together
+    packed_bytes: int  # of all packed numbers; lists of them take ten times as much memory
+    total_bytes: int  # of all frames
 
 
 LIMITS = MessageLimits(blobs=16_384, packed_bytes=64 * 2**20, total_bytes=2**30)
 BATCH_LIMITS = MessageLimits(blobs=65_536, packed_bytes=512 * 2**20, total_bytes=8 * 2**30)
-"""48 trajectories of 36 steps, 9,000-token prompts and full-HD screens are 5,184 blobs, 73 MB of numbers
-and 1.4 GB. Only a client that asked for a batch, and a rank, accepts that much."""
+"""A batch of 48 trajectories of 36 steps, with prompts of 9,000 tokens and full-HD screens, is 5,184 blobs,
+73 MB of numbers and 1.4 GB in all. Only a client that has requested a batch, and a rank, accept so much."""
 
-_BLOB = 1  # ExtType code of a blob's place in the header
-_LISTS = {2: "i", 3: "d"}  # the same, of a packed list
-_ARRAYS = {4: "i", 5: "d"}
+_BLOB = 1  # ExtType code of a `bytes` value
+_LISTS = {2: "i", 3: "d"}  # ExtType code of a packed list -> code of its numbers
+_ARRAYS = {4: "i", 5: "d"}  # likewise, of an array
 _LIST_KINDS = {code: number for number, code in _LISTS.items()}
 _ARRAY_KINDS = {code: number for number, code in _ARRAYS.items()}
 _INDEX_BYTES = 4
@@ -72,10 +72,10 @@ _SCALARS = frozenset({int, float, str, bool, type(None)})
 
 
 def encode(message: Message) -> list[bytes]:
-    """Frames `[kind, header, *blobs]` of a message.
+    """Return the frames `[kind, header, *blobs]` of a message.
 
-    Raises OversizeError if the message is over a limit, ProtocolError if it holds a value that
-    msgpack, or a packed field, cannot carry.
+    Raises OversizeError if the message is over a limit, ProtocolError if it has a value that msgpack, or a
+    packed field, cannot represent.
     """
     kind = type(message).__name__
     if MESSAGES.get(kind) is not type(message):
@@ -94,12 +94,12 @@ def encode(message: Message) -> list[bytes]:
 
 
 def limits_of(expected: type[Message]) -> MessageLimits:
-    """Return the limits of the messages that come where this kind is expected."""
+    """Return the limits of a message if this kind is expected."""
     return BATCH_LIMITS if expected in (BatchReply, Share, Scored, StepStates) else LIMITS
 
 
 def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
-    """Return the message of frames `[kind, header, *blobs]`; never anything but it or ProtocolError."""
+    """Return the message of frames `[kind, header, *blobs]`. Raises ProtocolError for any other frames."""
     if len(frames) < 2:
         raise ProtocolError(f"message of {len(frames)} frames: a kind and a header are needed")
     kind = _kind_of(frames[0])
@@ -115,13 +115,13 @@ def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
 
 
 def joined(message: Message) -> bytes:
-    """Return the frames of a message as one piece, for channels that carry bytes; raises as `encode` does."""
+    """Return the frames of a message as one piece of bytes. Raises as `encode` does."""
     frames = encode(message)
     return b"".join(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame for frame in frames)
 
 
 def parted(piece: bytes, limits: MessageLimits) -> Message:
-    """Return the message of `joined`. Raises ProtocolError for any other bytes."""
+    """Return the message that `joined` made bytes of. Raises ProtocolError for any other bytes."""
     frames, at = [], 0
     while at < len(piece):
         begin = at + _LENGTH_BYTES
@@ -140,12 +140,12 @@ class _Blobs:
         self.packed_bytes = 0
 
     def add(self, blob: bytes, kind: int = _BLOB) -> msgpack.ExtType:
-        """Return its placeholder in the header."""
+        """Add a blob, and return its placeholder in the header."""
         self.frames.append(blob)
         return msgpack.ExtType(kind, (len(self.frames) - 1).to_bytes(_INDEX_BYTES, "big"))
 
     def pack(self, values: Sequence[float] | array[int], code: str) -> msgpack.ExtType:
-        """Pack numbers into a blob and return its placeholder in the header.
+        """Pack numbers into a blob, and return its placeholder in the header.
 
         Raises struct.error for a number that does not fit.
         """
@@ -158,7 +158,7 @@ class _Blobs:
 
 
 def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
-    """Return the value as plain containers, its `bytes` moved to `blobs` with an ExtType left behind."""
+    """Return the value as plain containers; each `bytes` value moves to `blobs` and leaves an ExtType."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -182,7 +182,7 @@ def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
 
 @cache
 def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
-    """Return the fields that may hold `bytes` or messages, by their annotations; the others pass whole."""
+    """Return the fields that may contain `bytes` or messages, by their annotations."""
     annotations = get_type_hints(message_type)
     packed = {name for name, _ in _packed_fields(message_type)}
     return tuple(
@@ -194,7 +194,7 @@ def _fields_to_walk(message_type: type[Message]) -> tuple[str, ...]:
 
 @cache
 def _packed_fields(message_type: type[Message]) -> tuple[tuple[str, str], ...]:
-    """Return the fields that are packed, and the codes of their numbers."""
+    """Return the packed fields, each with the code of its numbers."""
     return tuple(
         (name, mark.code)
         for name, field in message_type.model_fields.items()
@@ -204,7 +204,7 @@ def _packed_fields(message_type: type[Message]) -> tuple[tuple[str, str], ...]:
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether values of the annotation are made of scalars, lists and dicts alone."""
+    """Return True if values of the annotation consist of scalars, lists and dicts only."""
     if get_origin(annotation) is Literal:
         return True
     arguments = get_args(annotation)
@@ -240,7 +240,7 @@ def _check_packed(kind: str, packed_bytes: int, limits: MessageLimits) -> None:
 
 
 def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLimits) -> Any:
-    """Return the header's body with every blob in its place, each used exactly once."""
+    """Return the header's body with every blob in its place; each must be used exactly once."""
     unused = dict(enumerate(blobs))
     packed_bytes = 0
 
@@ -273,7 +273,7 @@ def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLim
     version = envelope["v"]
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"{kind}: protocol version {_one_line(version)}, this side speaks "
+            f"{kind}: protocol version {_one_line(version)}, this side has "
             f"{PROTOCOL_VERSION}: run the same dart version on both sides"
         )
     if unused:
@@ -289,7 +289,7 @@ def _first_fault(kind: str, error: ValidationError) -> str:
 
 
 def _one_line(value: object) -> str:
-    """Text fit for a log line, even from a hostile sender."""
+    """Return a text that fits into a log line, even from a hostile sender."""
     text = str(value) or type(value).__name__
     text = "".join(char if char.isprintable() else "?" for char in text[: _ERROR_CHARS + 1])
     return text if len(text) <= _ERROR_CHARS else text[:_ERROR_CHARS] + "..."

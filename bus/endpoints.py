@@ -1,12 +1,12 @@
-"""Where the processes of a run meet: addresses, private directories, CURVE keys.
+"""The addresses of a run's processes, their private directories and CURVE keys.
 
-    Endpoints        name -> address: ipc:// below the run directory, tcp:// where configured
-    make_private_dir a directory that no other user can enter
-    CurveKeys            the keys of one process; read_curve and write_key_pair for its files
-    check_secure     refuses a socket beyond loopback that has no keys; is_loopback: what others cannot reach
+    Endpoints          name -> address: ipc:// below the run directory, tcp:// if configured
+    make_private_dir   makes a directory that no other user can enter
+    CurveKeys          the keys of one process; read_curve and write_key_pair read and write them
+    check_secure       refuses an address that other hosts can reach without keys
 
-Names: `data`, `train` (request/reply), `telemetry-in` and `telemetry-out` (publish, subscribe; both ends
-of the forwarder bind in data), `rollout-<id>` (request/reply, one for each rollout worker).
+Names: `data` and `train` (request/reply), `telemetry-in` and `telemetry-out` (publish and subscribe; the
+data service's forwarder binds both), `rollout-<id>` (request/reply, one for each rollout worker).
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ TELEMETRY_IN = "telemetry-in"
 TELEMETRY_OUT = "telemetry-out"
 
 MAX_IPC_PATH_BYTES = 107
-"""A Unix socket's path with its closing zero fits 108 bytes (unix(7))."""
+"""Longest path of a Unix socket; with its final zero it has 108 bytes (unix(7))."""
 
-_LONGEST_NAME_BYTES = 24  # room kept for "<name>.ipc" when the directory is chosen
+_LONGEST_NAME_BYTES = 24  # reserved for "<name>.ipc" in the length of a directory's path
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _Z85_KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 def disk_full(error: OSError) -> bool:
-    """Whether there is no room, also for this user or this process alone."""
+    """Return True if the disk, or the quota of this user or process, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def make_private_dir(path: Path) -> Path:
-    """Create the directory with mode 0700, or check that it is ours and closed to others.
+    """Create the directory with mode 0700, or check that it is this user's and closed to others; return it.
 
-    Raises RunDirectoryError naming the path and the cure.
+    Raises RunDirectoryError with the path and the fix, DiskError if the disk is full.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         if disk_full(error):
             raise DiskError(
@@ -59,12 +59,12 @@ def make_private_dir(path: Path) -> Path:
         raise RunDirectoryError(
             f"{path}: cannot be created: {error.strerror}; choose another"
         ) from None
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise RunDirectoryError(f"{path}: not a directory (links are refused): choose another")
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise RunDirectoryError(f"{path}: belongs to another user: choose another run directory")
-    if found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
         raise RunDirectoryError(
             f"{path}: other users can enter (mode {mode:04o}): chmod 700 {path}"
         )
@@ -73,16 +73,15 @@ def make_private_dir(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The addresses of one run; `overrides` maps names to tcp:// addresses from the config."""
+    """The addresses of one run; `overrides` is name -> tcp:// address, from the configuration."""
 
     run_dir: Path
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def address(self, name: str) -> str:
-        """Address of `name`; makes the private directories of an ipc:// address.
+        """Return the address of `name`, and make the private directories of an ipc:// address.
 
-        Raises RunDirectoryError where the run directory is not private, ConfigError for a name
-        that cannot be an address.
+        Raises RunDirectoryError if the run directory is not private, ConfigError if the name is invalid.
         """
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -94,10 +93,10 @@ class Endpoints:
         return f"ipc://{path}"
 
     def _socket_dir(self, file_name: str) -> Path:
-        """RUN/sock; for a run directory with a long path, a short one in /tmp in its place.
+        """Return RUN/sock, or a directory with a short path in /tmp if that path is too long.
 
-        The short one depends on nothing but the user and the run directory's real path, so all
-        processes of the run agree on it, whatever their environment variables are.
+        The latter depends only on the user and the run directory's real path, so that all processes of the
+        run use the same one, whatever their environment variables are.
         """
         run_dir = Path(os.path.realpath(self.run_dir))
         make_private_dir(run_dir)
@@ -115,10 +114,10 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class CurveKeys:
-    """The CURVE keys of one process, Z85 text of 40 characters each.
+    """The CURVE keys of one process, each a Z85 text of 40 characters.
 
-    A process that serves needs `allowed`, the public keys it lets in; a process that connects
-    needs `server`, the public key of the server.
+    A process that serves needs `allowed`, the public keys of its clients. A process that connects needs
+    `server`, the public key of the server.
     """
 
     public: str
@@ -128,11 +127,11 @@ class CurveKeys:
 
 
 def write_key_pair(path: Path) -> str:
-    """Write a new key pair to `path` (JSON, mode 0600, never overwritten); returns the public key.
+    """Write a new key pair to the new file `path` (JSON, mode 0600), and return the public key.
 
     Raises ConfigError if the file exists or cannot be written.
     """
-    import zmq  # late: every verb reads addresses, few make keys
+    import zmq  # here, since every command reads addresses, and few make keys
 
     public, secret = (key.decode("ascii") for key in zmq.curve_keypair())
     try:
@@ -145,18 +144,18 @@ def write_key_pair(path: Path) -> str:
 
 
 def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> CurveKeys:
-    """Keys of this process from its key file.
+    """Return the keys of this process from its key file.
 
-    `server` is the public key of the other side. `allowed` is a file of lines "KEY any comment";
-    a line whose first word is "#" is a comment too. Raises ConfigError naming file and cure.
+    `server` is the public key of the other side. `allowed` is a file of lines "KEY any comment"; a line
+    that begins with the word "#" is a comment. Raises ConfigError with the file and the fix.
     """
     try:
-        found = path.stat()
+        status = path.stat()
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read keys: {error}") from None
     lines = _allowed_lines(allowed) if allowed else []
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise ConfigError(f"{path}: other users can read the secret key: chmod 600 {path}")
     if not isinstance(value, dict) or value.keys() != {"public", "secret"}:
         raise ConfigError(f"{path}: want a JSON object of public and secret")
@@ -169,7 +168,7 @@ def read_curve(path: Path, *, server: str = "", allowed: Path | None = None) -> 
 
 
 def _allowed_lines(path: Path) -> list[str]:
-    """Return the lines of a file of keys; a comment may be in any encoding."""
+    """Return the lines of a file of keys, in which a comment may have any encoding."""
     try:
         return path.read_bytes().decode("utf-8-sig", "replace").splitlines()
     except OSError as error:
@@ -177,7 +176,7 @@ def _allowed_lines(path: Path) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return True if only this machine can reach the host."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -185,10 +184,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_secure(endpoint: str, curve: CurveKeys | None) -> None:
-    """Refuse an address that other hosts can reach unless keys protect it.
+    """Raise ConfigError for an address that other hosts can reach, unless keys protect it.
 
-    ipc:// and inproc:// are private by their directory; tcp:// to loopback is left to the user.
-    Raises ConfigError.
+    ipc:// and inproc:// are private by their directory; tcp:// to loopback is allowed.
     """
     transport, _, rest = endpoint.partition("://")
     if transport in ("ipc", "inproc"):

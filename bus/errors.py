@@ -1,7 +1,7 @@
-"""Every error `dart` raises on purpose, in one tree.
+"""Every error that `dart` raises on purpose, in one tree.
 
-`UserError` and its children are the user's to fix (exit code 2); the others are faults of the
-run (exit code 1; `AttentionError` 3). Each message names the place and the cure in one line.
+The user can fix `UserError` and its children (exit code 2); the others are faults of the run (exit code 1;
+`AttentionError` 3). Each message has the place and the fix, in one line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 
 
 def first_line(error: BaseException) -> str:
-    """Another library's error text, shortened to one line that fits into ours."""
+    """Return the text of another library's error, shortened to one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-_CURES = {
+_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space on its disk"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to it"),
     errno.EROFS: "its file system can only be read: name a place on another",
@@ -26,25 +26,25 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def cure_of(error: BaseException, otherwise: str) -> str:
-    """Return the cure of a failure of the file system, by its number; `otherwise` for any other failure.
+    """Return the fix for a failure of the file system, by its number; `otherwise` for any other failure.
 
-    Libraries in Rust, such as safetensors, have the number in their text alone.
+    Libraries in Rust, such as safetensors, have the number only in their text.
     """
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and (found := _OS_ERROR.search(str(error))):
-        number = int(found[1])
-    return _CURES.get(number or 0, otherwise)
+    if number is None and (match := _OS_ERROR.search(str(error))):
+        number = int(match[1])
+    return _FIXES.get(number or 0, otherwise)
 
 
 _NO_MEMORY = ("can't allocate memory", " error: out of memory")
-"""What torch says on a CPU, and where a GPU's driver itself refuses: a context on a full GPU, or pinned memory."""
+"""Texts of torch's errors on a CPU, and of a GPU's driver that refuses a context or pinned memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True where Python, or torch on a GPU or a CPU, could not allocate memory. Does not import torch."""
-    of_torch = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)
-    refused = isinstance(error, RuntimeError) and any(each in str(error) for each in _NO_MEMORY)
-    return of_torch or refused or isinstance(error, MemoryError)
+    """Return True if Python or torch could not allocate memory. It does not import torch."""
+    is_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    is_driver = isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    return is_torch or is_driver or isinstance(error, MemoryError)
 
 
 class DartError(Exception):
@@ -54,13 +54,13 @@ class DartError(Exception):
 
 
 class UserError(DartError):
-    """The user gave something that cannot work; the message says what to change."""
+    """The user's input cannot work; the message tells what to change."""
 
     exit_code = 2
 
 
 class ConfigError(UserError):
-    """A configuration file or `--set` override is wrong: file, key and cure in one line."""
+    """A configuration file or `--set` override is wrong; the message has file, key and fix."""
 
 
 class TaskError(UserError):
@@ -76,7 +76,7 @@ class LogprobCheckError(UserError):
 
 
 class ExchangeError(UserError):
-    """Files of trajectories cannot be written or read: file, row, column and cure in one line."""
+    """Files of trajectories cannot be written or read; the message has file, row, column and fix."""
 
 
 class MissingPartError(UserError):
@@ -88,7 +88,7 @@ class RunDirectoryError(UserError):
 
 
 class AttentionError(DartError):
-    """A run has needed attention for so long that it has ended, in order: train.attention_minutes."""
+    """A run has ended in order after it needed attention for train.attention_minutes."""
 
     exit_code = 3
 
@@ -102,19 +102,19 @@ class BusError(DartError):
 
 
 class DeadlineError(BusError):
-    """A wait ran past its deadline; the message names what waited for what and how long."""
+    """A wait ran past its deadline; the message tells what waited for what, and how long."""
 
 
 class ProtocolError(BusError):
-    """A message was refused: unknown kind, other protocol version, wrong, missing or unknown fields."""
+    """A message was refused: its kind, protocol version or fields are wrong."""
 
 
 class OversizeError(ProtocolError):
-    """A message is over a limit of the wire; the message names its size and the limit."""
+    """A message is larger than a limit of the wire; the error has its size and the limit."""
 
 
 class RefusedError(BusError):
-    """The other side answered the request with an error; the message carries its text."""
+    """The other side answered a request with an error, whose text is the message."""
 
 
 class EnvError(DartError):
@@ -122,19 +122,19 @@ class EnvError(DartError):
 
 
 class ActionCausedError(EnvError):
-    """The policy's own action broke the environment: the episode has failed, and is trained on.
+    """The policy's own action broke the environment; the episode has failed, and is trained on.
 
-    Raised by an environment's `step` or `evaluate` that knows the action to be the cause. From
-    `reset` it is an EnvError as any other: there was no action yet.
+    An environment raises it in `step` or `evaluate` if the action is the cause. Raised in `reset` it counts
+    like any other EnvError, since there was no action yet.
     """
 
 
 class NoOracleError(EnvError):
-    """An environment has no known solution of the task it plays."""
+    """An environment has no solution of its task."""
 
 
 class ActionError(DartError):
-    """A model's text is not an action of the action parser's grammar; an ordinary step outcome."""
+    """A model's text is no action for the action parser; this is an ordinary outcome of a step."""
 
 
 class EngineError(DartError):
@@ -142,7 +142,7 @@ class EngineError(DartError):
 
 
 class PromptError(EngineError):
-    """A request that this model cannot take, e.g. too long, or with a broken image; its engine is sound."""
+    """A request does not fit the model, e.g. it is too long or has a broken image; the engine is intact."""
 
 
 class EngineGoneError(EngineError):
@@ -150,7 +150,7 @@ class EngineGoneError(EngineError):
 
 
 class WeightsError(DartError):
-    """A weight set was refused: truncated, wrong names, shapes, dtypes or digest."""
+    """A weight set was refused: it is truncated, or has wrong names, shapes, dtypes or a wrong digest."""
 
 
 class StoreError(DartError):
@@ -162,4 +162,4 @@ class CheckpointError(DartError):
 
 
 class RankError(DartError):
-    """A rank of the trainer ended or does not answer: which one, what it was doing, where its log is."""
+    """A rank of the trainer ended or does not answer; the message has its task and its log."""

@@ -1,9 +1,9 @@
-"""Which processes live and what they wait for.
+"""Heartbeats: which processes live and what they wait for.
 
-HeartbeatSender   publishes one Heartbeat a second from a callable that returns the load
-WaitReporter      the part of it that waiting code needs, as a protocol
+HeartbeatSender   publishes a Heartbeat each second, with the load that a function returns
+WaitReporter      the protocol by which other code reports its waits in the heartbeats
 Liveness          the newest heartbeat of each worker, and which workers have fallen silent
-awaited, start    what a process waits for where others are absent, and the cure, in one wording
+awaited, start    the text about an absent process, and the command that starts it
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 DEAD_AFTER_S = 10.0
-"""Ten heartbeats missed: long enough for a machine that is busy compiling or swapping."""
+"""A process is dead after ten missed heartbeats; a machine that compiles or swaps may miss a few."""
 REROUTE_AFTER_S = 5.0
-"""A rollout worker silent for this long gets no more requests; they go to another one."""
+"""A rollout worker that is silent for so long gets no more requests; they go to another one."""
 FORGET_AFTER_S = 3600.0
+"""A worker that is silent for so long is forgotten."""
 MAX_WAITS = 8
-"""Waits in one heartbeat, the longest ones."""
+"""Most waits in one heartbeat: the longest ones."""
 
 
 def start(*programs: str) -> str:
-    """Return the cure where no process serves: ``start `dart data CONFIG` ``."""
+    """Return the fix if no process serves: ``start `dart data CONFIG` ``."""
     return f"start {_listed([f'`{program} CONFIG`' for program in programs])}"
 
 
 def awaited(*roles: Role, at: str = "") -> str:
-    """Return what is waited for where `roles` have no process: ``dart data: start `dart data CONFIG` ``.
+    """Return the text about roles without a process: ``dart data: start `dart data CONFIG` ``.
 
-    `at` is the address where it is expected.
+    `at` is the address at which the process is expected.
     """
     programs = [f"dart {role}" for role in roles]
     return f"{_listed(programs)}{at and f' at {at}'}: {start(*programs)}"
@@ -52,7 +53,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 class Publishes(Protocol):
-    """Where a HeartbeatSender publishes: a bus.pubsub.Publisher."""
+    """A place where a HeartbeatSender publishes, such as a bus.pubsub.Publisher."""
 
     def publish(self, message: Message) -> None:
         """Send without waiting."""
@@ -60,7 +61,7 @@ class Publishes(Protocol):
 
 
 class WaitReporter(Protocol):
-    """What a waiting part of a process needs of its HeartbeatSender."""
+    """The part of a HeartbeatSender by which other code reports its waits."""
 
     def waiting(
         self,
@@ -70,13 +71,13 @@ class WaitReporter(Protocol):
         since: float | None = None,
         on: str = "",
     ) -> AbstractContextManager[None]:
-        """While inside, heartbeats report the wait; see HeartbeatSender.waiting."""
+        """Report the wait in heartbeats while inside, as HeartbeatSender.waiting does."""
         ...
 
 
 @dataclass(frozen=True)
 class Load:
-    """The changing part of a Heartbeat, as the worker reports it each second."""
+    """The part of a Heartbeat that changes; the worker reports it each second."""
 
     state: str
     policy_version: int = -1
@@ -93,7 +94,7 @@ class _OpenWait:
 
 
 class HeartbeatSender:
-    """An async context manager: inside it a Heartbeat is sent each second and on `beat`."""
+    """An async context manager that sends a Heartbeat each second, and when `beat` is called."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class HeartbeatSender:
         self.started_at = time.time()  # unix seconds
         self._host = socket.gethostname()
         self._waits: dict[int, _OpenWait] = {}
-        self._entered = 0
+        self._wait_count = 0
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -135,17 +136,19 @@ class HeartbeatSender:
         since: float | None = None,
         on: str = "",
     ) -> Iterator[None]:
-        """Report in the heartbeats what this process waits for, e.g. "a batch from data".
+        """Report in the heartbeats, while inside, what this process waits for, e.g. "a batch from dart data".
 
-        `deadline_s` is only shown; the caller enforces it. `since` is when the wait began
-        (time.monotonic) if this continues an earlier one. `on` names what could end it, as
-        dart_cli.data.stalls reads it.
+        `deadline_s` is only reported; the caller enforces it. `since` is when the wait began
+        (time.monotonic) if it continues an earlier one. `on` is what can end it, as in Waiting;
+        dart_cli.data.stalls uses it.
         """
-        self._entered += 1
-        key = self._entered
-        shown = what if deadline_s is None else f"{what} (at most {deadline_s:g} s)"
+        self._wait_count += 1
+        key = self._wait_count
         self._waits[key] = _OpenWait(
-            shown, time.monotonic() if since is None else since, on, deadline_s or 0.0
+            what=what if deadline_s is None else f"{what} (at most {deadline_s:g} s)",
+            since=time.monotonic() if since is None else since,
+            on=on,
+            deadline_s=deadline_s or 0.0,
         )
         try:
             yield
@@ -153,7 +156,7 @@ class HeartbeatSender:
             del self._waits[key]
 
     def beat(self) -> Heartbeat:
-        """Publish one heartbeat now, e.g. at a change of state; returns it."""
+        """Publish one heartbeat now, e.g. at a change of state, and return it."""
         load = self._load()
         waits = self._reported_waits()
         heartbeat = Heartbeat(
@@ -176,18 +179,18 @@ class HeartbeatSender:
         return heartbeat
 
     def _reported_waits(self) -> list[Waiting]:
-        """Return the present waits, longest first; waits for the same thing count as one."""
+        """Return the present waits, the longest first; waits for the same thing are one."""
         now = time.monotonic()
-        alike: dict[tuple[str, str, float], list[float]] = {}
+        by_cause: dict[tuple[str, str, float], list[float]] = {}
         for wait in self._waits.values():
-            alike.setdefault((wait.what, wait.on, wait.deadline_s), []).append(now - wait.since)
+            by_cause.setdefault((wait.what, wait.on, wait.deadline_s), []).append(now - wait.since)
         reported = [
             Waiting(
-                what=what, on=on, count=len(waited), longest_s=max(waited), deadline_s=deadline_s
+                what=what, on=on, count=len(seconds), longest_s=max(seconds), deadline_s=deadline_s
             )
-            for (what, on, deadline_s), waited in alike.items()
+            for (what, on, deadline_s), seconds in by_cause.items()
         ]
-        return sorted(reported, key=lambda each: -each.longest_s)
+        return sorted(reported, key=lambda wait: -wait.longest_s)
 
     async def _run(self) -> None:
         while True:
@@ -200,18 +203,18 @@ class HeartbeatSender:
 
 
 def _sound(gauges: Mapping[str, float]) -> dict[str, float]:
-    """Those that a heartbeat may hold; without the others it still shows that the process lives."""
+    """Return the gauges within the limit of a heartbeat; the others are left out, so that it can be sent."""
     return {name: value for name, value in gauges.items() if abs(value) <= MAX_GAUGE}
 
 
 @dataclass
-class _Seen:
+class _Newest:
     heartbeat: Heartbeat
-    at: float  # monotonic seconds of this process: the sender's clock is not trusted
+    at: float  # monotonic seconds of this process, since the sender's clock may be wrong
 
 
 class Liveness:
-    """The newest heartbeat of each worker; one silent for `dead_after_s` is dead."""
+    """The newest heartbeat of each worker; a worker that is silent for `dead_after_s` is dead."""
 
     def __init__(
         self,
@@ -223,17 +226,17 @@ class Liveness:
         self.dead_after_s = dead_after_s
         self._forget_after_s = forget_after_s
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._newest: dict[str, _Newest] = {}
 
     def observe(self, heartbeat: Heartbeat) -> bool:
-        """Note a heartbeat; True if the worker is new, heard again after its silence, or a new process."""
+        """Note a heartbeat; return True if its worker was unknown or dead, or is a new process."""
         now = self._clock()
-        before = self._seen.get(heartbeat.worker)
-        self._seen[heartbeat.worker] = _Seen(heartbeat, now)
-        self._seen = {
-            worker: seen
-            for worker, seen in self._seen.items()
-            if now - seen.at <= self._forget_after_s
+        before = self._newest.get(heartbeat.worker)
+        self._newest[heartbeat.worker] = _Newest(heartbeat, now)
+        self._newest = {
+            worker: newest
+            for worker, newest in self._newest.items()
+            if now - newest.at <= self._forget_after_s
         }
         return (
             before is None
@@ -243,32 +246,32 @@ class Liveness:
         )
 
     def alive(self, role: Role | None = None) -> list[Heartbeat]:
-        """Newest heartbeats of the living workers, by worker name."""
+        """Return the newest heartbeats of the living workers, in order of name."""
         return [hb for hb in self._of(role) if self.silent_s(hb.worker) <= self.dead_after_s]
 
     def dead(self, role: Role | None = None) -> list[Heartbeat]:
-        """Last heartbeats of the workers that fell silent and are not forgotten yet."""
+        """Return the last heartbeats of the workers that are dead and not forgotten yet, in order of name."""
         return [hb for hb in self._of(role) if self.silent_s(hb.worker) > self.dead_after_s]
 
     def get(self, worker: str) -> Heartbeat | None:
-        """Return the worker's newest heartbeat, whether it lives or not."""
-        seen = self._seen.get(worker)
-        return seen.heartbeat if seen else None
+        """Return the newest heartbeat of a living or dead worker; None if there is none."""
+        newest = self._newest.get(worker)
+        return newest.heartbeat if newest else None
 
     def silent_s(self, worker: str) -> float:
-        """Seconds since the worker's last heartbeat; infinite if there was none."""
-        seen = self._seen.get(worker)
-        return self._clock() - seen.at if seen else float("inf")
+        """Return the seconds since the worker's last heartbeat; infinite if there was none."""
+        newest = self._newest.get(worker)
+        return self._clock() - newest.at if newest else float("inf")
 
     def discount_pause(self, seconds: float) -> None:
-        """Ignore `seconds` in which this process did not listen: they count as no worker's silence."""
-        for seen in self._seen.values():
-            seen.at += seconds
+        """Do not count `seconds` in which this process was stopped as silence of the workers."""
+        for newest in self._newest.values():
+            newest.at += seconds
 
     def forget(self, worker: str) -> None:
-        """Drop a worker that announced its end."""
-        self._seen.pop(worker, None)
+        """Forget a worker that announced its end."""
+        self._newest.pop(worker, None)
 
     def _of(self, role: Role | None) -> list[Heartbeat]:
-        found = (self._seen[worker].heartbeat for worker in sorted(self._seen))
-        return [hb for hb in found if role is None or hb.role == role]
+        heartbeats = (self._newest[worker].heartbeat for worker in sorted(self._newest))
+        return [hb for hb in heartbeats if role is None or hb.role == role]

@@ -1,17 +1,19 @@
-"""What processes tell each other: each type's sender and reader, shapes and units.
+"""The messages between processes, with their senders, readers, shapes and units.
 
-Those of weight sets are in weights.py, those between the ranks of one trainer in ranks.py. Axes: `[P]` prompt
-tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order, `[L]` tokens of a chain, `[S]` samples
-of a batch. Times are seconds; log-probabilities and entropies are in nats.
-A `bytes` field is a raw frame beside the msgpack header, never a part of it, and so are numbers that are
-`Packed` (packed.py, action_parser.py).
+Messages about weight sets are in weights.py, messages between the ranks of one trainer in ranks.py. Axes:
+`[P]` prompt tokens, `[A]` completion tokens, `[I]` images of a prompt in reading order, `[L]` tokens of a
+chain, `[S]` samples of a batch. Times are in seconds, log-probabilities and entropies in nats. A `bytes`
+field is a raw frame beside the msgpack header, and so are the numbers of a `Packed` field (packed.py,
+codec.py).
 
     env   -> data     LeaseRequest, StepRecord, TrajectoryEnd
-    env   -> rollout  ActRequest; `serve`, which plays what others send, stands in the place of env
+    env   -> rollout  ActRequest
     train -> data     TrainerHello, BatchRequest, BatchTrained
     any   -> data     JoinRequest, StatusRequest, StopRequest
     any   -> all      Heartbeat (published)
     data  -> all      RunState (published)
+
+Where agents of other programs play, `serve` takes the place of `env`.
 """
 
 from __future__ import annotations
@@ -24,29 +26,30 @@ from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 PROTOCOL_VERSION = 18
-"""Raised by any change of a message's fields or meaning; other versions are refused by name."""
+"""Version of the messages, which every change of a field or its meaning raises; other versions are
+refused."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""One that a database takes."""
+"""An integer that a database can store."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
-"""Unix seconds, or a duration in seconds, that a database takes."""
+"""Unix seconds, or a duration in seconds, that a database can store."""
 Nats = Annotated[float, Field(allow_inf_nan=False)]
 UnitFraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Reward = UnitFraction
-"""Of a whole trajectory: 1.0 where all of its task is done."""
+"""Reward of a whole trajectory; 1.0 if all of its task is done."""
 MAX_GAUGE = 1e15
 Gauge = Annotated[float, Field(ge=-MAX_GAUGE, le=MAX_GAUGE, allow_inf_nan=False)]
-"""One that can be added up, rounded and filed."""
+"""A number that can be added up, rounded and stored."""
 Role = Literal["env", "serve", "rollout", "data", "train", "status", "eval"]
 PLAYERS: tuple[Role, ...] = ("env", "serve")
-"""Roles that lease tasks and hand trajectories in."""
+"""Roles that lease tasks and submit trajectories."""
 Outcome = Literal["pass", "fail", "invalid"]
 StopReason = Literal[
-    "done",  # the policy said it was finished, or the environment ended the episode
-    "gave_up",  # the policy said the task cannot be done
+    "done",  # the policy ended the episode as finished, or the environment ended it
+    "gave_up",  # the policy ended the episode as impossible
     "step_limit",  # the step cap was reached
-    "malformed",  # the completion was no action of the grammar
+    "malformed",  # the completion was no action
     "broken",  # the policy's own action broke the environment: the verdict is fail
     "environment",  # the environment broke: the verdict is invalid
     "unanswered",  # the policy gave no completion, e.g. the prompt is too long: the verdict is invalid
@@ -55,7 +58,7 @@ StopReason = Literal[
 
 
 class Message(BaseModel):
-    """Base of all wire types: immutable, strict types, unknown and missing fields refused."""
+    """Base of all wire types: immutable, strictly typed; unknown and missing fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -65,13 +68,13 @@ class Reply(Message):
 
 
 class Request(Message):
-    """Base of all requests; `reply_type` is what a good answer is."""
+    """Base of all requests; `reply_type` is the type of a successful answer."""
 
     reply_type: ClassVar[type[Reply]]
 
 
 class Sampling(Message):
-    """How a completion is drawn."""
+    """The settings by which a completion is sampled."""
 
     temperature: float = Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)  # 0 is greedy
     max_tokens: int = Field(ge=1)  # tokens
@@ -86,7 +89,7 @@ class Sampling(Message):
 
 
 class VersionSpan(Message):
-    """Completion tokens [start, end) were produced by the weights of `version`."""
+    """The version whose weights produced the completion tokens [start, end)."""
 
     version: Integer
     start: Integer
@@ -94,54 +97,54 @@ class VersionSpan(Message):
 
 
 class SampledTokens(Message):
-    """What the policy sampled in answer to one screen: the one form of it, from engine to gradient.
+    """The tokens that the policy sampled for one screen, in the same form from the engine to the database.
 
-    The engine returns it; messages and database rows embed it as it is. A completion that
-    was suspended before its end is one, too: any worker can continue from these tokens.
+    The engine returns it, and messages and database rows contain it unchanged. It may be a completion that
+    was suspended before its end; any worker can continue from these tokens.
     """
 
-    token_ids: Annotated[list[int], Packed("i")]  # [A], with the end-of-turn token where drawn
+    token_ids: Annotated[list[int], Packed("i")]  # [A], with the end-of-turn token if it was drawn
     behaviour_logprobs: Annotated[list[float], Packed("d")]
     """[A], nats, of the distribution sampled from; [] if unknown."""
     entropies: Annotated[list[float], Packed("d")]
     """[A], nats, of the same distribution; [] if unknown."""
-    version_spans: list[VersionSpan]  # which tokens which weights produced; [] of a pool member
+    version_spans: list[VersionSpan]  # the version of each token; [] for a pool member
     patches: Annotated[list[int], Packed("i")] = []
-    """[A], the cell of the prompt's last screenshot that was drawn with this token, row by row from 0; -1
-    where none was, which is every token but `pointer_end`; [] where no token has one. The log-probability
-    and the entropy of a token with a patch are the patch's: the token itself is forced."""
+    """[A], the cell of the prompt's last screenshot that was drawn with this token, counted row by row from
+    0. It is -1 for a token without one, which is every token but `pointer_end`; [] if no token has one. A
+    token with a patch is forced, and its log-probability and entropy are those of the patch."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 class PointerCandidate(Message):
-    """Part of PointerMap: a region that the pointer means, the best first."""
+    """Part of PointerMap: a region of the screen that the pointer may mean."""
 
-    x: UnitFraction  # of the screen's width, its weighted centre
-    y: UnitFraction  # of its height
+    x: UnitFraction  # its weighted centre, as a share of the screen's width
+    y: UnitFraction  # likewise, of the screen's height
     score: UnitFraction  # mean probability of its cells
 
 
 class PointerMap(Message):
-    """Where a pointer of a completion looked; for pages and films. No part of what is trained on."""
+    """Where a pointer of a completion looked; shown on pages and in films, and not used in training."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")  # in films' files
-    position: Count  # in the completion, of the token with the patch
+    position: Count  # index in the completion of the token with the patch
     rows: Annotated[int, Field(ge=1, le=2**16)]  # of the screen's cells
     columns: Annotated[int, Field(ge=1, le=2**16)]
     heat: bytes  # [rows * columns], each cell's probability as a share of the largest, in 255ths
-    candidates: list[PointerCandidate] = []
+    candidates: list[PointerCandidate] = []  # the best first
 
 
 class Turn(Message):
-    """One past step of the episode as the model may see it, oldest first in a prompt."""
+    """A past step of the episode, as the prompt may show it."""
 
     text: str  # the completion, as the model wrote it
-    screenshot: bytes | None = None  # encoded, before the action; None where history dropped it
+    screenshot: bytes | None = None  # encoded, before the action; None if the history dropped it
     token_ids: list[int] = []
-    """[A], the completion as it was sampled, which the prompt then shows; [] where `text` is shown."""
-    observed_text: str = ""  # the text beside its screenshot; empty where history dropped it
+    """[A], the completion as it was sampled, if the prompt has these tokens; [] if it has `text`."""
+    observed_text: str = ""  # the text beside its screenshot; empty if the history dropped it
 
 
 class ChatPart(Message):
@@ -152,13 +155,13 @@ class ChatPart(Message):
 
 
 class ChatMessage(Message):
-    """Part of ActRequest: one message of a program that writes its prompts itself."""
+    """Part of ActRequest: one message of a prompt that another program has written."""
 
     role: Literal["system", "user", "assistant"]
     parts: list[ChatPart]
     token_ids: list[int] = []
-    """[A], of an assistant's: the completion as it was sampled, which the prompt then shows; [] where the
-    parts are shown."""
+    """[A], for an assistant's message: the completion as it was sampled, if the prompt has these tokens; []
+    if it has the parts."""
 
 
 class Lease(Message):
@@ -174,10 +177,10 @@ class Lease(Message):
 
 
 class Chain(Message):
-    """Consecutive steps of one trajectory, whose prompts extend one another: each token travels once.
+    """The tokens of consecutive steps of one trajectory whose prompts extend one another, each token once.
 
-    Each step's prompt is exactly the one before with its completion, and what came after; its images
-    are those of the one before, and more.
+    Each step's prompt begins with the previous step's prompt and completion, and its images begin with the
+    previous step's images.
     """
 
     token_ids: Int32s  # [L], the last step's prompt and completion, image placeholders expanded
@@ -190,37 +193,37 @@ class Sample(Message):
     Its completion [A] is tokens [start, end) of its chain, its prompt [P] all before.
     """
 
-    group_id: str  # in which it is compared; a trajectory of the pool may be in several
+    group_id: str  # the group it is compared in; a trajectory of the pool may be in several
     trajectory_id: str
     step: Integer
     chain: Count  # index into Batch.chains
     start: Count
     end: Count
-    images: Count  # that its prompt shows: the chain's first so many
+    images: Count  # its prompt shows so many of the chain's images, from the first
     behaviour_logprobs: Float64s
     """[A], nats, of the distribution sampled from; empty if unknown."""
     version_spans: list[VersionSpan]
-    """Which tokens of the completion which weights produced; [] of a pool member."""
+    """The version of each token of the completion; [] for a pool member."""
     advantage: float
     weight: float  # multiplies the sample's loss; 1.0 for a fresh sample
     patches: Annotated[list[int], Packed("i")] = []  # [A], as in SampledTokens
-    worker: str = ""  # that sampled it, for an error to name
-    reward: Reward | None = None  # of its trajectory; None where groups are compared
-    expected: Reward | None = None  # that its task's tracker expected; likewise
+    worker: str = ""  # the rollout worker that sampled it, for errors
+    reward: Reward | None = None  # of its trajectory; None if groups are compared
+    expected: Reward | None = None  # by the running baseline; None if groups are compared
 
     def __len__(self) -> int:
         return self.end - self.start
 
 
 class VersionAge(Message):
-    """Part of Batch: how far weights that sampled some of its tokens are behind the trainer."""
+    """Part of Batch: how far a version that sampled some of its tokens is behind the trainer."""
 
     version: Integer
     behind: Count  # versions, by their updates (dart_cli/data/versions.py)
 
 
 class Batch(Message):
-    """data -> train: one update's work."""
+    """data -> train: the samples of one update."""
 
     batch_id: Integer
     group_ids: list[str]
@@ -229,22 +232,22 @@ class Batch(Message):
     samples: list[Sample]  # [S]
     images: dict[str, bytes]  # content hash -> encoded image
     run_s: Seconds = 0.0  # how long the run had been served when the batch was formed; never falls
-    ages: list[VersionAge] = []  # of each version that sampled a token of it
-    reuse: Count = 0  # how often its samples were trained on before; 0 of a fresh batch
-    trajectories: Count = 0  # of the run that had ended when it was formed; never falls
-    reward: Reward | None = None  # mean of its groups, as data files it
-    success: Reward | None = None  # of the run's tasks when it was served
+    ages: list[VersionAge] = []  # of each version that sampled some of its tokens
+    reuse: Count = 0  # how often its samples were trained on before; 0 for a fresh batch
+    trajectories: Count = 0  # of the run, ended when the batch was formed; never falls
+    reward: Reward | None = None  # mean over its trajectories
+    success: Reward | None = None  # mean over the run's tasks when it was served
 
     def prompt(self, sample: Sample) -> IntArray:
-        """Return the tokens [P] that the policy read."""
+        """Return the sample's prompt [P]."""
         return self.chains[sample.chain].token_ids[: sample.start]
 
     def completion(self, sample: Sample) -> IntArray:
-        """Return the tokens [A] that it sampled."""
+        """Return the sample's completion [A]."""
         return self.chains[sample.chain].token_ids[sample.start : sample.end]
 
     def image_hashes(self, sample: Sample) -> list[str]:
-        """Return what its prompt shows [I], in reading order."""
+        """Return the hashes of the images in the sample's prompt [I], in reading order."""
         return self.chains[sample.chain].image_hashes[: sample.images]
 
 
@@ -252,14 +255,14 @@ class Batch(Message):
 
 
 class Ack(Reply):
-    """The request is durable. `accepted` is False if it came too late; `note` gives the reason."""
+    """data -> any: the request is durable; or it came too late, with the reason in `note`."""
 
     accepted: bool = True
     note: str = ""
 
 
 class LeaseReply(Reply):
-    """data -> env: a task to play, or when to ask again and what the wait is for."""
+    """data -> env: a task to play; or after how long to ask again, and what the slot waits for."""
 
     lease: Lease | None = None
     retry_after_s: Seconds = 0.0
@@ -274,13 +277,13 @@ class LeaseRequest(Request):
     slot: Count
     suites: list[str]  # the suites this worker can play
     started_at: Seconds = 0.0  # of the worker's process, as in its heartbeats; 0 if unknown
-    task: str = ""  # only this training task; empty: what the scheduler chooses
+    task: str = ""  # a training task to play; empty if the scheduler decides
     task_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """With `task`: only this instance of it; one of `env.seeds`."""
+    """The instance of `task` to play, in the range `env.seeds`; None if the scheduler decides."""
 
 
 class StepRecord(Request):
-    """env -> data: one step, as it happened: the screenshot and the completion it drew."""
+    """env -> data: one step, as it happened: a screenshot and the policy's completion."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     trajectory_id: str
@@ -292,26 +295,27 @@ class StepRecord(Request):
     sampled: SampledTokens
     worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
-    action: dict[str, Any] | None  # envs.contract.actions.Action as a dict; None where malformed
-    error: str  # why the text is no action; empty where it is one
-    model_s: Seconds  # waited for the completion
-    env_s: Seconds  # the environment's step
-    instruction: str = ""  # the text given to the policy, with step 0; empty with the others
-    observed_text: str = ""  # what the policy read beside the screenshot (env.observe)
+    action: dict[str, Any] | None  # envs.contract.actions.Action as a dict; None if malformed
+    error: str  # why the text is no action; empty if it is one
+    model_s: Seconds  # time until the completion came
+    env_s: Seconds  # time of the environment's step
+    instruction: str = ""  # as the policy read it; in step 0 alone
+    observed_text: str = ""  # text that the policy read beside the screenshot (env.observe)
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None  # the environment's, if any
-    pointed: list[PointerMap] = []  # the completion's
+    pointed: list[PointerMap] = []  # of the completion
     images: list[bytes] = []
-    """Encoded images of the prompt beside `screenshot` that no step of the trajectory before it had."""
+    """Encoded images of the prompt, besides `screenshot`, that no earlier step of the trajectory had."""
 
 
 class Judgement(Message):
-    """Part of TrajectoryEnd: what a judge model said of the episode, and what it cost."""
+    """Part of TrajectoryEnd: a judge model's verdict on the episode, and its cost."""
 
     judge: str  # the model, and a digest of how it is asked
     use: Literal["missing", "check", "later"]
-    """In place of an evaluator that the task lacks; beside the evaluator; after the run (`dart data judge`)."""
+    """missing: the task has no evaluator, and this is the verdict; check: it was made beside the evaluator;
+    later: it was made after the run (`dart data judge`)."""
     outcome: Outcome  # invalid: no answer that can be read
-    score: Reward | None = None  # 1.0 for pass and 0.0 for fail, where no score was asked for
+    score: Reward | None = None  # 1.0 for pass and 0.0 for fail, if no score was requested
     reason: str = ""
     calls: Count = 0  # requests to the model
     prompt_tokens: Count = 0  # as the model counts them
@@ -320,11 +324,11 @@ class Judgement(Message):
 
 
 class TrajectoryEnd(Request):
-    """env -> data: the episode is over."""
+    """env -> data: the episode has ended."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     trajectory_id: str
-    steps: Integer  # how many StepRecords belong to it
+    steps: Integer  # number of its StepRecords
     outcome: Outcome
     reason: str
     stop_reason: StopReason
@@ -339,63 +343,65 @@ class TrajectoryEnd(Request):
 
 
 class Completion(Reply):
-    """rollout -> env: what the policy said to one screen."""
+    """rollout -> env: the policy's completion for one screen."""
 
     prompt_token_ids: PromptIds  # [P]
     sampled: SampledTokens
     text: str
-    stop: Literal["end", "length", "suspended"]  # end-of-turn token, max_tokens, or interrupted
-    queue_s: Seconds  # waited before the engine took it up
+    stop: Literal["end", "length", "suspended"]  # by end-of-turn token, max_tokens, or interrupted
+    queue_s: Seconds  # wait before the engine began
     engine_s: Seconds
-    worker: str = ""  # the answering worker, which fills it in; empty in-process
-    pointed: list[PointerMap] = []  # of its pointers, in order; of a partial's, too
+    worker: str = ""  # the worker that answers; empty in one process
+    pointed: list[PointerMap] = []  # of its pointers, in order, those of the partial first
 
 
 class ActRequest(Request):
-    """env -> rollout: the screen, the instruction and what came before; what next?"""
+    """env -> rollout: the screen, the instruction and the history, for which a completion is requested."""
 
     reply_type: ClassVar[type[Reply]] = Completion
     trajectory_id: str
     step: Integer
     instruction: str
-    turns: list[Turn]  # oldest first; history has already chosen what is visible
-    previous: str = ""  # the steps before them, a line each, where policy.template shows them
+    turns: list[Turn]  # the visible ones, the oldest first
+    previous: str = ""  # earlier steps, a line each, if policy.template shows them
     screenshot: bytes  # encoded image
     image_hashes: list[str] = []
-    """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The worker checks the
-    hash of a screenshot that it has not seen, and data the newest one's in the StepRecord."""
+    """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The rollout worker
+    checks the hash of each screenshot that is new to it, the data service that of the newest one in the
+    StepRecord."""
     width: Integer  # pixels of the screenshot
     height: Integer
-    observed_text: str = ""  # the screen's text beside the screenshot (env.observe)
+    observed_text: str = ""  # text beside the screenshot (env.observe)
     sampling: Sampling
-    partial: SampledTokens | None = None  # a suspended completion of this request to go on with
-    pointed: list[PointerMap] = []  # the partial's, which the completion has again
+    partial: SampledTokens | None = None  # a suspended completion of this request to continue
+    pointed: list[PointerMap] = []  # of the partial; the completion has them, too
     messages: list[ChatMessage] = []
-    """The whole prompt, in place of `instruction`, `turns` and `observed_text`, which it then does not show."""
-    images: list[bytes] = []  # [I - 1], encoded, those of `messages` before `screenshot`
+    """The whole prompt, if another program has written it; then it shows no `instruction`, `turns` and
+    `observed_text`."""
+    images: list[bytes] = []  # [I - 1], encoded images of `messages` before `screenshot`
 
 
 # --- train -> data --------------------------------------------------------------------------
 
 
 class HelloReply(Reply):
-    """data -> train: which version numbers are taken."""
+    """data -> train: the newest version number, which the trainer must not use again."""
 
-    policy_version: Integer  # the highest that was ever published; -1 before the first
+    policy_version: Integer  # the highest published one; -1 before the first
     digest: str  # of its manifest; empty before the first
 
 
 class TrainerHello(Request):
-    """train -> data: (re)started from a checkpoint; serve again what it has not seen."""
+    """train -> data: the trainer starts from a checkpoint; later batches must be served again."""
 
     reply_type: ClassVar[type[Reply]] = HelloReply
     policy_version: Integer  # newest published when the checkpoint was written
-    last_batch_id: Count  # newest batch the checkpoint contains; 0 before the first
-    updates: Count  # that changed its weights
+    last_batch_id: Count  # newest batch in the checkpoint; 0 before the first
+    updates: Count  # updates in its weights
 
 
 class BatchReply(Reply):
-    """data -> train: a batch, or when to ask again and what the wait is for."""
+    """data -> train: a batch; or after how long to ask again, and what the trainer waits for."""
 
     batch: Batch | None = None
     retry_after_s: Seconds = 0.0
@@ -403,7 +409,7 @@ class BatchReply(Reply):
 
 
 class BatchRequest(Request):
-    """train -> data: give me the next batch."""
+    """train -> data: the trainer, at this version, needs the next batch."""
 
     reply_type: ClassVar[type[Reply]] = BatchReply
     policy_version: Integer
@@ -419,7 +425,7 @@ class StepMismatch(Message):
 
 
 class StepValue(Message):
-    """Part of BatchTrained: what a critic expected before a step, and the advantage by it."""
+    """Part of BatchTrained: the reward that a critic expected before a step, and the advantage by it."""
 
     group_id: str
     trajectory_id: str
@@ -429,7 +435,7 @@ class StepValue(Message):
 
 
 REPLAY_METRIC = "replay_"
-"""What the names of an update's metrics begin with where its batch was trained on again."""
+"""Prefix of the names of an update's metrics if its batch is a replay."""
 
 
 class BatchTrained(Request):
@@ -438,8 +444,8 @@ class BatchTrained(Request):
     reply_type: ClassVar[type[Reply]] = Ack
     batch_id: Integer
     policy_version: Integer  # after the update
-    metrics: dict[str, float]  # of a skipped update perhaps not finite: data files those that are
-    mismatches: list[StepMismatch] = []  # of its steps whose behaviour policy is known
+    metrics: dict[str, float]  # perhaps not finite if it was skipped; only finite ones are stored
+    mismatches: list[StepMismatch] = []  # of its steps with behaviour log-probabilities
     values: list[StepValue] = []  # of its steps, with a critic
 
 
@@ -447,51 +453,51 @@ class BatchTrained(Request):
 
 
 class JoinReply(Reply):
-    """data -> a process of the run: its settings are accepted; a line for each that differs."""
+    """data -> a process of the run: its settings are accepted; `notes` has a line for each difference."""
 
     notes: list[str] = []
 
 
 class JoinRequest(Request):
-    """env, serve, rollout, train -> data: a process takes part in the run, with these settings.
+    """env, serve, rollout, train -> data: the process takes part in the run, with these settings.
 
-    Sent when it starts and to each new data process. Settings that the run cannot go on with are refused
-    with a ConfigError.
+    It is sent at the start of the process, and to each new data service. Settings that do not fit the run are
+    refused with a ConfigError.
     """
 
     reply_type: ClassVar[type[Reply]] = JoinReply
     role: Role
     worker: str
     host: str
-    folder: str  # its working directory, in which relative paths begin
-    settings: dict[str, Any]  # section.key -> value as in JSON, of keys not at their defaults
-    given: list[str] = []  # names of what --set changed; all else is in its file
-    is_first: bool = True  # else an earlier data process has accepted them: none is refused
-    is_supervised: bool = False  # `dart up` started it: a key that it does not read is not refused
-    is_forced: bool = False  # with --force: nothing is refused
+    folder: str  # its working directory, to which paths are relative
+    settings: dict[str, Any]  # section.key -> JSON value, for keys that are not at their defaults
+    given: list[str] = []  # keys that --set changed; the others are in its file
+    is_first: bool = True  # False if an earlier data service accepted them; then none is refused
+    is_supervised: bool = False  # `dart up` started it; keys that it does not read are not refused
+    is_forced: bool = False  # it has --force; nothing is refused
 
 
 class StatusReply(Reply):
-    """data -> status: the run at one moment, a bus.snapshot.Snapshot dumped."""
+    """data -> status: the run at one moment, a bus.snapshot.Snapshot as JSON values."""
 
     snapshot: dict[str, Any]
 
 
 class StatusRequest(Request):
-    """status -> data: how is the run?"""
+    """status -> data: a snapshot of the run is requested."""
 
     reply_type: ClassVar[type[Reply]] = StatusReply
 
 
 class StopRequest(Request):
-    """any -> data: lease nothing more and make all processes end; started again, the run continues."""
+    """any -> data: the run must end, with all of its processes. It can be started again."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     reason: str
 
 
 class ErrorReply(Reply):
-    """any server -> requester: the request was understood and refused."""
+    """any server -> requester: the request is refused."""
 
     error: str
     error_type: str  # class name in bus.errors
@@ -501,17 +507,17 @@ class ErrorReply(Reply):
 
 
 class Waiting(Message):
-    """Part of Heartbeat: waits of one process for the same thing."""
+    """Part of Heartbeat: the waits of one process for the same thing."""
 
     what: str  # in words, e.g. "a completion from rollout-0"
-    on: str  # what could end it: a worker, a role, `environment`, `permit`, `batch`, ...; or empty
-    count: Integer  # how many of them
+    on: str  # what can end it: a worker, a role, `environment`, `permit`, `batch`, ...; or empty
+    count: Integer
     longest_s: Seconds
-    deadline_s: Seconds  # that ends each of them; 0 if none does
+    deadline_s: Seconds  # of each of them; 0 if there is none
 
 
 class Heartbeat(Message):
-    """any -> all, every second: I live, this is my load, this is what I wait for."""
+    """any -> all, every second: the process lives; its load and what it waits for."""
 
     role: Role
     worker: str  # unique in the run, e.g. env-0
@@ -519,14 +525,14 @@ class Heartbeat(Message):
     pid: Integer
     started_at: Seconds  # unix seconds
     sent_at: Seconds  # unix seconds
-    endpoint: str  # where it serves requests; empty if it does not
+    endpoint: str  # its address for requests; empty if it serves none
     policy_version: Integer  # weights it holds; -1 if none
     state: str  # one word: starting, ready, waiting, syncing, training, stopping
     waiting_for: str  # what it waits for in words; empty if nothing
     waiting_s: Seconds  # for how long
-    gauges: dict[str, Gauge]  # role-specific numbers, named in docs
-    trajectories: list[str]  # env: leases in play, which this heartbeat renews
-    waits: list[Waiting] = []  # the longest first, a few of them
+    gauges: dict[str, Gauge]  # numbers of its role; docs/operations.md explains them
+    trajectories: list[str]  # env: trajectories in play, whose leases this heartbeat renews
+    waits: list[Waiting] = []  # a few, the longest first
 
 
 class RunState(Message):
@@ -536,6 +542,6 @@ class RunState(Message):
     policy_version: Integer  # newest published; -1 before the first
     weights_path: str
     stopping: bool
-    reason: str  # why it stops
-    suspended: bool = False  # the trainer's turn; no completion is begun or continued
-    absent: list[Role] = []  # of env (or serve), rollout and train: those without a living process
+    reason: str  # why it ends
+    suspended: bool = False  # it is the trainer's turn; no completion is begun or continued
+    absent: list[Role] = []  # those of env (or serve), rollout and train without a living process

@@ -1,11 +1,11 @@
-"""Numbers that travel as a raw frame of their own: a batch has millions.
+"""Fields of numbers that are sent as raw frames; a batch has millions of numbers.
 
-    Packed             marks a field as such
-    Int32s, Float64s   fields that are arrays on both ends, never lists of Python numbers
-    PromptIds          the same of int32; who makes a message may give a list, which becomes an array
-    int32s, float64s   such an array, of any numbers or of little-endian bytes
+    Packed             marks a field of numbers as one raw frame
+    Int32s, Float64s   types of packed fields that are arrays on both ends, never lists of Python numbers
+    PromptIds          like Int32s; a list is also accepted and becomes an array
+    int32s, float64s   make such an array from numbers or from little-endian bytes
 
-A field that is only `Packed` is a list in memory, ten times as large as its frame.
+A field that is only `Packed` is a list in memory, which is ten times as large as its frame.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ else:
     IntArray = FloatArray = array
 
 Code = Literal["i", "d"]
-"""int32 or float64, little-endian in a frame, as struct and array name them."""
+"""int32 or float64, as in the modules struct and array; little-endian in a frame."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Marks a list or an array of numbers that is a frame of its own."""
+    """The mark of a list or an array of numbers that is sent as one raw frame."""
 
     code: Code
 
@@ -47,7 +47,7 @@ def _is_array_of(code: Code) -> Callable[[object], object]:
 def _as_prompt_ids(value: object) -> object:
     if not isinstance(value, list):
         return _is_array_of("i")(value)
-    if any(type(each) is not int for each in value):
+    if any(type(item) is not int for item in value):
         raise ValueError("must be integers")
     try:
         return array("i", value)
@@ -61,17 +61,20 @@ PromptIds = Annotated[IntArray, Packed("i"), PlainValidator(_as_prompt_ids)]
 
 
 def int32s(values: Iterable[int] | bytes) -> IntArray:
-    """Return the integers, or the little-endian bytes of such. Raises OverflowError for one that does not fit."""
+    """Return an array of integers, or of their little-endian bytes.
+
+    Raises OverflowError for an integer that does not fit.
+    """
     return _array("i", values)
 
 
 def float64s(values: Iterable[float] | bytes) -> FloatArray:
-    """Return the numbers, or the little-endian bytes of such."""
+    """Return an array of numbers, or of their little-endian bytes."""
     return _array("d", values)
 
 
 def little_endian(values: array[int] | array[float]) -> bytes:
-    """Return the bytes of an array, as they travel."""
+    """Return the bytes of an array as in a frame."""
     if sys.byteorder == "big":
         values = array(values.typecode, values)
         values.byteswap()
@@ -81,8 +84,8 @@ def little_endian(values: array[int] | array[float]) -> bytes:
 def _array(code: Code, values: Iterable[float] | bytes) -> array:  # type: ignore[type-arg]
     if not isinstance(values, bytes):
         return array(code, values)
-    made = array(code)
-    made.frombytes(values)
+    numbers = array(code)
+    numbers.frombytes(values)
     if sys.byteorder == "big":
-        made.byteswap()
-    return made
+        numbers.byteswap()
+    return numbers

@@ -1,11 +1,11 @@
-"""Publish/subscribe for telemetry: messages are dropped rather than waited for.
+"""Publish/subscribe for telemetry: no process waits for a message, and messages may be dropped.
 
-    Publisher    connects to telemetry-in and sends; drops rather than waits
-    Subscriber   connects to telemetry-out and iterates typed messages
-    Forwarder    binds both in `data`, so that all other processes only connect
+    Publisher    connects to telemetry-in and sends messages
+    Subscriber   connects to telemetry-out and iterates over typed messages
+    Forwarder    binds both addresses in the data service, so that all other processes only connect
 
-Published messages are codec frames; the kind is the topic. Queues are bounded by the high-water
-mark, frames by ZMQ_MAXMSGSIZE. Publisher and Subscriber are made inside a running loop.
+Published messages are codec frames; their kind is the topic. Queues are bounded by the high-water mark,
+frames by ZMQ_MAXMSGSIZE. A Subscriber must be made inside a running event loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Sends messages to telemetry-in; drops them if no process listens or the queue is full."""
+    """A sender of messages to telemetry-in. They are dropped if no process listens or the queue is full."""
 
     def __init__(self, endpoint: str, *, curve: CurveKeys | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -54,7 +54,7 @@ class Publisher:
         self._socket.send_multipart(encode(message), copy=False)
 
     def close(self) -> None:
-        """Give queued messages 0.2 s to go out, and close."""
+        """Close, after at most 0.2 s for sending what is queued."""
         self._socket.close(linger=200)
 
     async def __aenter__(self) -> Self:
@@ -65,7 +65,7 @@ class Publisher:
 
 
 class Subscriber:
-    """Messages of the given types from telemetry-out, as an async iterator that never ends."""
+    """An endless async iterator over the messages of some types from telemetry-out."""
 
     def __init__(
         self, endpoint: str, types: Iterable[type[Message]], *, curve: CurveKeys | None = None
@@ -82,7 +82,7 @@ class Subscriber:
         self._channel = Channel(connect(socket, endpoint, curve), self._take)
 
     async def next(self) -> Message:
-        """Wait for the next message; malformed ones are counted and skipped."""
+        """Wait for the next message and return it; malformed ones are counted and skipped."""
         while True:
             while not self._inbox:
                 self._arrived.clear()
@@ -95,7 +95,7 @@ class Subscriber:
                 self.malformed += 1
                 self._refusals.warn(f"dropped a published message: {error}")
                 continue
-            if isinstance(message, self._types):  # a topic is a prefix: another kind may match it
+            if isinstance(message, self._types):  # a topic is a prefix, which other kinds may have
                 return message
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -103,14 +103,14 @@ class Subscriber:
             yield await self.next()
 
     def close(self) -> None:
-        """Stop; a task that iterates must be cancelled first."""
+        """Close the socket; a task that iterates must be cancelled first."""
         self._channel.close(0)
 
     def _take(self, frames: list[bytes]) -> None:
         self._inbox.append(frames)
         self._arrived.set()
         if len(self._inbox) >= HIGH_WATER_MARK:
-            self._channel.pause()  # until the iterator reads: meanwhile the sender drops
+            self._channel.pause()  # until the iterator reads; the sender drops messages meanwhile
 
     async def __aenter__(self) -> Self:
         return self
@@ -120,10 +120,10 @@ class Subscriber:
 
 
 class Forwarder:
-    """Forwards everything published at one address to the subscribers of the other.
+    """A forwarder of everything published at one address to the subscribers of another.
 
-    Runs in a thread of its own inside ZeroMQ's proxy, so heartbeats flow while its process is busy.
-    One way only, SUB to PUB: an XSUB-XPUB proxy also forwards what subscribers send, and one
+    It runs ZeroMQ's proxy in a thread, so that heartbeats are forwarded while its process is busy. It
+    forwards one way only, from SUB to PUB: an XSUB-XPUB proxy also forwards what subscribers send, and one
     malformed message of theirs ends it.
     """
 
@@ -140,7 +140,7 @@ class Forwarder:
             raise
         self.publish_at = bound_address(self._inlet)
         self.subscribe_at = bound_address(self._outlet)
-        self._files = [socket_file(each) for each in (self.publish_at, self.subscribe_at)]
+        self._files = [socket_file(address) for address in (self.publish_at, self.subscribe_at)]
         control = f"inproc://forwarder-{os.getpid()}-{uuid.uuid4().hex}"
         self._switch: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._switch.bind(control)
@@ -150,7 +150,7 @@ class Forwarder:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and free both addresses; may be called twice."""
+        """Stop the thread and free both addresses. It may be called twice."""
         if self._switch.closed:
             return
         with contextlib.suppress(zmq.Again):  # the thread has ended already
@@ -179,6 +179,6 @@ class Forwarder:
         try:
             zmq.proxy_steerable(self._inlet, self._outlet, None, stop)
         except zmq.ContextTerminated:
-            log.warning("forwarder ended with its context")
+            log.warning("the forwarder of telemetry ended with its ZeroMQ context")
         finally:
             stop.close(linger=0)

@@ -1,17 +1,17 @@
-"""Request/reply that loses nothing, both ends.
+"""Request/reply that loses no request, both ends.
 
-    Requester        asks one server; sends the same id again until the answer or the deadline
-    RequestClient    what callers need of a Requester, as a protocol
-    Replier          serves typed requests; a repeated id is answered from the record, never executed again
-    EncodedReply     an answer that its handler has encoded already, in a thread: a large one
-    Served           counters of what a Replier has done
+    Requester        sends requests to one server, and repeats them until the answer or the deadline
+    RequestClient    the protocol of a Requester for its callers
+    Replier          serves typed requests; a repeated id is answered from its record, never executed again
+    EncodedReply     a reply that its handler has encoded already, e.g. in a thread
+    ReplierCounts    counts of what a Replier has done
 
-On the wire a request is `[request id, *codec frames]` (DEALER), for the server with the client's
-routing id in front (ROUTER); a reply goes back the same way.
+On the wire a request is `[request id, *codec frames]` (DEALER); the server receives it with the client's
+routing id in front (ROUTER), and a reply goes back in the same way.
 
-What bounds what: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server reads no
-further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE, recorded replies by
-count and bytes. Both are made inside a running loop.
+Everything is bounded: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server reads
+no further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE, recorded replies by
+count and bytes. A Requester and a Replier must be made inside a running event loop.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class _Pending:
 
 
 class RequestClient(Protocol):
-    """What callers need of a Requester."""
+    """The method of a Requester that callers use."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """Return the server's answer. Raises DeadlineError, and what the server refuses with."""
+        """Return the server's answer. Raises DeadlineError, and the error by which the server refuses."""
         ...
 
 
 class Requester:
-    """Asks one server. Any number of tasks may ask at once; `peer` names the server in errors.
+    """A client of one server, for any number of tasks; `peer` is the server's name in errors.
 
-    `lost` is set as soon as an established connection is lost, without any timer: the server ended,
-    was killed, or its host vanished. Requests in flight are still repeated until their deadline; a
-    caller that can ask another server waits for `lost` too.
+    `lost` is set as soon as an established connection is lost, without any timer: the server ended, was
+    killed, or its host vanished. Requests in flight are still repeated until their deadline. A caller that
+    can use another server should wait for `lost`, too.
     """
 
     def __init__(
@@ -90,26 +90,25 @@ class Requester:
         curve: CurveKeys | None = None,
         max_in_flight: int = HIGH_WATER_MARK,
     ) -> None:
-        if max_in_flight > HIGH_WATER_MARK:  # a ROUTER drops answers that its queue has no room for
+        if max_in_flight > HIGH_WATER_MARK:  # a ROUTER drops answers that do not fit into its queue
             raise ValueError(f"max_in_flight of {max_in_flight}, at most {HIGH_WATER_MARK}")
         self.endpoint = endpoint
         self.connected = False
-        """Whether a connection is established, keys checked."""
+        """Whether a connection is established and its keys are checked."""
         self.lost = asyncio.Event()
         self._peer = peer
         self._max_in_flight = max_in_flight
         self._asking: dict[bytes, _Pending] = {}
         self._queued: dict[bytes, _Pending] = {}  # beyond max_in_flight, first come first served
-        self._outbox: dict[
-            bytes, _Pending
-        ] = {}  # refused by ZeroMQ: no connection, or its queue is full
+        # Requests that ZeroMQ refused: there is no connection, or its queue is full.
+        self._outbox: dict[bytes, _Pending] = {}
         self._closed = False
         self._loop = asyncio.get_running_loop()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, f"{name[:200]}.{uuid.uuid4().hex[:12]}".encode())
-        # Send only into a live connection: nothing piles up for an absent server, and a restarted
-        # one first receives what is still wanted.
+        # Send only into a live connection: no requests pile up for an absent server, and a restarted one gets
+        # only requests that are still in flight.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         self._watch = PeerWatch(socket, self._peer_is)  # before a connection can be established
         try:
@@ -127,7 +126,7 @@ class Requester:
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait for an answer."""
+        """Number of requests that wait for an answer."""
         return len(self._asking)
 
     async def request(
@@ -140,10 +139,10 @@ class Requester:
     ) -> Reply:
         """Return the server's answer, of the request's `reply_type`.
 
-        The request is sent again with the same id every `retry_s` seconds, and when a lost server
-        is back, until `deadline_s`; pass `request_id` (16 bytes) to ask another server the same
-        thing. Raises DeadlineError; ProtocolError for an invalid answer; where the server refused,
-        the error it names from bus.errors, or RefusedError.
+        The request is sent again with the same id every `retry_s` seconds, and when a lost server is back,
+        until `deadline_s`. Pass `request_id` (16 bytes) to send the same request to another server. Raises
+        DeadlineError, ProtocolError for an invalid answer, and if the server refuses, its error of
+        bus.errors or RefusedError.
         """
         key = request_id or os.urandom(REQUEST_ID_BYTES)
         if len(key) != REQUEST_ID_BYTES:
@@ -152,7 +151,7 @@ class Requester:
             key,
             [key, *encode(message)],
             self._loop.create_future(),
-            lambda asked: DeadlineError(self._late(message, asked, deadline_s)),
+            lambda late: DeadlineError(self._late_text(message, late, deadline_s)),
             self._loop.time() + deadline_s,
             retry_s,
         )
@@ -167,7 +166,7 @@ class Requester:
         return self._checked(message, answer)
 
     async def close(self) -> None:
-        """Give up what is in flight (its callers get a BusError) and close."""
+        """Close; callers of requests in flight get a BusError."""
         self._closed = True
         for pending in [*self._asking.values(), *self._queued.values()]:
             if not pending.answer.done():
@@ -237,16 +236,16 @@ class Requester:
         elif self.connected:
             self.lost.set()
         self.connected = present
-        if back:  # what the lost server had taken may be lost too
+        if back:  # requests that the lost server had received may be lost, too
             for pending in self._asking.values():
                 if not pending.answer.done():
                     self._send(pending)
 
     def _checked(self, message: Request, reply: Reply) -> Reply:
         if isinstance(reply, ErrorReply):
-            known = getattr(errors, reply.error_type, None)
-            if isinstance(known, type) and issubclass(known, DartError):
-                raise known(reply.error)
+            kind = getattr(errors, reply.error_type, None)
+            if isinstance(kind, type) and issubclass(kind, DartError):
+                raise kind(reply.error)
             raise RefusedError(f"{self.endpoint} refused {_kind(message)}: {reply.error}")
         if not isinstance(reply, message.reply_type):
             raise ProtocolError(
@@ -255,13 +254,13 @@ class Requester:
             )
         return reply
 
-    def _late(self, message: Request, pending: _Pending, deadline_s: float) -> str:
+    def _late_text(self, message: Request, pending: _Pending, deadline_s: float) -> str:
         peer = self._peer or "the server"
-        cure = start(self._peer) if self._peer else "start the server"
+        fix = start(self._peer) if self._peer else "start the server"
         if pending.sent:
             why = f"{peer} received it {pending.sent} times but did not answer; see its log"
         else:
-            why = f"no process serves there; {cure}"
+            why = f"no process serves there; {fix}"
         return f"{_kind(message)} to {self.endpoint} had no answer in {deadline_s:g} s: {why}"
 
 
@@ -272,8 +271,8 @@ def _kind(message: Message) -> str:
 # --- the server's end ----------------------------------------------------------------------
 
 PARTING_S = 0.1
-"""Pause between a server's last answer and its end: a client whose connection closes may lose what
-it has not read yet (libzmq drops the pipe of a socket with ZMQ_IMMEDIATE)."""
+"""Pause between a server's last answer and its end. A client may lose answers that it has not read when its
+connection closes (libzmq drops the pipe of a socket with ZMQ_IMMEDIATE)."""
 
 
 @dataclass(frozen=True)
@@ -284,12 +283,12 @@ class EncodedReply:
 
     @classmethod
     def of(cls, reply: Reply) -> Self:
-        """Raise as `encode` does."""
+        """Return the encoded reply. Raises as `encode` does."""
         return cls(encode(reply))
 
 
 Handler = Callable[[str, Request], Awaitable[Reply | EncodedReply]]
-"""(client's name, request) -> reply; a DartError it raises becomes an ErrorReply."""
+"""(client's name, request) -> reply. A DartError that it raises becomes an ErrorReply."""
 
 
 class _ReplyCache:
@@ -304,25 +303,25 @@ class _ReplyCache:
         return self._replies.get(key)
 
     def put(self, key: bytes, frames: list[bytes]) -> None:
-        """Keep the reply; the oldest go first, the newest always stays."""
+        """Add a reply; the oldest ones are removed to keep the bounds, the newest always stays."""
         self._replies[key] = frames
         self._bytes += sum(map(len, frames))
         while len(self._replies) > 1 and (
             len(self._replies) > self._max_count or self._bytes > self._max_bytes
         ):
-            _, dropped = self._replies.popitem(last=False)
-            self._bytes -= sum(map(len, dropped))
+            _, oldest = self._replies.popitem(last=False)
+            self._bytes -= sum(map(len, oldest))
 
 
 @dataclass
-class Served:
-    """What a Replier has done so far."""
+class ReplierCounts:
+    """Counts of what a Replier has done."""
 
-    requests: int = 0  # handed to the handler
-    repeats: int = 0  # answered from the record, or joined to one being handled
+    requests: int = 0  # passed to the handler
+    repeats: int = 0  # answered from the record, or joined to a request that is being handled
     malformed: int = 0  # refused by the codec
     refused: int = 0  # the handler raised a DartError
-    crashed: int = 0  # the handler raised anything else
+    crashed: int = 0  # the handler raised another exception
 
 
 @dataclass(slots=True)
@@ -332,10 +331,10 @@ class _Execution:
 
 
 class Replier:
-    """Serves typed requests at one address; each id is executed once while its reply is kept.
+    """A server of typed requests at one address; each id is executed once while its reply is in the record.
 
-    After a restart of the server the record is empty: handlers must then be idempotent by the
-    message's own keys (trajectory and step, batch id), as all handlers of `dart` are.
+    After a restart of the server the record is empty. So handlers must be idempotent by the message's own
+    keys (trajectory and step, batch id), as all handlers of `dart` are.
     """
 
     def __init__(
@@ -353,7 +352,7 @@ class Replier:
         bind(socket, endpoint, curve)
         self.endpoint = bound_address(socket)
         self._file = socket_file(self.endpoint)
-        self.served = Served()
+        self.counts = ReplierCounts()
         self._refusals = RefusalLog()
         self._channel = Channel(socket, self._take)
         self._channel.pause()  # until there is a handler
@@ -371,7 +370,7 @@ class Replier:
         await self.close()
 
     async def serve(self, handler: Handler) -> None:
-        """Answer requests until `close` is called; no message of a client ends it."""
+        """Answer requests until `close` is called; no message from a client can end it."""
         self._handler = handler
         self._channel.resume()
         try:
@@ -381,7 +380,7 @@ class Replier:
             self._channel.pause()
 
     async def close(self, linger_s: float = LINGER_S) -> None:
-        """Take no more requests, give running handlers `linger_s` to answer, and free the address."""
+        """Accept no more requests, give running handlers `linger_s` to answer, and free the address."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -398,30 +397,33 @@ class Replier:
         self._channel.close(linger_s)
 
     def _take(self, frames: list[bytes]) -> None:
-        """Answer from the record, join a request being handled, or start a handler for a new one."""
+        """Handle one message: answer from the record, join a running handler, or start one."""
         if len(frames) < 2 or len(frames[1]) != REQUEST_ID_BYTES:
-            self.served.malformed += 1
+            self.counts.malformed += 1
             return
+        # 1. A repeated request.
         client, key = frames[0], frames[1]
-        recorded = self._record.get(key)
-        if recorded is not None:
-            self.served.repeats += 1
-            self._answer(client, key, recorded)
+        reply = self._record.get(key)
+        if reply is not None:
+            self.counts.repeats += 1
+            self._answer(client, key, reply)
             return
         if key in self._jobs:
-            self.served.repeats += 1
+            self.counts.repeats += 1
             self._jobs[key].clients.add(client)
             return
+        # 2. A malformed request.
         try:
             message = decode(frames[2:])
             if not isinstance(message, Request):
                 raise ProtocolError(f"{_kind(message)} is not a request")
         except ProtocolError as error:
-            self.served.malformed += 1
+            self.counts.malformed += 1
             self._refusals.warn(f"{self.endpoint}: refused a message: {error}")
             self._answer(client, key, encode(_error_reply(error)))
             return
-        self.served.requests += 1
+        # 3. A new request.
+        self.counts.requests += 1
         assert self._handler is not None  # the channel is paused without one
         work = self._work(self._handler, client, key, message)
         self._jobs[key] = _Execution(asyncio.create_task(work), {client})
@@ -444,10 +446,10 @@ class Replier:
             reply = await handler(client, message)
             return reply.frames if isinstance(reply, EncodedReply) else encode(reply)
         except DartError as error:
-            self.served.refused += 1
+            self.counts.refused += 1
             return encode(_error_reply(error))
         except Exception:
-            self.served.crashed += 1
+            self.counts.crashed += 1
             log.exception("%s: %s from %s failed", self.endpoint, _kind(message), client)
             return encode(
                 ErrorReply(
@@ -457,8 +459,8 @@ class Replier:
             )
 
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
-        # A ROUTER never waits: it drops answers to an absent client, which asks again. A connected
-        # client has room for all it has in flight.
+        # A ROUTER never waits: it drops answers to an absent client, which sends its request again. A
+        # connected client has room for the answers to all of its requests in flight.
         self._answered_at = time.monotonic()
         self._channel.send([client, key, *frames])
 

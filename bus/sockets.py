@@ -1,17 +1,18 @@
 """ZeroMQ sockets in an asyncio loop: opened with limits, time-outs and keys, driven by callbacks.
 
-    connect, bind   give a fresh socket its options and its address; closed again on any error
-    bound_address   where it really serves, e.g. the port chosen for a wildcard
-    socket_file, remove_socket_file   the file of an ipc:// address, which ZeroMQ leaves behind
-    Channel         calls `take` for each message that comes in; `send` never waits
-    PeerWatch       reports at once when a connection is established and when it is lost
-    RefusalLog      warnings about refused messages, limited in rate
+    connect, bind        set a new socket's options and its address, and close it on any error
+    bound_address        returns the address of a bound socket, e.g. with the port chosen for a wildcard
+    socket_file          returns the file of an ipc:// address
+    remove_socket_file   removes that file, which ZeroMQ leaves behind
+    Channel              calls `take` for each message that comes; `send` never waits
+    PeerWatch            reports at once when a connection is established and when it is lost
+    RefusalLog           logs warnings about refused messages, at a limited rate
 
-ZeroMQ's descriptor is edge-triggered (zmq_getsockopt(3), ZMQ_FD): it signals once for any number of
-events, and sending or receiving may consume the signal. So `Channel` reads ZMQ_EVENTS until
-nothing is left, also after each send.
+ZeroMQ's descriptor is edge-triggered (zmq_getsockopt(3), ZMQ_FD): it signals once for any number of events,
+and sending or receiving may consume the signal. So `Channel` reads ZMQ_EVENTS until there are none, also
+after each send.
 
-Only the bus's own modules use it; all other code uses the typed sockets of requests.py and pubsub.py.
+Only modules of the bus use this module; all other code uses the typed sockets of requests.py and pubsub.py.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from bus.errors import BusError, ConfigError, DartError
 log = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 256
-"""Messages that wait on one connection before the sender waits (request/reply) or drops (PUB)."""
+"""Most messages in the queue of one connection; then the sender waits (request/reply) or drops them (PUB)."""
 LINGER_S = 2.0
 REQUEST_ID_BYTES = 16
 _UNBIND_S = 1.0
 _NOT_HERE = "set bus.host to an address of the host of `dart data`, and of `dart train` where it broadcasts weights"
-_TCP_CURES = {
+_TCP_FIXES = {
     errno.EADDRINUSE: "stop the process that listens there (ss -ltnp), or change bus.port: `dart data` needs that "
     "port and the two after it, `dart train` the third where it broadcasts weights",
     errno.EADDRNOTAVAIL: _NOT_HERE,
@@ -81,7 +82,10 @@ def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
 
 
 def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
-    """Connect, now or as soon as the other side appears. Raises ConfigError, BusError."""
+    """Connect, now or as soon as the other side appears, and return the socket.
+
+    Raises ConfigError for an address that needs keys, BusError if it is not possible.
+    """
     with _closed_on_error(socket, f"cannot connect to {endpoint}"):
         check_secure(endpoint, curve)
         _prepare(socket, endpoint)
@@ -96,7 +100,7 @@ def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
 
 
 def bind(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
-    """Serve at the address and let in only the allowed keys.
+    """Serve at the address, for the allowed keys alone, and return the socket.
 
     Raises ConfigError, also for a tcp port in use; BusError for an ipc address in use.
     """
@@ -112,43 +116,43 @@ def bind(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            if not endpoint.startswith("tcp:") or error.errno not in _TCP_CURES:
+            if not endpoint.startswith("tcp:") or error.errno not in _TCP_FIXES:
                 raise
             raise ConfigError(
-                f"cannot serve at {endpoint}: {os.strerror(error.errno)}; {_TCP_CURES[error.errno]}"
+                f"cannot serve at {endpoint}: {os.strerror(error.errno)}; {_TCP_FIXES[error.errno]}"
             ) from None
     return socket
 
 
 def socket_file(endpoint: str) -> tuple[str, int, int] | None:
-    """Path, device and inode of the file at which a bound ipc:// address serves; None for others."""
+    """Return path, device and inode of the file of a bound ipc:// address; None for other addresses."""
     path = endpoint.removeprefix("ipc://")
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return None
-    return None if path == endpoint else (path, found.st_dev, found.st_ino)
+    return None if path == endpoint else (path, status.st_dev, status.st_ino)
 
 
 def remove_socket_file(file: tuple[str, int, int] | None) -> None:
-    """Remove the file of a socket that is about to close, unless another lies in its place."""
+    """Remove the file of a socket that is about to close, unless another file has taken its place."""
     with suppress(OSError):
         if file is not None and socket_file(f"ipc://{file[0]}") == file:
             Path(file[0]).unlink()
 
 
 def bound_address(socket: zmq.Socket[Any]) -> str:
-    """Return the address a bound socket serves at, as others connect to it."""
+    """Return the address of a bound socket, to which others connect."""
     address = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(address, bytes)
     return address.rstrip(b"\0").decode("utf-8")
 
 
 def _check_free(endpoint: str) -> None:
-    """Refuse an ipc:// address where a process listens: ZeroMQ would take it over without an error.
+    """Raise BusError for an ipc:// address at which a process listens; ZeroMQ would silently take it over.
 
-    A server that has just closed listens a moment longer, in ZeroMQ's own thread; this waits up to
-    a second for that. Raises BusError.
+    A server that has just closed listens a moment longer, in ZeroMQ's thread; this waits up to a second for
+    that.
     """
     path = endpoint.removeprefix("ipc://")
     deadline = time.monotonic() + _UNBIND_S
@@ -164,24 +168,24 @@ def _check_free(endpoint: str) -> None:
 
 
 class _AllowedKeys:
-    """What the authenticator asks for one address: is this public key let in?"""
+    """The public keys that the authenticator admits at one address."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
 
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq calls it so
-        """`key` is Z85 text."""
+        """Return True if the key, a Z85 text, is allowed."""
         return key.decode("ascii") in self._allowed
 
 
 class _Authenticators:
-    """One ZAP authenticator per context; without one, ZeroMQ lets in any key."""
+    """The ZAP authenticators, one for each context; without one, ZeroMQ admits any key."""
 
     def __init__(self) -> None:
         self._by_context: dict[int, ThreadAuthenticator] = {}
 
     def admit(self, context: zmq.Context[Any], allowed: Iterable[str]) -> str:
-        """Let these keys into the socket that uses the returned ZAP domain."""
+        """Return a new ZAP domain; a socket that uses it admits these keys."""
         authenticator = self._by_context.get(context.underlying)
         if authenticator is None:
             authenticator = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
@@ -198,14 +202,14 @@ _AUTHENTICATORS = _Authenticators()
 # --- in the loop ----------------------------------------------------------------------------
 
 _BURST = 4
-"""Messages taken before other callbacks of the loop run."""
+"""Messages that are handled before other callbacks of the loop run."""
 
 _COPY_BYTES = 256 * 2**10
-"""Smaller frames are copied to be sent: sending without a copy costs more for them."""
+"""Smaller frames are copied to be sent, which costs less for them than sending without a copy."""
 
 
 class Channel:
-    """Owns an open socket and drives it from the running loop."""
+    """An open socket that is driven by the running event loop."""
 
     def __init__(
         self,
@@ -214,7 +218,7 @@ class Channel:
         *,
         room: Callable[[], None] | None = None,
     ) -> None:
-        """`take` gets each message's frames; `room` is called when a refused send may be tried again."""
+        """Call `take` with each message's frames, and `room` when a refused send may succeed."""
         self._socket = socket
         socket.copy_threshold = _COPY_BYTES
         self._take = take
@@ -225,7 +229,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._descriptor: int = socket.FD
         self._loop.add_reader(self._descriptor, self._turn)
-        self._soon()  # earlier messages are not signalled again
+        self._soon()  # the descriptor does not signal earlier messages again
 
     @property
     def closed(self) -> bool:
@@ -233,11 +237,11 @@ class Channel:
         return self._socket.closed
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        """Queue a message; False, with nothing queued, if that would block."""
+        """Queue a message; return False, with nothing queued, if that would block."""
         socket = self._socket
         last = len(frames) - 1
         try:
-            # Only the first frame can be refused: ZeroMQ counts messages, not frames.
+            # Only the first frame can be refused, since ZeroMQ counts messages and not frames.
             for index, frame in enumerate(frames):
                 socket.send(frame, _NOBLOCK if index == last else _NOBLOCK_MORE, copy=False)
         except zmq.Again:
@@ -249,17 +253,17 @@ class Channel:
         return True
 
     def pause(self) -> None:
-        """Leave incoming messages in ZeroMQ's queue, and so in the sender's."""
+        """Leave incoming messages in the queues of ZeroMQ and of the sender."""
         self._paused = True
 
     def resume(self) -> None:
-        """Take messages again."""
+        """Receive messages again."""
         if self._paused and not self.closed:
             self._paused = False
             self._soon()
 
     def close(self, linger_s: float) -> None:
-        """Take nothing more; sent messages have `linger_s` to go out."""
+        """Receive nothing more, and close once queued messages are sent, after at most `linger_s`."""
         if not self.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.close(linger=int(linger_s * 1000))
@@ -300,10 +304,10 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class PeerWatch:
-    """Reports at once when a socket's connection is established, keys checked, and when it is lost.
+    """A watch that reports at once when a socket's connection is established and when it is lost.
 
-    A killed process's connections are closed by its kernel; a host that vanished is noticed by
-    ZeroMQ's own heartbeat on tcp://. Attempts to reconnect are not reported.
+    The kernel closes the connections of a killed process; ZeroMQ's heartbeat on tcp:// notices a host that
+    has vanished. Attempts to reconnect are not reported.
     """
 
     def __init__(self, socket: zmq.Socket[Any], report: Callable[[bool], None]) -> None:
@@ -318,11 +322,10 @@ class PeerWatch:
         self._channel = Channel(events, self._take)
 
     def close(self) -> None:
-        """Stop watching; to be called before the watched socket is closed."""
+        """Stop watching; call it before the watched socket is closed."""
         if not self._watched.closed:
-            self._watched.monitor(
-                None, 0
-            )  # first: its thread would wait for a listener that is gone
+            # This must come first, or ZeroMQ's thread would wait for a listener that is gone.
+            self._watched.monitor(None, 0)
         self._channel.close(0)
 
     def _take(self, frames: list[bytes]) -> None:
@@ -330,18 +333,18 @@ class PeerWatch:
 
 
 WARNING_INTERVAL_S = 1.0
-"""Between two warnings of one log about messages that were refused."""
+"""Time between two warnings of one log about refused messages."""
 
 
 class RefusalLog:
-    """Warns of refused messages once a second at most, so that a flood of them fills no disk."""
+    """A log of refused messages with at most one warning a second, so that a flood cannot fill the disk."""
 
     def __init__(self) -> None:
         self._next_at = 0.0  # monotonic seconds
         self._skipped = 0
 
     def warn(self, text: str) -> None:
-        """Log it, or only count it if the last warning is less than WARNING_INTERVAL_S old."""
+        """Log a warning, or only count it if the last one is less than WARNING_INTERVAL_S old."""
         now = time.monotonic()
         if now < self._next_at:
             self._skipped += 1

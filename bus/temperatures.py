@@ -1,6 +1,7 @@
-"""The range of sampling temperatures: for messages and for the configuration, which loads no messages."""
+"""The range of sampling temperatures, for messages and the configuration, which imports no messages."""
 
 from __future__ import annotations
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 10.0
-"""What logits can be divided by in any dtype: one request beyond fails all of its prefill."""
+"""Range in which logits of any dtype can be divided; a request outside of it would fail its whole prefill
+batch."""

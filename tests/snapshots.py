@@ -92,7 +92,7 @@ def snapshot(**changes: object) -> Snapshot:
         ],
         "success": 0.5,
         "success_curve": [0.2, 0.5],
-        "rates": Rates(window_s=60, trajectories=120, steps=400, actions=390, train_steps=6),
+        "rates": Rates(window_s=60, trajectories=120, steps=400, actions=390, updates=6),
         "staleness": StalenessView(mean=0.5, max=2, histogram={0: 5, 2: 5}),
         "metrics": {"loss": 0.25, "grad_norm": 1.5},
         "metric_curves": {"loss": [0.5, 0.25]},

@@ -34,11 +34,11 @@ BASES: dict[str, tuple[str, ...]] = {
         "data.task_sampling=uniform",
         "data.early_stop=false",
     ),
-    SINGLE: (  # single stream: groups of one, held against trackers of each task's steps
+    SINGLE: (  # single stream: groups of one, held against baselines of each task's steps
         *_COMMON,
         "data.group_size=1",
         "data.groups_per_batch=32",
-        "data.advantage=step_tracker",
+        "data.advantage=step_baseline",
         "data.task_sampling=deviation",
         "data.early_stop=false",
     ),
@@ -58,9 +58,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     "batch-16": ("data.groups_per_batch=16",),
     "fresh": ("data.max_staleness=1",),
     "uniform": ("data.task_sampling=uniform",),
-    "margin": ("data.tracker_margin=0.1",),  # less is expected than the trackers say
+    "margin": ("data.baseline_margin=0.1",),  # less is expected than the baselines say
     "critic": ("train.critic=gae",),
-    "task-tracker": ("data.advantage=task_tracker",),
+    "task-baseline": ("data.advantage=task_baseline",),
 }
 """Part -> the `--set` that turn it on; `{pool}` is the folder of oracle trajectories."""
 
@@ -161,9 +161,9 @@ NAMED: dict[str, Arm] = {
 }
 """Short name -> arm of the first study of curation (configs/curation.toml)."""
 
-TRACKED = Arm(SINGLE, ("replay", "margin"))
+RUNNING_BASELINE = Arm(SINGLE, ("replay", "margin"))
 """Ours without its critic."""
-BASELINE, OURS = Arm(GRPO), replace(TRACKED, parts=(*TRACKED.parts, "critic"))
+BASELINE, OURS = Arm(GRPO), replace(RUNNING_BASELINE, parts=(*RUNNING_BASELINE.parts, "critic"))
 
 GROUPS: dict[str, tuple[Arm, ...]] = {
     "main": (BASELINE, OURS),
@@ -173,11 +173,11 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
         *(Arm(GRPO, (part,)) for part in NEW_PARTS),
     ),
     "left-out": (
-        TRACKED,
+        RUNNING_BASELINE,
         Arm(SINGLE, ("margin",)),
         Arm(SINGLE, ("replay",)),
         Arm(GRPO, ("replay",), "1.5e-4"),
-        *(replace(OURS, parts=(*OURS.parts, part)) for part in ("task-tracker", "uniform")),
+        *(replace(OURS, parts=(*OURS.parts, part)) for part in ("task-baseline", "uniform")),
         replace(OURS, schedule="flat"),
     ),
     "added": tuple(replace(OURS, parts=(*OURS.parts, part)) for part in ("batch-16", "fresh")),

@@ -241,9 +241,9 @@ def _groups(reader: Reader) -> dict[str, int]:
 
 
 def explained(reader: Reader) -> dict[str, list[float]]:
-    """How much of the rewards trackers and a critic explained, by thirds of the run; empty without a critic."""
+    """How much of the rewards baselines and a critic explained, by thirds of the run; empty without a critic."""
     found: dict[str, list[float]] = {}
-    for name in ("tracker_explained", "critic_explained"):
+    for name in ("baseline_explained", "critic_explained"):
         told = [each.value for each in reader.metrics(name)]
         if len(told) >= 3:
             found[name] = [round(mean(third), 3) for third in thirds(told)]

@@ -7,7 +7,7 @@
     play_arm         one run of one arm
 
 Real processes over the real bus and database; environments, engines and the optimizer take simulated
-time. The baseline is the coupled batch-wise loop in the same code, measured in the same invocation,
+time. The baseline is the synchronous batch-wise loop in the same code, measured in the same invocation,
 interleaved, on the same machine; figures are medians over the repeats. The physical limit is the least of
 what environments, rollout workers and trainer can do (bound.py). docs/data.md has the definitions and
 the committed result.
@@ -72,11 +72,11 @@ def _arm(name: str, title: str, scheduling: str, *more: str) -> Arm:
 ARMS = {
     arm.name: arm
     for arm in (
-        _arm("coupled-batch", "coupled, batch-wise", "batch"),
+        _arm("coupled-batch", "synchronous, batch-wise", "batch"),
         _arm("oversample", "over-sample, discard", "oversample"),
         _arm("april", "APRIL", "april"),
-        _arm("all-at-once", "decoupled, all sync at once", "rollout", "weights.concurrent=0"),
-        _arm("rolling", "decoupled, rolling sync", "rollout", "weights.concurrent=1"),
+        _arm("all-at-once", "asynchronous, all sync at once", "rollout", "weights.concurrent=0"),
+        _arm("rolling", "asynchronous, rolling sync", "rollout", "weights.concurrent=1"),
     )
 }
 """By name, in their order of presentation."""
@@ -179,7 +179,7 @@ async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: b
                 options.pictures / name,
                 title=title,
                 speedup=speedup,
-                coupled=config.data.takes_turns,
+                takes_turns=config.data.takes_turns,
             )
     return measured
 

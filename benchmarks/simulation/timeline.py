@@ -76,14 +76,20 @@ def phases_of_slots(
 
 
 def draw(
-    recording: Recording, reader: Reader, path: Path, *, title: str, speedup: float, coupled: bool
+    recording: Recording,
+    reader: Reader,
+    path: Path,
+    *,
+    title: str,
+    speedup: float,
+    takes_turns: bool,
 ) -> None:
     """Write the picture of one run as a PNG; time in simulated minutes."""
     from matplotlib.figure import Figure
 
     began, ended = recording.began, recording.ended
     grid = phases_of_slots(episode_times(reader), step_times(reader), began, ended)
-    if coupled:
+    if takes_turns:
         _suspend(grid, _turns(reader, ended), began, ended)
     minutes = (ended - began) * speedup / 60
 
@@ -157,7 +163,7 @@ def _draw_workers(
 
 
 def _turns(reader: Reader, ended: float) -> list[tuple[float, float]]:
-    """When the rollouts of a coupled run paused: from a batch until all workers have its weights."""
+    """When the rollouts of a synchronous run paused: from a batch until all workers have its weights."""
     syncs = reader.syncs()
     turns = []
     for batch in reader.batches():

@@ -6,7 +6,7 @@ learning_rate  an update's place in the run -> its learning rate
 task_sampling  success rates -> which task is played next, and how often
 action_values  which action an explorer of applications tries next, from what was tried before
 regions        a pointer's distribution over the cells of a screen -> where it points
-success_trackers       expected rewards of tasks and steps -> advantages without groups
+running_baselines      expected rewards of tasks and steps -> advantages without groups
 memory_bounds  sizes that bound the trainer's memory
 statistics     confidence intervals of shares of episodes, tests whether policies or raters differ
 logprob_gap    how far two log-probabilities of the same tokens are apart

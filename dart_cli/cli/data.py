@@ -389,7 +389,7 @@ def export(
 
     Example: dart data export runs/quickstart successes --outcome pass
     """
-    from dart_cli.data.exchange.transfer import Choice, chosen, export_run
+    from dart_cli.data.exchange.transfer import Selection, export_run, select_ids
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.find import check_tasks, find_run
     from dart_cli.runtime.tables import progress
@@ -401,7 +401,7 @@ def export(
     config = config_of(target) if was_started else None  # else it holds a pool alone
     with open_reader(run_dir) as reader:
         check_tasks(reader, tasks or [])
-        ids = chosen(reader, Choice(outcome, tuple(tasks or ()), pool))
+        ids = select_ids(reader, Selection(outcome, tuple(tasks or ()), pool))
         with progress("exporting", len(ids), "trajectories") as advance:
             done = export_run(reader, ids, folder, config=config, progress=advance)
     if as_json:

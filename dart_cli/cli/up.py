@@ -32,7 +32,7 @@ from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import composed_tasks
-from dart_cli.data.run_end import learned
+from dart_cli.data.run_end import learned_line
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.doctor.plan_findings import refuse_full
 from dart_cli.evaluation.results import Evaluation, read_evaluation
@@ -309,7 +309,7 @@ def _learned(config: Config) -> str:
     """Return the line of a run that train.stop_at has ended; empty if it has not."""
     try:
         with open_reader(config.run.dir) as reader:
-            line = learned(reader.run().learned, config.train)
+            line = learned_line(reader.run().learned, config.train)
             trained = sum(batch.state == "trained" for batch in reader.batches())
             return f"{line} after {trained} of {config.train.updates} updates" if line else ""
     except (RunDirectoryError, StoreError):

@@ -1,10 +1,10 @@
-"""What each task's trajectories lead one to expect, where groups have one member: live, and in the store.
+"""The running baselines of a run: the rewards that are expected of each task, if groups have one member.
 
-    Baselines   the trackers of one run: `expected` before a batch, `learn` of it when it is filed
+    Baselines   `expected` is called before a batch is formed, `learn` when it is filed
 
-A tracker learns of a trajectory when the batch with it is filed, in the transaction that files the batch,
-so that the trackers follow from the batches alone: after any restart they are those of a run without one.
-Invalid trajectories teach them nothing, nor do members of the pool, whose rewards are not the policy's.
+A baseline learns from a trajectory in the transaction that files its batch. So the baselines follow from the
+batches alone, and a restart does not change them. They learn nothing from invalid trajectories, nor from
+members of the experience pool, whose rewards are not the policy's.
 """
 
 from __future__ import annotations
@@ -12,78 +12,80 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
-from dart_cli.algo.success_trackers import WHOLE_TASK, Tracker, expected_by_step
-from dart_cli.config.schema import BY_TRACKER, DataConfig
-from dart_cli.data.curate import FinishedGroup, Tracking
-from dart_cli.data.store.rows import TrackerRow
+from dart_cli.algo.running_baselines import WHOLE_TASK, RunningBaseline, expected_by_step
+from dart_cli.config.schema import BY_BASELINE, DataConfig
+from dart_cli.data.curate import BaselineComparison, FinishedGroup
+from dart_cli.data.store.rows import BaselineRow
 
 
-class TrackerStore(Protocol):
-    """Where trackers are kept: a run's Store."""
+class BaselineStore(Protocol):
+    """A place where baselines are stored, such as a run's Store."""
 
-    def trackers(self) -> Iterable[TrackerRow]:
-        """As they were saved last."""
+    def baselines(self) -> Iterable[BaselineRow]:
+        """Return the rows that were saved last."""
         ...
 
-    def save_trackers(self, rows: Iterable[TrackerRow]) -> None:
-        """Keep these."""
+    def save_baselines(self, rows: Iterable[BaselineRow]) -> None:
+        """Save rows; they replace those of the same task and step."""
         ...
 
 
 class Baselines:
-    """Trackers by task and step. Nothing without an advantage by trackers."""
+    """The running baselines by task and step; empty unless data.advantage uses them."""
 
-    def __init__(self, data: DataConfig, store: TrackerStore) -> None:
-        self._data = data
+    def __init__(self, config: DataConfig, store: BaselineStore) -> None:
+        self._config = config
         self._store = store
-        self._by_task: dict[str, dict[int, Tracker]] = {}  # task id -> step, or WHOLE_TASK
+        self._by_task: dict[str, dict[int, RunningBaseline]] = {}  # task id -> step, or WHOLE_TASK
         if self.in_use:
-            for row in store.trackers():
-                of_task = self._by_task.setdefault(row.task_id, {})
-                of_task[row.step] = Tracker(row.passed, row.failed)
+            for row in store.baselines():
+                by_step = self._by_task.setdefault(row.task_id, {})
+                by_step[row.step] = RunningBaseline(row.passed, row.failed)
 
     @property
     def in_use(self) -> bool:
-        """Whether advantages are by trackers."""
-        return self._data.advantage in BY_TRACKER
+        """Whether advantages are by running baselines."""
+        return self._config.advantage in BY_BASELINE
 
     @property
-    def tracking(self) -> Tracking | None:
-        """How trajectories are compared with the trackers; None without an advantage by trackers."""
+    def comparison(self) -> BaselineComparison | None:
+        """What trajectories are compared with; None if advantages are not by running baselines."""
         if not self.in_use:
             return None
-        return Tracking(self.expected, self._data.tracker_margin)
+        return BaselineComparison(self.expected, self._config.baseline_margin)
 
     @property
-    def reason(self) -> Literal["mixed", "tracked"]:
-        """Why a trajectory is trained on."""
-        return "tracked" if self.in_use else "mixed"
+    def reason(self) -> Literal["mixed", "baseline"]:
+        """Reason for which a trajectory of a batch is trained on."""
+        return "baseline" if self.in_use else "mixed"
 
     def expected(self, task_id: str, steps: int) -> list[float]:
-        """Return the reward that is expected at each step [steps] of an episode of the task, as of now."""
-        of_task = self._by_task.get(task_id, {})
-        if self._data.advantage == "step_tracker":
-            return [tracker.value for tracker in expected_by_step(of_task, steps)]
-        return [of_task.get(WHOLE_TASK, Tracker()).value] * steps
+        """Return the reward that is expected now at each step [steps] of an episode of the task."""
+        by_step = self._by_task.get(task_id, {})
+        if self._config.advantage == "step_baseline":
+            return [baseline.value for baseline in expected_by_step(by_step, steps)]
+        return [by_step.get(WHOLE_TASK, RunningBaseline()).value] * steps
 
     def learn(self, groups: Iterable[FinishedGroup]) -> None:
-        """Learn from the groups of a batch that is filed: their trajectories' rewards, in order.
+        """Update the baselines by the rewards of a batch's trajectories, in order, and save them.
 
         This is part of the transaction that files the batch.
         """
         if not self.in_use:
             return
-        changed: dict[tuple[str, int], Tracker] = {}
+        changed: dict[tuple[str, int], RunningBaseline] = {}
         for group in groups:
-            of_task = self._by_task.setdefault(group.task_id, {})
+            by_step = self._by_task.setdefault(group.task_id, {})
             for member in group.valid:
-                old = {WHOLE_TASK: of_task.get(WHOLE_TASK, Tracker())}
-                if self._data.advantage == "step_tracker":
-                    # All as they were before this trajectory, or a new step's would count it twice.
-                    old |= dict(enumerate(expected_by_step(of_task, member.steps)))
-                of_task |= {step: was.after(member.reward or 0.0) for step, was in old.items()}
-                changed |= {(group.task_id, step): of_task[step] for step in old}
-        self._store.save_trackers(
-            TrackerRow(task_id, step, tracker.passed, tracker.failed)
-            for (task_id, step), tracker in changed.items()
+                before = {WHOLE_TASK: by_step.get(WHOLE_TASK, RunningBaseline())}
+                if self._config.advantage == "step_baseline":
+                    # All are read before any is updated: a new step begins as the step before it was before
+                    # this trajectory, which would count twice otherwise.
+                    before |= dict(enumerate(expected_by_step(by_step, member.steps)))
+                reward = member.reward or 0.0
+                by_step |= {step: baseline.after(reward) for step, baseline in before.items()}
+                changed |= {(group.task_id, step): by_step[step] for step in before}
+        self._store.save_baselines(
+            BaselineRow(task_id=task_id, step=step, passed=baseline.passed, failed=baseline.failed)
+            for (task_id, step), baseline in changed.items()
         )

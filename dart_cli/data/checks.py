@@ -1,15 +1,15 @@
-"""Whether what comes in can be trained on, before it is filed.
+"""Check that trajectories can be trained on, before they are filed.
 
-check_step    lengths, ranges, version spans, patches and image hashes of a step that an environment submits
-check_end     the end of a trajectory
-model_facts   what the run's model folder says of tokens and images: `ModelFacts.incompatibility`, of a
-              step from another run
+    check_step    checks a step that an environment submits: lengths, ranges, spans, patches, hashes
+    check_end     checks the end of a trajectory
+    model_facts   reads the tokens and image sizes of the run's model from its folder
+    ModelFacts    compares a step from another run with them
 
-A sample that the model cannot process would end the trainer, be served again, and end it again.
-So foreign trajectories are compared with the model's folder first, without torch: token
-ids with the vocabulary and with those that are never sampled, lengths with its positions, image
-placeholders with the sizes of the images, and the vocabulary's fingerprint with that of the model
-the tokens were made for.
+A sample that the model cannot process would end the trainer, be served again, and end it again. So
+trajectories from elsewhere are first compared with the model's folder, without torch: token ids with the
+vocabulary and with the tokens that are never sampled, lengths with the model's positions, image
+placeholders with the sizes of the images, and the vocabulary's fingerprint with the fingerprint of the
+model that the tokens were made for.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"
 def check_step(record: StepRecord, config: Config) -> None:
     """Raise ProtocolError if lengths, ranges, spans or hashes do not fit together.
 
-    What is filed is trained on: a step that the trainer would refuse must not become part of a
-    batch, which would be served again and again.
+    A step that the trainer would refuse must not become part of a batch, which would be served again and
+    again.
     """
     where = f"step {record.step} of {record.trajectory_id}"
+    # 1. Every number is in range.
     _check_range(where, "step", [record.step])
     _check_range(where, "prompt_token_ids", record.prompt_token_ids)
     _check_range(where, "token_ids", record.sampled.token_ids)
     _check_range(where, "version_spans", [span.version for span in record.sampled.version_spans])
     _check_times(where, record.model_s, record.env_s)
+    # 2. There are tokens, with as many log-probabilities and entropies.
     length = len(record.sampled.token_ids)
     if not length or not record.prompt_token_ids:
         raise ProtocolError(f"{where}: prompt_token_ids and token_ids must not be empty")
@@ -63,6 +65,7 @@ def check_step(record: StepRecord, config: Config) -> None:
             raise ProtocolError(f"{where}: {name} must be as many as token_ids, {length}")
         if not all(map(isfinite, values)):
             raise ProtocolError(f"{where}: {name} must be finite")
+    # 3. The version spans cover each token once.
     covered = 0
     for span in record.sampled.version_spans:
         if span.start != covered or not covered < span.end <= length:
@@ -70,10 +73,12 @@ def check_step(record: StepRecord, config: Config) -> None:
         covered = span.end
     if covered != length:
         raise ProtocolError(f"{where}: version_spans cover {covered} of {length} tokens")
+    # 4. The patches are of the policy's pointer and of the screenshot.
     if mistake := _live_patch_mistake(config, record.sampled, record.screenshot):
         raise ProtocolError(f"{where}: {mistake}")
     if mistake := map_mistake(record.pointed, record.sampled.patches):
         raise ProtocolError(f"{where}: {mistake}")
+    # 5. The images are those of the hashes.
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
     for image in record.images:
@@ -100,12 +105,12 @@ def _check_times(where: str, *seconds: float) -> None:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model folder defines about its tokens and images."""
+    """The facts about tokens and images that a model folder has."""
 
-    vocabulary: int  # token ids are below
-    max_positions: int  # tokens of prompt and completion together
-    image_token: int  # placeholder of a prompt
-    factor: int  # pixels of the screen that one placeholder covers, each way
+    vocabulary: int  # every token id is below this
+    max_positions: int  # of prompt and completion together
+    image_token: int  # placeholder of an image in a prompt
+    factor: int  # width and height in pixels that one placeholder covers
     min_pixels: int
     max_pixels: int
     fingerprint: str  # of the tokenizer's vocabulary
@@ -115,7 +120,8 @@ class ModelFacts:
     def incompatibility(
         self, prompt: list[int], sampled: SampledTokens, images: Iterable[bytes]
     ) -> tuple[str, str] | None:
-        """(column, what is wrong) of one step; None if it fits."""
+        """Return the column of a step that does not fit this model and what is wrong; None if all fits."""
+        # 1. Token ids and lengths.
         completion = sampled.token_ids
         for column, ids in (("prompt_token_ids", prompt), ("token_ids", completion)):
             if max(ids) >= self.vocabulary:
@@ -126,14 +132,15 @@ class ModelFacts:
         length = len(prompt) + len(completion)
         if length > self.max_positions:
             return "prompt_token_ids", f"{length} tokens, the model takes {self.max_positions}"
+        # 2. Image placeholders.
         try:
             sizes = [self.places(image) for image in images]
         except ActionError as error:
             return "screenshot", str(error)
-        places, wanted = prompt.count(self.image_token), sum(sizes)
-        if places != wanted:
+        places, expected = prompt.count(self.image_token), sum(sizes)
+        if places != expected:
             return "prompt_token_ids", (
-                f"{places} image placeholders, its images need {wanted} with this model; "
+                f"{places} image placeholders, its images need {expected} with this model; "
                 "these trajectories were made for another model"
             )
         at = 0
@@ -142,17 +149,21 @@ class ModelFacts:
             if prompt[at : at + size].count(self.image_token) < size:
                 return "prompt_token_ids", f"the {size} placeholders of an image are not adjacent"
             at += size
+        # 3. The completion.
         if mistake := self.patch_mistake(sampled, sizes[-1]):
             return "patches", mistake
-        if never := self.forbidden.intersection(completion):
+        if forbidden := self.forbidden.intersection(completion):
             return (
                 "token_ids",
-                f"{min(never)} is a token that no policy samples: of prompts, or unknown",
+                f"{min(forbidden)} is a token that no policy samples: of prompts, or unknown",
             )
         return None
 
     def patch_mistake(self, sampled: SampledTokens, cells: int | None) -> str:
-        """Return what is wrong with the patches of a step, on a screenshot of so many cells, if known."""
+        """Return what is wrong with the patches of a step; empty if nothing.
+
+        `cells` is the number of cells of its screenshot, or None if that is unknown.
+        """
         if sampled.patches and self.pointer is None:
             return _NOT_POINTING
         return patch_mistake(
@@ -165,7 +176,7 @@ class ModelFacts:
         )
 
     def places(self, encoded: bytes) -> int:
-        """Placeholders that the prompt has for an image, one a cell."""
+        """Return how many placeholders the prompt needs for an image: one for each cell."""
         return _places(self, *_size(encoded))
 
 
@@ -187,9 +198,9 @@ def _size(encoded: bytes) -> tuple[int, int]:
 
 
 def model_facts(config: Config) -> ModelFacts | None:
-    """Facts of the run's model; None where its folder is not on this host, or no model is used.
+    """Return the facts of the run's model; None if its folder is not on this host or no model is used.
 
-    Raises ModelError for a folder whose files cannot be read.
+    Raises ModelError if the files of the folder cannot be read.
     """
     name = config.model.path
     folder = model_folder(name)
@@ -201,7 +212,7 @@ def model_facts(config: Config) -> ModelFacts | None:
 def _live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: bytes) -> str:
     """Return what is wrong with the patches that an engine drew on the screenshot; empty if nothing.
 
-    Where model or image cannot be read, what follows from the tokens alone.
+    If the model or the image cannot be read, the tokens alone are checked.
     """
     if config.policy.pointing == "text":
         return _NOT_POINTING if sampled.patches else ""
@@ -247,12 +258,12 @@ def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
 def _read(folder: Path, name: str) -> dict[str, Any]:
     value = json.loads((folder / name).read_text(encoding="utf-8"))
     if not isinstance(value, dict):
-        raise ValueError(f"{name} does not hold a JSON object")  # noqa: TRY004 - one kind for all
+        raise ValueError(f"{name} does not hold a JSON object")  # noqa: TRY004 - caught with the others
     return value
 
 
 def _fingerprint(folder: Path) -> str:
-    """Hash of the token of each id, independent of the file's layout."""
+    """Return a hash of the tokens of all ids that does not depend on the file's layout."""
     tokenizer = _read(folder, "tokenizer.json")
     added = [[token["id"], token["content"]] for token in tokenizer.get("added_tokens", [])]
     plain = json.dumps([tokenizer["model"]["vocab"], sorted(added)], sort_keys=True)
@@ -260,24 +271,24 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _absent(folder: Path, model: dict[str, Any], vocabulary: int, pointing: Pointing) -> set[int]:
-    """Token ids that no completion holds, read from the folder's files."""
+    """Return the token ids that no completion contains, read from the folder's files."""
 
     def optional(name: str) -> dict[str, Any]:
         return _read(folder, name) if (folder / name).is_file() else {}
 
     tokenizer, settings = _read(folder, "tokenizer.json"), optional("tokenizer_config.json")
     vocab = tokenizer["model"]["vocab"]  # Unigram: [token, score] in the order of ids
-    known: dict[str, int] = (
+    token_ids: dict[str, int] = (
         dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
     )
-    known |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    token_ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     decoder = settings.get("added_tokens_decoder", {})
-    known |= {token["content"]: int(key) for key, token in decoder.items()}
+    token_ids |= {token["content"]: int(key) for key, token in decoder.items()}
 
     def special(name: str) -> set[int]:
         token = settings.get(name)
         token = token["content"] if isinstance(token, dict) else token
-        return {known[token]} if token in known else set()
+        return {token_ids[token]} if token in token_ids else set()
 
     stops = (optional("generation_config.json") or model).get("eos_token_id", [])
     ends = set(stops) if isinstance(stops, list) else {stops}
@@ -285,4 +296,4 @@ def _absent(folder: Path, model: dict[str, Any], vocabulary: int, pointing: Poin
     others |= {model[name] for name in ("image_token_id", "video_token_id") if name in model}
     if pointing == "text":
         others |= set(pointer_ids(model) or ())
-    return forbidden_ids(known, vocabulary, ends=ends | special("eos_token"), others=others)
+    return forbidden_ids(token_ids, vocabulary, ends=ends | special("eos_token"), others=others)

@@ -1,27 +1,26 @@
-"""What is trained on, and why: finished groups -> a batch, those that wait, those that are dropped.
+"""Decide what is trained on, and why: finished groups -> a batch, groups that wait, groups that are dropped.
 
-Pure: no clock, no store. Everything that goes in comes out exactly once, as used, as waiting, or as
-dropped with a reason.
+The decision is pure: it uses no clock and no store. Each group comes out exactly once, in the batch, as
+waiting, or as dropped for one of these reasons:
 
-    all_success, all_fail   equal rewards: every advantage is zero; a success from the experience
-                            pool may have joined the latter, which makes it fit
-    equal_rewards           equal rewards although some passed and some failed: only where rewards
-                            are values, and the environment gives both the same
+    all_success, all_fail   all rewards are equal, so every advantage is zero. A success from the experience
+                            pool may have joined a group that failed throughout; then it is trained on
+    equal_rewards           all rewards are equal although some passed and some failed; this happens only with
+                            rewards as values
     single_member           one valid trajectory has nothing to be compared with
-    no_valid_member         every attempt was invalid or lost; with groups of one the only one of these
-    stale                   a token of it is more than max_staleness versions behind the trainer
-    invalid                 (a trajectory's) broken environment or evaluator: never trained on
+    no_valid_member         every attempt was invalid or lost; groups of one are dropped for this or `stale`
+    stale                   one of its tokens is more than max_staleness versions behind the trainer
+    invalid                 (a trajectory's) the environment or the evaluator broke; it is never trained on
 
-Of a group that is trained on, each step of each of its trajectories is one planned sample, with a
-reason:
+Each step of each trajectory of a group in the batch is one planned sample, with one of these reasons:
 
     mixed         trained on: the rewards of its group differ
-    tracked       trained on: compared with the reward that its task's tracker expected
-    pool          trained on: of the success that joined from the experience pool
-    low_entropy   left out, weight 0: not among the share of the group's steps that is kept
+    baseline      trained on: compared with the reward that its task's running baseline expected
+    pool          trained on: a step of the success that joined from the experience pool
+    low_entropy   left out with weight 0: only a share of the group's steps, of highest entropy, is trained on
 
-All steps of a trajectory have its advantage. With groups of one (data.group_size = 1) trackers take the
-place of the group.
+All steps of a trajectory have the trajectory's advantage. With groups of one (data.group_size = 1) running
+baselines take the place of the group.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from typing import Literal
 
 from bus.messages import Outcome
 from dart_cli.algo.advantage import Estimator, group_advantages, high_entropy_steps
-from dart_cli.algo.success_trackers import Advantage, Baseline, tracked_advantages
+from dart_cli.algo.running_baselines import Advantage, BaselineAdvantage, baseline_advantages
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 from envs.contract.base import reward_of
 
-Expected = Callable[[str, int], Sequence[float]]
-"""A task's id, steps -> the reward that its trackers expect at each step [steps]."""
+ExpectedRewards = Callable[[str, int], Sequence[float]]
+"""Task id, number of steps -> the reward that the task's baselines expect at each step [steps]."""
 
 
 @dataclass(frozen=True)
-class Tracking:
-    """What single trajectories are compared with, and how."""
+class BaselineComparison:
+    """What single trajectories are compared with."""
 
-    expected: Expected
-    margin: float = 0.0  # data.tracker_margin
+    expected: ExpectedRewards
+    margin: float = 0.0  # data.baseline_margin
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Member:
     steps: int
     behind: int = 0  # versions that its oldest token is behind the trainer
     entropies: tuple[float, ...] = ()  # [steps], mean over a step's tokens, nats; () if unknown
-    reward: float | None = None  # by data.reward; filled in by the outcome where it is left out
+    reward: float | None = None  # by data.reward; if it is left out, the outcome's
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reward", reward_of(self.outcome, self.reward))
@@ -65,11 +64,11 @@ class Member:
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A group none of whose members is in play."""
+    """A group whose members have all ended."""
 
     id: str
     members: tuple[Member, ...]
-    pool: Member | None = None  # a past success that joined it; never counts as one of `members`
+    pool: Member | None = None  # a past success that joined it; it is not in `members`
     task_id: str = ""
 
     @property
@@ -79,38 +78,38 @@ class FinishedGroup:
 
     @property
     def compared(self) -> list[Member]:
-        """Members whose rewards make the advantages: the valid ones, then that of the pool."""
+        """Members whose rewards are compared: the valid ones, then the member of the pool."""
         return self.valid if self.pool is None else [*self.valid, self.pool]
 
     @property
     def behind(self) -> int:
-        """Versions that the oldest token of a valid member is behind; one of the pool may be older."""
+        """Versions that the oldest token of a valid member is behind; the pool's member may be older."""
         return max((member.behind for member in self.valid), default=0)
 
 
 @dataclass(frozen=True)
 class Curation:
-    """Where each of the groups went."""
+    """The decision about each group."""
 
-    chosen: tuple[FinishedGroup, ...]  # empty until there are enough for a batch
+    batch: tuple[FinishedGroup, ...]  # the groups of the next batch; empty until there are enough
     waiting: tuple[FinishedGroup, ...]
     dropped: tuple[tuple[FinishedGroup, GroupReason], ...]
     samples: tuple[PlannedSample, ...]
-    """Of the chosen, in order of group, trajectory, step."""
+    """The steps of the batch, in order of group, trajectory and step."""
 
     @property
     def reward(self) -> float:
-        """Mean reward of the chosen groups' own trajectories; 0 if there are none."""
-        rewards = [reward for group in self.chosen for reward in _rewards(group.valid)]
+        """Mean reward of the batch's trajectories without those of the pool; 0 if there are none."""
+        rewards = [reward for group in self.batch for reward in _rewards(group.valid)]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
     @property
     def weights(self) -> dict[str, float]:
-        """Trajectory id -> mean of its steps' weights: the share of them that is trained on."""
-        of_steps: dict[str, list[float]] = {}
+        """Trajectory id -> the share of its steps that is trained on: the mean of their weights."""
+        by_trajectory: dict[str, list[float]] = {}
         for sample in self.samples:
-            of_steps.setdefault(sample.trajectory_id, []).append(sample.weight)
-        return {name: sum(weights) / len(weights) for name, weights in of_steps.items()}
+            by_trajectory.setdefault(sample.trajectory_id, []).append(sample.weight)
+        return {id_: sum(weights) / len(weights) for id_, weights in by_trajectory.items()}
 
 
 def curate(
@@ -120,52 +119,54 @@ def curate(
     max_staleness: int,
     advantage: Advantage = "group_std",
     high_entropy_share: float = 1.0,
-    tracking: Tracking | None = None,
+    comparison: BaselineComparison | None = None,
 ) -> Curation:
-    """Choose the first `groups_per_batch` informative, fresh groups for a batch.
+    """Take the first `groups_per_batch` groups that have a gradient and are fresh enough as a batch.
 
-    `high_entropy_share` is the share of each group's steps that is trained on. `tracking` must be given
-    for an `advantage` by trackers, and only then.
+    `high_entropy_share` is the share of each group's steps that is trained on. `comparison` must be passed if
+    `advantage` is by running baselines, and only then.
     """
-    by_tracker = tracking is not None
+    # 1. Drop the groups that cannot be trained on.
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
     fit: list[FinishedGroup] = []
     for group in groups:
-        judged = [(member.outcome, member.reward) for member in group.compared]
-        reason = no_gradient(judged, alone=by_tracker)
+        verdicts = [(member.outcome, member.reward) for member in group.compared]
+        reason = no_gradient(verdicts, by_baseline=comparison is not None)
         if reason is None and group.behind > max_staleness:
             reason = "stale"
         if reason is None:
             fit.append(group)
         else:
             dropped.append((group, reason))
+    # 2. Take the oldest of the others, if they are enough for a batch.
     if len(fit) < groups_per_batch:
         return Curation((), tuple(fit), tuple(dropped), ())
-    chosen = fit[:groups_per_batch]
-    if advantage == "task_tracker" or advantage == "step_tracker":
-        assert tracking is not None, "trackers need what they expect"
-        samples = tracked_samples(chosen, advantage, tracking, high_entropy_share)
+    batch = fit[:groups_per_batch]
+    # 3. Compute the advantage of each of their steps.
+    if advantage == "task_baseline" or advantage == "step_baseline":
+        assert comparison is not None, "an advantage by running baselines needs a comparison"
+        samples = samples_by_baseline(batch, advantage, comparison, high_entropy_share)
     else:
         samples = [
             sample
-            for group in chosen
+            for group in batch
             for sample in plan_samples(group, advantage, high_entropy_share)
         ]
-    return Curation(tuple(chosen), tuple(fit[groups_per_batch:]), tuple(dropped), tuple(samples))
+    return Curation(tuple(batch), tuple(fit[groups_per_batch:]), tuple(dropped), tuple(samples))
 
 
 def no_gradient(
-    judged: Sequence[tuple[Outcome, float | None]], *, alone: bool = False
+    verdicts: Sequence[tuple[Outcome, float | None]], *, by_baseline: bool = False
 ) -> GroupReason | None:
-    """Why a group of these outcomes and rewards teaches nothing; None if it does.
+    """Return why a group of these outcomes and rewards has no gradient; None if it has one.
 
-    The rewards decide. Passes of different rewards teach something, and so do failures. `alone`: each
-    is compared with a tracker and not with the others, so that any verdict teaches something.
+    The rewards decide: passes with different rewards have a gradient, and so do such failures. With
+    `by_baseline` each member is compared with a running baseline, so any valid verdict has a gradient.
     """
-    valid = [(outcome, reward) for outcome, reward in judged if outcome != "invalid"]
+    valid = [(outcome, reward) for outcome, reward in verdicts if outcome != "invalid"]
     if not valid:
         return "no_valid_member"
-    if alone:
+    if by_baseline:
         return None
     if len(valid) == 1:
         return "single_member"
@@ -178,20 +179,20 @@ def no_gradient(
 
 
 def may_join(valid: int, pool_ratio: float) -> bool:
-    """Whether one member of the pool is at most that share of a group of so many valid members."""
+    """Return True if one member of the pool is at most `pool_ratio` of a group with `valid` other members."""
     return 1 / (valid + 1) <= pool_ratio
 
 
 def plan_samples(
     group: FinishedGroup, advantage: Estimator, high_entropy_share: float = 1.0
 ) -> list[PlannedSample]:
-    """Every step of every compared member, with its advantage (step-wise GRPO).
+    """Return every step of every compared member, with its advantage (step-wise GRPO).
 
-    Of the valid members' steps those of lowest mean entropy have weight 0. A step of the pool
-    always counts: another policy's entropy, if it is known at all, ranks with none of these.
+    Steps of valid members outside the `high_entropy_share` of highest mean entropy have weight 0. A step of
+    the pool's member always has weight 1, since another policy's entropy cannot be compared with these.
     """
-    ranked = [value for member in group.valid for value in member.entropies]
-    verdicts = iter(high_entropy_steps(ranked, high_entropy_share))
+    entropies = [value for member in group.valid for value in member.entropies]
+    is_high = iter(high_entropy_steps(entropies, high_entropy_share))
     samples = []
     values = group_advantages(_rewards(group.compared), advantage)
     for member, value in zip(group.compared, values, strict=True):
@@ -200,30 +201,36 @@ def plan_samples(
             reason: SampleReason = "mixed"
             if member is group.pool:
                 reason = "pool"
-            elif entropy is not None and not next(verdicts):
+            elif entropy is not None and not next(is_high):
                 reason = "low_entropy"
             weight = 0.0 if reason == "low_entropy" else 1.0
             samples.append(
                 PlannedSample(
-                    *(group.id, member.trajectory_id, step, value, weight, reason, entropy)
+                    group_id=group.id,
+                    trajectory_id=member.trajectory_id,
+                    step=step,
+                    advantage=value,
+                    weight=weight,
+                    reason=reason,
+                    entropy=entropy,
                 )
             )
     return samples
 
 
-def tracked_samples(
+def samples_by_baseline(
     groups: Sequence[FinishedGroup],
-    advantage: Baseline,
-    tracking: Tracking,
+    advantage: BaselineAdvantage,
+    comparison: BaselineComparison,
     high_entropy_share: float = 1.0,
 ) -> list[PlannedSample]:
-    """Every step of every group of a batch, by its reward less what the trackers expected.
+    """Return every step of a batch's groups, with its reward less the expected reward as its advantage.
 
-    A batch is the batch's trajectories with `task_tracker`, each with one baseline, and its steps with
-    `step_tracker`. A success of the pool is one of them.
+    With `task_baseline` a trajectory has one expected reward, with `step_baseline` one for each step.
+    Members of the pool are compared in the same way.
     """
     planned = [
-        replace(sample, reason="tracked" if sample.reason == "mixed" else sample.reason)
+        replace(sample, reason="baseline" if sample.reason == "mixed" else sample.reason)
         for group in groups
         for sample in plan_samples(group, "group_mean", high_entropy_share)
     ]
@@ -233,15 +240,15 @@ def tracked_samples(
     lengths: list[int] = []  # samples of each difference
     for group in groups:
         for member in group.compared:
-            found = tracking.expected(group.task_id, member.steps)
+            expected = comparison.expected(group.task_id, member.steps)
             reward = member.reward or 0.0
-            baselines += found
+            baselines += expected
             rewards += [reward] * member.steps
-            of_steps = [reward - each for each in found]
-            counted = of_steps if advantage == "step_tracker" else of_steps[:1]
-            differences += counted
-            lengths += [member.steps // len(counted)] * len(counted) if counted else []
-    values = tracked_advantages(differences, tracking.margin)
+            by_step = [reward - value for value in expected]
+            of_member = by_step if advantage == "step_baseline" else by_step[:1]
+            differences += of_member
+            lengths += [member.steps // len(of_member)] * len(of_member) if of_member else []
+    values = baseline_advantages(differences, comparison.margin)
     advantages = [value for value, count in zip(values, lengths, strict=True) for _ in range(count)]
     return [
         replace(sample, advantage=value, baseline=baseline, reward=reward)
@@ -256,39 +263,36 @@ def _rewards(members: Sequence[Member]) -> list[float]:
 
 
 def drop_decisions(group: FinishedGroup, reason: str) -> list[Decision]:
-    """One row for a dropped group and one for each of its members."""
-    return [
-        Decision(group.id, False, reason, 0.0),
-        *(
-            Decision(m.trajectory_id, False, "invalid" if m.outcome == "invalid" else reason, 0.0)
-            for m in group.members
-        ),
-    ]
+    """Return the decision on a dropped group, then one on each of its members."""
+    decisions = [Decision(group.id, False, reason, 0.0)]
+    for member in group.members:
+        why = "invalid" if member.outcome == "invalid" else reason
+        decisions.append(Decision(member.trajectory_id, False, why, 0.0))
+    return decisions
 
 
 def use_decisions(
     group: FinishedGroup,
     batch_id: int,
     weights: Mapping[str, float],
-    own: Literal["mixed", "tracked"] = "mixed",
+    reason: Literal["mixed", "baseline"] = "mixed",
 ) -> list[Decision]:
-    """One row for a group that is trained on and one for each trajectory that is compared in it.
+    """Return the decision on a group in a batch, then one on each of its trajectories.
 
-    `own` is the reason of its own members. `weights` as Curation's. A trajectory whose weight is 0
-    still counts as used: its reward is part of the others' advantages.
+    `reason` is the reason of its own members, `weights` as in Curation. A trajectory of weight 0 still
+    counts as used, since its reward is part of the others' advantages.
     """
 
-    def used(member: Member, reason: SampleReason) -> Decision:
-        weight = weights.get(member.trajectory_id, 1.0)  # 1 without a step
-        return Decision(member.trajectory_id, True, reason, weight, batch_id)
+    def use(member: Member, why: SampleReason) -> Decision:
+        weight = weights.get(member.trajectory_id, 1.0)  # 1 for a trajectory without a step
+        return Decision(member.trajectory_id, True, why, weight, batch_id)
 
-    return [
-        Decision(group.id, True, own if group.pool is None else "pool", 1.0, batch_id),
-        *(
-            Decision(member.trajectory_id, False, "invalid", 0.0)
-            if member.outcome == "invalid"
-            else used(member, own)
-            for member in group.members
-        ),
-        *([] if group.pool is None else [used(group.pool, "pool")]),
-    ]
+    decisions = [Decision(group.id, True, reason if group.pool is None else "pool", 1.0, batch_id)]
+    for member in group.members:
+        if member.outcome == "invalid":
+            decisions.append(Decision(member.trajectory_id, False, "invalid", 0.0))
+        else:
+            decisions.append(use(member, reason))
+    if group.pool is not None:
+        decisions.append(use(group.pool, "pool"))
+    return decisions

@@ -1,13 +1,14 @@
-"""The live groups of a run and their leases, in memory, rebuilt from the store at each start.
+"""The live groups of a run and their leases, in memory; they are read from the store at each start.
 
-    Attempt  one lease of one member      Group  the attempts at one task instance
-    GroupTable    all groups that are open or wait for a batch
-    restored_groups   the same, read from the store at a start
+    Attempt           one trajectory of a group, from its lease to its verdict
+    Group             the attempts at one task instance
+    GroupTable        all groups that are open or wait for a batch
+    restored_groups   reads the table from the store
 
-A group wants `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends
-without a verdict (invalid, its lease lost) is replaced, until there were `max_attempts` in all; after
-that the group is compared with the members that it has. Every attempt is a row of the store, so the
-bound holds over restarts.
+A group needs `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends without a
+verdict (it was invalid, or its lease was lost) is replaced, until the group has had `max_attempts`. After
+that the members that it has are compared. Every attempt is a row of the store, so the bound holds over
+restarts.
 """
 
 from __future__ import annotations
@@ -40,22 +41,24 @@ class Attempt:
     sampling_seed: int
     renewed_at: float  # monotonic seconds of the last sign of life
     state: AttemptState = "leased"
-    started_at: float | None = None  # of the process that plays it; None until it is known
+    started_at: float | None = (
+        None  # unix seconds of the playing process's start; None before it is reported
+    )
     outcome: Outcome | None = None  # pass or fail once finished
-    verdict_reward: float = 0.0  # once finished
-    reward: float = 0.0  # that advantages are computed from, by data.reward; once finished
+    verdict_reward: float = 0.0  # the environment's reward, once finished
+    reward: float = 0.0  # the reward by data.reward, for advantages; once finished
     steps: int = 0
     versions: set[int] = field(default_factory=set)  # of the weights that sampled its tokens so far
     entropies: dict[int, float] = field(default_factory=dict)  # step -> mean over its tokens, nats
-    counted: bool = False  # its outcome is part of its task's success
+    is_counted: bool = False  # its outcome is part of its task's success
 
     @property
-    def live(self) -> bool:
-        """Its lease is out."""
+    def is_live(self) -> bool:
+        """Whether the attempt is leased to a slot."""
         return self.state in ("leased", "playing")
 
-    def judged(self, outcome: Outcome, reward: float | None, kind: RewardKind) -> None:
-        """Its verdict; `kind` is data.reward."""
+    def note_verdict(self, outcome: Outcome, reward: float | None, kind: RewardKind) -> None:
+        """Set the outcome and the rewards; `kind` is data.reward."""
         self.outcome = outcome
         self.verdict_reward = reward_of(outcome, reward) or 0.0
         self.reward = training_reward(outcome, reward, kind) or 0.0
@@ -63,24 +66,26 @@ class Attempt:
 
 @dataclass
 class Group:
-    """One task instance and the attempts at it."""
+    """A task instance and the attempts at it."""
 
     id: str
     number: int  # order of opening, from 1
     suite: str
     task_id: str
     task_seed: int
-    size: int  # valid trajectories wanted
-    max_steps: int  # of each of its leases
-    max_attempts: int  # leases that it may ever give out
+    size: int  # valid trajectories that it needs
+    max_steps: int  # of each attempt
+    max_attempts: int  # in all
     state: Literal["open", "ready"] = "open"
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    pool_member: PoolRow | None = None  # a past success that joined it, since all of its own failed
+    pool_member: PoolRow | None = (
+        None  # a past success that joined a group whose own members all failed
+    )
 
     @property
     def live(self) -> list[Attempt]:
         """Attempts in play."""
-        return [attempt for attempt in self.attempts.values() if attempt.live]
+        return [attempt for attempt in self.attempts.values() if attempt.is_live]
 
     @property
     def finished(self) -> list[Attempt]:
@@ -89,57 +94,59 @@ class Group:
 
     @property
     def versions(self) -> set[int]:
-        """Of the weights that sampled any token of it."""
-        counted = (each for each in self.attempts.values() if each.state != "dropped")
-        return {version for attempt in counted for version in attempt.versions}
+        """Versions of the weights that sampled any of its tokens."""
+        attempts = (attempt for attempt in self.attempts.values() if attempt.state != "dropped")
+        return {version for attempt in attempts for version in attempt.versions}
 
     @property
     def half(self) -> int:
-        """Members that are played first with data.early_stop; one alone is compared with nothing."""
+        """Number of members that are played first with data.early_stop; at least two, to compare them."""
         return max((self.size + 1) // 2, 2)
 
     def uncounted(self, early_stop: bool) -> list[Attempt]:
-        """Members with a verdict that become part of their task's success now.
+        """Return the finished members that become part of their task's success now.
 
-        All; with data.early_stop those of the first half, in order of lease, one without a verdict
-        replaced by the next. Whether the second half is played depends on the first: to count it
-        would count an instance on which the policy fails up to twice as often as one that it
-        solves. The first half counts alike whatever it shows, so the mean is the policy's success.
+        These are all members, or with data.early_stop the first half in order of lease, where an attempt
+        without a verdict is replaced by the next. The second half must not count: it is played only if the
+        first has a failure, so an instance on which the policy fails would count up to twice as often as
+        one that it solves. The first half always counts, so the mean is the policy's success.
         """
-        taken = [attempt for attempt in self.attempts.values() if attempt.state != "dropped"]
-        first = taken[: self.half if early_stop else self.size]
-        return [each for each in first if each.state == "finished" and not each.counted]
+        members = [attempt for attempt in self.attempts.values() if attempt.state != "dropped"]
+        first = members[: self.half if early_stop else self.size]
+        return [member for member in first if member.state == "finished" and not member.is_counted]
 
-    def wanted(self, early_stop: bool) -> int:
-        """How many leases it may give out now."""
+    def vacancies(self, early_stop: bool) -> int:
+        """Return how many more attempts may be leased now."""
         if self.state != "open":
             return 0
-        taken = 0  # finished or in play
-        are_passed = True
-        rewards = set()  # of passes; with data.reward = "value" they may differ
+        members = 0  # finished or in play
+        has_failure = False
+        rewards = (
+            set()
+        )  # of finished members; with data.reward = "value" those of passes may differ
         for attempt in self.attempts.values():
             if attempt.state != "dropped":
-                taken += 1
-                are_passed = are_passed and attempt.outcome != "fail"
+                members += 1
+                has_failure = has_failure or attempt.outcome == "fail"
                 if attempt.outcome is not None:
                     rewards.add(attempt.reward)
-        has_no_gradient = are_passed and len(rewards) <= 1
+        has_no_gradient = not has_failure and len(rewards) <= 1
         target = self.half if early_stop and has_no_gradient else self.size
         attempts_left = self.max_attempts - len(self.attempts)
-        return max(0, min(target - taken, attempts_left))
+        return max(0, min(target - members, attempts_left))
 
-    def over(self, early_stop: bool) -> bool:
-        """Nothing is in play and nothing more will be."""
-        return not self.live and self.wanted(early_stop) == 0
+    def is_over(self, early_stop: bool) -> bool:
+        """Return True if no attempt is in play and none will be leased."""
+        return not self.live and self.vacancies(early_stop) == 0
 
 
 @dataclass
 class GroupTable:
-    """All live groups, in the order they were opened; changed through its methods only."""
+    """All live groups, in the order they were opened; they are added and removed through its methods only."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     opened: int = 0  # groups ever opened: the newest one's number
-    _played: dict[SlotKey, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
+    _by_slot: dict[SlotKey, list[tuple[Group, Attempt]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for group in self.groups.values():
@@ -147,7 +154,7 @@ class GroupTable:
 
     @property
     def open(self) -> list[Group]:
-        """Groups that play."""
+        """Groups whose attempts are played."""
         return [group for group in self.groups.values() if group.state == "open"]
 
     @property
@@ -156,54 +163,56 @@ class GroupTable:
         return [group for group in self.groups.values() if group.state == "ready"]
 
     def add(self, group: Group) -> None:
-        """Add a group that begins, or goes on after a restart with the attempts it has."""
+        """Add a new group, or one from the store with the attempts that it has."""
         self.groups[group.id] = group
         self.opened = max(self.opened, group.number)
         self._index(group)
 
     def add_attempt(self, group: Group, attempt: Attempt) -> None:
-        """One more member of a group is leased."""
+        """Add a leased attempt to its group."""
         group.attempts[attempt.id] = attempt
-        self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
+        self._by_slot.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
     def remove(self, group: Group) -> None:
         """Remove a group that is in a batch or dropped."""
         del self.groups[group.id]
         for slot in {(attempt.worker, attempt.slot) for attempt in group.attempts.values()}:
-            rest = [found for found in self._played[slot] if found[0] is not group]
+            rest = [
+                (other, attempt) for other, attempt in self._by_slot[slot] if other is not group
+            ]
             if rest:
-                self._played[slot] = rest
+                self._by_slot[slot] = rest
             else:
-                del self._played[slot]
+                del self._by_slot[slot]
 
     def find(self, trajectory_id: str) -> tuple[Group, Attempt] | None:
-        """Return the attempt of that id and its group, if the group lives."""
+        """Return a trajectory's group and attempt; None if its group is not live."""
         group = self.groups.get(group_of(trajectory_id))
         attempt = group.attempts.get(trajectory_id) if group else None
         return (group, attempt) if group and attempt else None
 
     def played_by(self, worker: str, slot: int) -> list[tuple[Group, Attempt]]:
-        """Return what a slot plays or has played in live groups, in the order of leasing."""
-        return self._played.get((worker, slot), [])
+        """Return the attempts of a slot in live groups, each with its group, in order of lease."""
+        return self._by_slot.get((worker, slot), [])
 
-    def live(self) -> Iterator[tuple[Group, Attempt]]:
-        """Every attempt in play."""
+    def live_attempts(self) -> Iterator[tuple[Group, Attempt]]:
+        """Yield every attempt in play with its group."""
         for group in self.groups.values():
             for attempt in group.live:
                 yield group, attempt
 
     def _index(self, group: Group) -> None:
         for attempt in group.attempts.values():
-            self._played.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
+            self._by_slot.setdefault((attempt.worker, attempt.slot), []).append((group, attempt))
 
 
 def restored_groups(
     store: Store, tasks: Mapping[str, Task], data: DataConfig, now: float
 ) -> GroupTable:
-    """Return the groups that are open or wait for a batch, with every attempt at them.
+    """Return the stored groups that are open or wait for a batch, with all their attempts.
 
-    `now` in monotonic seconds: a lease may have been played on while no data process was running.
-    It gets its whole time again, and its worker's heartbeats or their absence decide.
+    The leases count as renewed at `now` (monotonic seconds), since they may have been played on while no data
+    service was running.
     """
     table = GroupTable(opened=store.newest_group())
     for row in store.groups("open", "ready"):
@@ -217,15 +226,15 @@ def restored_groups(
 
 def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
     group = Group(
-        row.id,
-        row.number,
-        row.suite,
-        row.task_id,
-        row.task_seed,
-        row.size,
-        task.max_steps if task else 0,  # without its task it is dropped
-        most_attempts(row.size),
-        "open" if row.state == "open" else "ready",
+        id=row.id,
+        number=row.number,
+        suite=row.suite,
+        task_id=row.task_id,
+        task_seed=row.task_seed,
+        size=row.size,
+        max_steps=task.max_steps if task else 0,  # a group whose task was removed is dropped
+        max_attempts=most_attempts(row.size),
+        state="open" if row.state == "open" else "ready",
     )
     if row.pool_member is not None:
         group.pool_member = store.pool_member(row.pool_member)
@@ -233,11 +242,18 @@ def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
 
 
 def _attempt(store: Store, row: TrajectoryRow, data: DataConfig, now: float) -> Attempt:
-    attempt = Attempt(row.id, row.attempt, row.worker, row.slot, row.sampling_seed, now)
+    attempt = Attempt(
+        id=row.id,
+        number=row.attempt,
+        worker=row.worker,
+        slot=row.slot,
+        sampling_seed=row.sampling_seed,
+        renewed_at=now,
+    )
     if row.outcome is not None:
-        attempt.judged(row.outcome, row.reward, data.reward)
+        attempt.note_verdict(row.outcome, row.reward, data.reward)
     attempt.steps = row.steps or 0
-    attempt.counted = bool(row.counted)
+    attempt.is_counted = bool(row.counted)
     match row.state:
         case "leased" | "playing" | "finished" | "dropped":
             attempt.state = row.state
@@ -252,20 +268,20 @@ def _attempt(store: Store, row: TrajectoryRow, data: DataConfig, now: float) -> 
 
 
 def most_attempts(size: int) -> int:
-    """Leases that a group may ever give out: one a member, and one more in place of each."""
+    """Return how many attempts a group may have in all: one for each member, and one to replace each."""
     return 2 * size
 
 
 def group_id(number: int) -> str:
-    """Id of the group that was opened as `number`."""
+    """Return the id of the group that was opened as `number`."""
     return f"g{number:06d}"
 
 
 def trajectory_id(group: str, attempt: int) -> str:
-    """Id of a group's attempt."""
+    """Return the id of a group's attempt."""
     return f"{group}-{attempt:02d}"
 
 
 def group_of(trajectory: str) -> str:
-    """Id of the group a trajectory belongs to."""
+    """Return the id of the group that a trajectory belongs to."""
     return trajectory.rpartition("-")[0]

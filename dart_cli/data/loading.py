@@ -1,24 +1,21 @@
-"""What the steps of a planned batch hold, as the trainer gets it: each token once.
+"""Load the steps of a planned batch, as the trainer gets them: each token once.
 
-    load            a BatchPlan -> the batch, read on any connection; takes seconds
-    chained         the steps of a batch -> its chains, and a sample for each step
-    reading_order   the order in which that reads them
-    BatchLoader     loads and encodes in a thread of its own, so that data's event loop goes on answering
+    load            a BatchPlan -> the batch, read on any connection; this takes seconds
+    chained         the steps of a batch -> its chains, and one sample for each step
+    chained_of      the same for steps that are read one after the other, in `reading_order`
+    reading_order   the order in which the steps must be read
 
-A step extends the one before of its trajectory where its prompt is exactly that one's prompt and
-completion, and more, and its images are that one's, and perhaps more. Consecutive steps that do are
-one chain: the tokens of the last, in which each has its place. A step that the batch leaves out does
-not break a chain: the prompts after it still hold its completion. Where history drops a screen, or
-renders a past turn in another way, the next chain begins.
+A step extends the previous step of its trajectory if its prompt begins with that step's prompt and
+completion, and its images begin with that step's images. Consecutive steps that extend one another form a
+chain: the tokens of the last step, in which each step has its place. A step that the batch leaves out does
+not break a chain, since later prompts still contain its completion. A new chain begins where the history
+drops a screen, or renders a past turn in another way.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.codec import encode
@@ -28,27 +25,27 @@ from bus.packed import int32s, little_endian
 from dart_cli.data.store.rows import PlannedSample
 from dart_cli.data.store.steps import BatchStep
 
-if TYPE_CHECKING:  # scripts/gpu-check makes chains where neither a bus nor a database is installed
-    from bus.requests import EncodedReply
+if TYPE_CHECKING:  # scripts/gpu-check makes chains where no database is installed
     from dart_cli.data.batches import BatchPlan
     from dart_cli.data.store.reader import Reader
 
 
 def load(reader: Reader, plan: BatchPlan) -> Batch:
-    """Return what the planned steps hold, with their screens; reads nothing but trajectories' steps.
+    """Return the planned batch with its tokens and screenshots, but without ages, reward and success.
 
-    Raises ConfigError if it cannot be sent.
+    Only steps and screenshots are read, which no longer change. Raises ConfigError if the batch is larger
+    than a message may be.
     """
     order = reading_order(plan.samples)
     steps = reader.planned_steps([plan.samples[index] for index in order])
     chains, samples = chained_of(steps, order)
-    hashes = (name for chain in chains for name in chain.image_hashes)
+    hashes = (image_hash for chain in chains for image_hash in chain.image_hashes)
     batch = Batch.model_construct(
         batch_id=plan.batch_id,
         group_ids=list(plan.group_ids),
         temperature=plan.temperature,
-        run_s=plan.standing.run_s,
-        trajectories=plan.standing.trajectories,
+        run_s=plan.totals.run_s,
+        trajectories=plan.totals.trajectories,
         reuse=plan.reuse,
         chains=chains,
         samples=samples,
@@ -60,7 +57,7 @@ def load(reader: Reader, plan: BatchPlan) -> Batch:
 
 
 def chained(steps: Sequence[BatchStep]) -> tuple[list[Chain], list[Sample]]:
-    """(chains, samples) of steps, one sample each, in their order.
+    """Return the chains of the steps, and one sample for each step in the given order.
 
     A trajectory that is compared in several groups is in the chains once.
     """
@@ -69,21 +66,21 @@ def chained(steps: Sequence[BatchStep]) -> tuple[list[Chain], list[Sample]]:
 
 
 def reading_order(steps: Sequence[BatchStep] | Sequence[PlannedSample]) -> list[int]:
-    """Return indices of the steps: the trajectories as they first come, the steps of each from its first."""
-    first: dict[str, int] = {}
-    for each in steps:
-        first.setdefault(each.trajectory_id, len(first))
+    """Return the indices of the steps by trajectory, in order of appearance, each from its first step."""
+    rank: dict[str, int] = {}
+    for step in steps:
+        rank.setdefault(step.trajectory_id, len(rank))
 
-    def place(index: int) -> tuple[int, int, int]:
-        each = steps[index]
-        return first[each.trajectory_id], each.step, index
+    def key(index: int) -> tuple[int, int, int]:
+        step = steps[index]
+        return rank[step.trajectory_id], step.step, index
 
-    return sorted(range(len(steps)), key=place)
+    return sorted(range(len(steps)), key=key)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a step is."""
+    """The place of a step: a chain, and the tokens of its completion there."""
 
     trajectory_id: str
     step: int
@@ -95,38 +92,46 @@ class _Place:
 def chained_of(
     steps: Iterable[BatchStep], order: Sequence[int]
 ) -> tuple[list[Chain], list[Sample]]:
-    """(chains, samples) of steps in `reading_order`; no prompt is held but the last one's."""
+    """Return the chains and samples of steps that come in `order`, which is their `reading_order`.
+
+    Only one prompt is in memory at a time. The samples are in the steps' original order.
+    """
     chains: list[Chain] = []
     samples: list[Sample | None] = [None] * len(order)
-    held = b""  # the bytes of the chain that is being made
-    shown: list[str] = []  # its images
-    at: _Place | None = None  # the step before
+    tokens = b""  # of the chain that is being made, as bytes
+    images: list[str] = []  # its image hashes
+    previous: _Place | None = None
 
     def close() -> None:
-        chains.append(Chain.model_construct(token_ids=int32s(held), image_hashes=shown))
+        chains.append(Chain.model_construct(token_ids=int32s(tokens), image_hashes=images))
 
-    for index, each in zip(order, steps, strict=True):
-        is_next = at is not None and at.trajectory_id == each.trajectory_id
-        if at is None or not is_next or at.step != each.step:
-            prompt = little_endian(each.prompt_token_ids)
-            extends = (
-                is_next and prompt.startswith(held) and each.image_hashes[: len(shown)] == shown
+    for index, step in zip(order, steps, strict=True):
+        is_same = previous is not None and previous.trajectory_id == step.trajectory_id
+        # A step that is compared in several groups comes several times, and keeps its place.
+        if previous is None or not is_same or previous.step != step.step:
+            prompt = little_endian(step.prompt_token_ids)
+            is_extension = (
+                is_same and prompt.startswith(tokens) and step.image_hashes[: len(images)] == images
             )
-            if at is not None and not extends:
+            if previous is not None and not is_extension:
                 close()
-            held, shown = prompt + little_endian(each.token_ids), each.image_hashes
-            start = len(each.prompt_token_ids)
-            at = _Place(
-                each.trajectory_id, each.step, len(chains), start, start + len(each.token_ids)
+            tokens, images = prompt + little_endian(step.token_ids), step.image_hashes
+            start = len(step.prompt_token_ids)
+            previous = _Place(
+                trajectory_id=step.trajectory_id,
+                step=step.step,
+                chain=len(chains),
+                start=start,
+                end=start + len(step.token_ids),
             )
-        samples[index] = _sample(each, at)
-    if at is not None:
+        samples[index] = _sample(step, previous)
+    if previous is not None:
         close()
-    return chains, [each for each in samples if each is not None]
+    return chains, [sample for sample in samples if sample is not None]
 
 
 def _sample(step: BatchStep, place: _Place) -> Sample:
-    # Each value was validated when it came in: building 500 samples again need not repeat it.
+    # Each value was validated when it was filed; with 500 samples a batch it is not validated again.
     return Sample.model_construct(
         group_id=step.group_id,
         trajectory_id=step.trajectory_id,
@@ -153,54 +158,12 @@ def _check_size(batch: Batch, *, is_filed: bool) -> None:
     except OversizeError as error:
         groups = len(batch.group_ids)
         if is_filed:
-            cure = "it is filed already: choose another run.dir, with a lower data.groups_per_batch"
+            fix = "it is filed already: choose another run.dir, with a lower data.groups_per_batch"
         elif groups > 1:
-            cure = f"lower data.groups_per_batch, now {groups}, and start dart data and train again"
+            fix = f"lower data.groups_per_batch, now {groups}, and start dart data and train again"
         else:
-            cure = "choose another run.dir, with a lower data.group_size or smaller screenshots"
+            fix = "choose another run.dir, with a lower data.group_size or smaller screenshots"
         raise ConfigError(
             f"batch {batch.batch_id} of {groups} groups, {len(batch.samples)} steps and "
-            f"{len(batch.images)} screenshots cannot be sent to the trainer: {error}; {cure}"
+            f"{len(batch.images)} screenshots cannot be sent to the trainer: {error}; {fix}"
         ) from None
-
-
-class BatchLoader:
-    """Reads what is committed. Call `close`.
-
-    A batch of 1,440 full-HD steps is a gigabyte: it takes seconds to read, and environments wait for each
-    of their steps to be acknowledged.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """`path` is the run's database."""
-        self._path = path
-        self._thread = ThreadPoolExecutor(1, "batches")
-        self._reader: Reader | None = None  # made, used and closed in the thread alone
-
-    async def load(self, plan: BatchPlan) -> Batch:
-        """Return what the planned steps hold. Raises ConfigError as `load` does, and StoreError."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, plan)
-
-    async def encoded(self, batch: Batch) -> EncodedReply:
-        """Return the answer that carries the batch: thousands of frames. Raises as `encode` does."""
-        from bus.requests import EncodedReply
-
-        reply = BatchReply.model_construct(batch=batch, retry_after_s=0.0, reason="")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, EncodedReply.of, reply)
-
-    def close(self) -> None:
-        """Wait for what is being loaded, and close the connection."""
-        self._thread.submit(self._close)
-        self._thread.shutdown()
-
-    def _load(self, plan: BatchPlan) -> Batch:
-        from dart_cli.data.store.reader import Reader
-
-        if self._reader is None:
-            self._reader = Reader(self._path)
-        return load(self._reader, plan)
-
-    def _close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()

@@ -1,7 +1,7 @@
 """The run at one moment, for `dart status` and other readers of snapshots.
 
-Overview   collects from ledger, store, heartbeats and usage what a bus.snapshot.Snapshot holds
-Moment     what the serving process passes in
+Overview       makes a bus.snapshot.Snapshot from the ledger, the store, heartbeats and usage
+ServiceState   what the service itself adds to it
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ from dart_cli.runtime.liveness import error_of, process_liveness, workers_of
 from envs.contract.base import Task
 
 HEARD_AFTER_S = 5.0
-"""Of this process's time, after which a role that was not heard has no process: heartbeats come each
-second, and connections are made again within another."""
+"""Time after this process's start at which a role without a heartbeat is reported as absent. Heartbeats
+come each second, and connections are made again within another second."""
 RECENT_BATCHES = 20
-"""Batches over which the status page shows staleness."""
+"""Number of newest batches whose staleness the status page shows."""
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What only the service knows."""
+class ServiceState:
+    """The state of the service at one moment, for a snapshot."""
 
     now: float  # monotonic seconds
     run_id: str
     uptime_s: float  # of this process
-    run_s: float  # served over all starts
-    stopping: bool
-    reason: str  # why it stops; empty while it runs
-    is_ending: bool  # this process ends, whose run may go on later; the others have ended before it
+    run_s: float  # for how long the run has been served, over all starts
+    stopping: bool  # the run is over
+    reason: str  # why it is over; empty while it goes on
+    is_ending: bool  # this process ends; the run may go on later
     ending: str  # as in Snapshot
     free_slots: int  # environment slots that wait for a lease
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
-    permits: Mapping[str, float]  # worker that may take weights -> seconds it may
-    settings: Sequence[str]  # what living processes have other than this one, a line each
-    unequal: Sequence[str]  # of these lines, those of keys that must be equal
+    permits: Mapping[str, float]  # worker that may take weights -> for how many seconds
+    settings: Sequence[
+        str
+    ]  # differences between the living processes' settings and ours, a line each
+    unequal: Sequence[str]  # those of these lines whose keys must be equal
 
 
 class Overview:
@@ -84,20 +86,20 @@ class Overview:
         self._tokens = watch.tokens
         self._host = socket.gethostname()
 
-    def snapshot(self, moment: Moment) -> Snapshot:
-        """Return the run now."""
+    def snapshot(self, service: ServiceState) -> Snapshot:
+        """Return the run at this service."""
         ledger, progress = self._ledger, self._ledger.progress
         newest = ledger.weights.policy_version if ledger.weights else -1
         trajectories = self._store.count("trajectories")
-        seen = Snapshot(
-            run_id=moment.run_id,
+        snapshot = Snapshot(
+            run_id=service.run_id,
             run_dir=str(self._config.run.dir),
             now=time.time(),
-            uptime_s=moment.uptime_s,
-            run_s=moment.run_s,
-            stopping=moment.stopping,
-            reason=moment.reason,
-            ending=moment.ending,
+            uptime_s=service.uptime_s,
+            run_s=service.run_s,
+            stopping=service.stopping,
+            reason=service.reason,
+            ending=service.ending,
             policy_version=newest,
             updates=ledger.updates,
             updates_total=self._config.train.updates,
@@ -121,24 +123,24 @@ class Overview:
             success=progress.mean_success(),
             reward=progress.mean_reward(),
             success_curve=progress.mean_curve(newest),
-            rates=progress.rates(moment.now),
+            rates=progress.rates(service.now),
             staleness=self._staleness(),
             replays=self._replays(),
             judges=self._store.judge_views(),
             metrics=progress.metrics(),
             metric_curves=progress.metric_curves(),
-            usage=self._usage.by_role(moment.now),
-            queues=self._queues(moment.free_slots),
+            usage=self._usage.by_role(service.now),
+            queues=self._queues(service.free_slots),
             syncs=self._store.newest_syncs(),
             store_bytes=self._store.bytes_on_disk(),
             stall_s=endpoints.STALL_S,
-            quiet_s=moment.quiet_s,
+            quiet_s=service.quiet_s,
             next_batch=next_batch(ledger.group_table, self._config.data.groups_per_batch),
-            permits=dict(moment.permits),
-            warnings=[*self._warnings(moment), *moment.unequal],
-            settings=[line for line in moment.settings if line not in moment.unequal],
+            permits=dict(service.permits),
+            warnings=[*self._warnings(service), *service.unequal],
+            settings=[line for line in service.settings if line not in service.unequal],
         )
-        return seen.model_copy(update={"stalls": diagnose(seen)})
+        return snapshot.model_copy(update={"stalls": diagnose(snapshot)})
 
     def _stop(self) -> StopView | None:
         if not (at := self._config.train.stop_at):
@@ -148,7 +150,7 @@ class Overview:
             at=at,
             bound=newest.bound,
             counted=newest.counted,
-            wanted=newest.wanted,
+            required=newest.required,
             lowest=newest.lowest,
             lowest_success=newest.lowest_success,
         )
@@ -164,7 +166,7 @@ class Overview:
             limit=self._ledger.group_limit,
             pool=len(self._ledger.pool),
             dropped=_by_reason(counts),
-            tracked=self._ledger.baselines.in_use,
+            by_baseline=self._ledger.baselines.in_use,
             dropped_since_batch=dict(self._ledger.dropped_since_batch),
         )
 
@@ -186,15 +188,15 @@ class Overview:
     def _process(self, beat: Heartbeat) -> ProcessView:
         silent_s = self._liveness.silent_s(beat.worker)
         is_alive = silent_s <= self._liveness.dead_after_s
-        asked = not is_alive and beat.host == self._host
+        is_examined = not is_alive and beat.host == self._host
         return ProcessView(
             **beat.model_dump(exclude={"trajectories"}),
             trajectories=[],
             alive=is_alive,
             heartbeat_age_s=silent_s,
             still_s=self._tokens.seconds(beat.worker),
-            liveness=process_liveness(beat.pid, silent_s=silent_s) if asked else "",
-            error=error_of(self._config.run.dir, beat.worker, beat.pid) if asked else "",
+            liveness=process_liveness(beat.pid, silent_s=silent_s) if is_examined else "",
+            error=error_of(self._config.run.dir, beat.worker, beat.pid) if is_examined else "",
         )
 
     def _queues(self, free_slots: int) -> QueuesView:
@@ -202,7 +204,7 @@ class Overview:
         return QueuesView(
             in_flight=int(sum(gauges.get("in_flight", 0.0) for gauges in rollouts)),
             waiting=int(sum(gauges.get("waiting", 0.0) for gauges in rollouts)),
-            leases=sum(1 for _ in self._ledger.group_table.live()),
+            leases=sum(1 for _ in self._ledger.group_table.live_attempts()),
             free_slots=free_slots,
         )
 
@@ -229,34 +231,37 @@ class Overview:
             )
         return views
 
-    def _warnings(self, moment: Moment) -> list[str]:
-        """Roles without a process, and other conditions that no stall reports."""
-        found = []
-        if moment.is_full:
-            found.append(
+    def _warnings(self, service: ServiceState) -> list[str]:
+        """Return warnings of what no stall reports, such as a role without a process."""
+        # 1. The database is full.
+        warnings = []
+        if service.is_full:
+            warnings.append(
                 f"the database takes more than data.max_gb = {self._config.data.max_gb:g}, and all "
                 "of it is needed; see that its disk has room"
             )
-        found += [
+        # 2. A process is started again and again.
+        warnings += [
             f"{worker} was started again {times} times within a day; logs/{worker}.log shows why"
             for worker, times in self._starts.often(time.monotonic()).items()
         ]
-        # One that has fallen silent is a stall. After a start of data the others need a moment to be heard.
-        known = {beat.role for beat in (*self._liveness.alive(), *self._liveness.dead())}
-        if not known.isdisjoint(PLAYERS):
-            known |= {"env"}
-        missing = [role for role in WORKING if role not in known]
-        is_ending = moment.stopping or moment.is_ending or moment.ending
-        if missing and not is_ending and moment.uptime_s >= HEARD_AFTER_S:
-            ended = [each for each in workers_of(self._config.run.dir) if each.error]
+        # 3. A role has no process. A process that has fallen silent is a stall and not reported here. After a
+        # start of the data service the others need a moment to be heard.
+        present = {beat.role for beat in (*self._liveness.alive(), *self._liveness.dead())}
+        if not present.isdisjoint(PLAYERS):
+            present |= {"env"}
+        missing = [role for role in WORKING if role not in present]
+        is_ending = service.stopping or service.is_ending or service.ending
+        if missing and not is_ending and service.uptime_s >= HEARD_AFTER_S:
+            failed = [worker for worker in workers_of(self._config.run.dir) if worker.error]
             for role in missing:
-                why = [
-                    f"{each.name} has ended: {each.error}"
-                    for each in ended
-                    if each.name.startswith(role)
+                reasons = [
+                    f"{worker.name} has ended: {worker.error}"
+                    for worker in failed
+                    if worker.name.startswith(role)
                 ]
-                found.append("; ".join([f"waits for {awaited(role)}", *why[:1]]))
-        return found
+                warnings.append("; ".join([f"waits for {awaited(role)}", *reasons[:1]]))
+        return warnings
 
 
 def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
@@ -271,16 +276,20 @@ def _by_reason(counts: dict[tuple[str, str], int]) -> dict[str, int]:
 
 
 def next_batch(group_table: GroupTable, groups_per_batch: int) -> str:
-    """E.g. `1 of 2 groups are ready; 3 of 8 trajectories of mini/popup have ended, 1 plays`."""
+    """Return how far the next batch is, in words.
+
+    For example: "1 of 2 groups are ready; 3 of 8 trajectories of mini/popup have ended, 1 play".
+    """
     ready = f"{len(group_table.ready)} of {groups_per_batch} groups are ready"
     if not group_table.open:
         return f"{ready}, none is in play"
-    nearest = min(group_table.open, key=_wanting)
+    nearest = min(group_table.open, key=_unfinished)
     return (
         f"{ready}; {len(nearest.finished)} of {nearest.size} trajectories of {nearest.task_id} "
         f"have ended, {len(nearest.live)} play"
     )
 
 
-def _wanting(group: Group) -> tuple[int, int]:
+def _unfinished(group: Group) -> tuple[int, int]:
+    """Return a sort key: the group that needs the fewest trajectories first."""
     return group.size - len(group.finished), group.number

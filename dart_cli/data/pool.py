@@ -1,11 +1,11 @@
 """The experience pool: past successes by task, one of which joins a group that failed throughout.
 
-    ExperiencePool   the members that may be drawn, in memory: `add`, `draw`
-    StoredPool       the same with its table in the store: `join`, `draw_for` a group
+    ExperiencePool   the members that may be drawn, in memory
+    StoredPool       the pool of a run: what joins, leaves or is drawn is also written to the store
 
-Of a task and source the newest `per_task` members stay. A draw takes one of a task's members of the same
-instance (its seed), or if there is none one of all its members, by a generator of its own: the same
-members give the same draw, in whatever order they joined and whenever.
+The newest `per_task` members of each task and source stay. A draw picks a member that played the same
+instance (the same seed), or any member of the task if there is none. Each draw has its own random
+generator, so the same members give the same draw, in whatever order they joined.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.writer import Store
 
 PER_TASK = 32
-"""Members of a task and source that the pool keeps: enough for variety, and screenshots stay bounded."""
+"""Members of each task and source that the pool keeps: enough for variety, with a bounded size of
+screenshots."""
 
 
 class ExperiencePool:
-    """Members that may be drawn."""
+    """The members that may be drawn, in memory."""
 
     def __init__(self, per_task: int) -> None:
         self._per_task = per_task
@@ -37,7 +38,7 @@ class ExperiencePool:
         return sum(len(rows) for by_source in self._members.values() for rows in by_source.values())
 
     def members(self, task_id: str) -> list[PoolRow]:
-        """Those of one task, oldest first."""
+        """Return the members of one task, the oldest first."""
         return sorted(chain.from_iterable(self._members.get(task_id, {}).values()), key=_age)
 
     def add(self, row: PoolRow) -> list[PoolRow]:
@@ -50,10 +51,10 @@ class ExperiencePool:
         return evicted
 
     def draw(self, task_id: str, seed: str, task_seed: int | None = None) -> PoolRow | None:
-        """One of the task's members at random; None if it has none. The same `seed`, the same one.
+        """Return one of the task's members at random, or None if it has none; `seed` decides which.
 
-        Of those that played the instance `task_seed`, where there are any: what they did was right
-        there, and not only on another starting state.
+        Members that played the instance `task_seed` are preferred, since their actions solve this instance
+        and not only another one.
         """
         members = sorted(self.members(task_id), key=lambda row: row.trajectory_id)
         members = [row for row in members if row.task_seed == task_seed] or members
@@ -61,13 +62,13 @@ class ExperiencePool:
 
 
 class StoredPool:
-    """The pool of one run: what joins, leaves or is drawn is written down, too."""
+    """The pool of one run, in memory and in the store."""
 
     def __init__(
         self, config: Config, store: Store, *, wall: Callable[[], float] = time.time
     ) -> None:
         self._seed = config.run.seed
-        self._data = config.data
+        self._data_config = config.data
         self._store = store
         self._wall = wall
         self._run_id = store.run().id
@@ -79,12 +80,12 @@ class StoredPool:
         return len(self._pool)
 
     def members(self, task_id: str) -> list[PoolRow]:
-        """Those of one task, oldest first."""
+        """Return the members of one task, the oldest first."""
         return self._pool.members(task_id)
 
     def join(self, group: Group) -> None:
-        """Add the successes of a group that is done with to the pool, where one is used."""
-        if not self._data.pool_ratio:
+        """Add the successes of a closed group to the pool, if the run uses one."""
+        if not self._data_config.pool_ratio:
             return
         for attempt in group.finished:
             if attempt.outcome == "pass" and attempt.steps:
@@ -95,7 +96,7 @@ class StoredPool:
                     task_seed=group.task_seed,
                     source="online",
                     steps=attempt.steps,
-                    known=True,
+                    has_logprobs=True,
                     origin=f"{self._run_id}/{attempt.id}",
                     added_at=self._wall(),
                     evicted_at=None,
@@ -106,11 +107,8 @@ class StoredPool:
                 self._add(row)
 
     def draw_for(self, group: Group) -> bool:
-        """Add a past success to a group that failed throughout, if its task has one.
-
-        Returns whether the group has one then.
-        """
-        if may_join(len(group.finished), self._data.pool_ratio):
+        """Add a past success to a group that failed throughout; return False if there is none for it."""
+        if may_join(len(group.finished), self._data_config.pool_ratio):
             seed = f"{self._seed}:pool:{group.number}"
             group.pool_member = self._pool.draw(group.task_id, seed, group.task_seed)
         if group.pool_member is None:
@@ -119,7 +117,7 @@ class StoredPool:
         return True
 
     def _add(self, row: PoolRow) -> None:
-        """Take a member that is filed, and evict the oldest for it."""
+        """Add a stored member, and evict the oldest members for it."""
         for evicted in self._pool.add(row):
             self._store.evict_from_pool(evicted.trajectory_id, self._wall())
 

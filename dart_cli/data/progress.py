@@ -1,8 +1,13 @@
 """Progress of the run, counted as it happens: success by task and version, throughput, metrics.
 
-Success is of the trajectories that count for it (`Group.uncounted`); verdicts are of all.
-What the status page shows often, without a query of the database. The tasks' part is
-written down with each outcome and read at the next start; throughput starts from zero.
+    TaskProgress    one task's outcomes and rewards
+    OwnPlay         how the policy itself plays, and how it played at the start
+    Meter           events per minute
+    RunProgress     all of these for one run, and the metrics of the newest updates
+
+Success is computed from the trajectories that count for it (`Group.uncounted`), verdicts from all. The
+status page shows these numbers often, so they are kept in memory. The progress of tasks is stored with each
+outcome and read at the next start; throughput starts from zero.
 """
 
 from __future__ import annotations
@@ -25,20 +30,22 @@ CURVE_POINTS = 32
 """Points of a sparkline."""
 
 _BUCKETS = 2 * CURVE_POINTS
-"""Of a task at most; so its width is never above that of a curve's points."""
+"""Most buckets of a task, so that a bucket is never wider than a point of a curve."""
 
 NEWEST = 1500
-"""Newest trajectories that train.stop_at looks at, as many of each task. Members of a group play the same
-instance, so these tell about as much as half of them would of as many instances. They are counted as they
-end, and those that pass end sooner: few of so many are still in play. Over 400 runs ended by chance."""
+"""Number of newest trajectories that train.stop_at is compared with, equally many of each task. Members of
+a group play the same instance, so they are worth about half as many independent instances. Trajectories
+that pass end sooner and are counted sooner, but only few of so many are still in play. With 400, runs ended
+by chance."""
 
 METRICS_OF = 100
-"""Batches, the newest ones, whose metrics are read again at a start."""
+"""Number of newest batches whose metrics are read again at a start."""
 
 REWARDS = 512
-"""Trajectories in each of the two windows whose mean rewards are compared: the run's first, its newest."""
+"""Trajectories in each of the two windows whose mean rewards are compared: the run's first ones and its
+newest."""
 COMPLETIONS = 1000
-"""Completions in each of the two windows whose shares of malformed ones are compared, likewise."""
+"""Completions in each of the two windows whose shares of malformed completions are compared."""
 
 WINDOW_S = 60
 """Seconds over which throughput is averaged."""
@@ -46,90 +53,91 @@ WINDOW_S = 60
 
 @dataclass(frozen=True)
 class NewestSuccess:
-    """Success of the run's tasks over the newest trajectories of each that count for it."""
+    """Success of the run's tasks over the newest counted trajectories of each task."""
 
     passed: int
     counted: int
-    wanted: int  # trajectories of all tasks together
-    lowest: str  # the task with the fewest passes; empty before the first trajectory
-    lowest_success: float | None  # its own
+    required: int  # trajectories of all tasks together
+    lowest: str  # the task with the lowest success; empty before the first trajectory
+    lowest_success: float | None
 
     @property
     def bound(self) -> float:
-        """Lower bound, 95 %, of the tasks' mean success; 0 until each task has all its trajectories.
+        """Lower 95 % bound of the tasks' mean success; 0 until each task has all its trajectories.
 
-        Of Wilson's interval over all of them: as many are of each task, so their share is the tasks' mean,
-        and its error is at most that of as many trajectories of one task.
+        It is the bound of Wilson's interval over all trajectories. Each task has equally many, so the share
+        that passed is the mean over tasks, and its error is at most that of one task's equally many
+        trajectories.
         """
-        if self.counted < self.wanted:
+        if self.counted < self.required:
             return 0.0
         return wilson(self.passed, self.counted)[0]
 
 
 @dataclass
 class RunCounters:
-    """Passed and judged trajectories by the policy version that sampled their oldest token.
+    """Counted trajectories, and those of them that passed, by the version that sampled their oldest token.
 
-    Only of those that count for success.
-    In equal buckets of versions, whose width doubles when there are too many: a run of any length
-    takes the same memory.
+    Versions are in equal buckets, whose width doubles when there are too many of them, so that a run of any
+    length takes the same memory.
     """
 
     width: int = 1  # versions in a bucket: a power of two
     newest: int = -1  # version; -1 before the first trajectory
     passed: list[int] = field(default_factory=list)  # by bucket
-    judged: list[int] = field(default_factory=list)
+    total: list[int] = field(default_factory=list)  # by bucket
 
     def add(self, version: int, passed: bool) -> None:
         """Count one trajectory."""
         version = max(version, 0)
         while version >= self.width * _BUCKETS:
             self.width *= 2
-            self.passed, self.judged = _in_pairs(self.passed), _in_pairs(self.judged)
+            self.passed, self.total = _pair_sums(self.passed), _pair_sums(self.total)
         bucket = version // self.width
-        missing = [0] * (bucket + 1 - len(self.judged))
+        missing = [0] * (bucket + 1 - len(self.total))
         self.passed += missing
-        self.judged += missing
+        self.total += missing
         self.passed[bucket] += passed
-        self.judged[bucket] += 1
+        self.total[bucket] += 1
         self.newest = max(self.newest, version)
 
     def curve(self, newest_version: int, points: int = CURVE_POINTS) -> list[float | None]:
-        """Success in equal buckets of versions 0..newest, oldest first; None where none ended."""
-        if not self.judged:
+        """Return the success in equal buckets of versions 0..newest, in order; None for an empty bucket."""
+        if not self.total:
             return []
         versions = max(newest_version, self.newest) + 1
         width = self.width
         while versions > width * points:
             width *= 2
-        each = width // self.width
-        found: list[float | None] = []
-        for start in range(0, -(-versions // width) * each, each):
-            judged = sum(self.judged[start : start + each])
-            found.append(sum(self.passed[start : start + each]) / judged if judged else None)
-        return found
+        buckets = width // self.width  # of ours in one of the curve
+        curve: list[float | None] = []
+        for start in range(0, -(-versions // width) * buckets, buckets):
+            total = sum(self.total[start : start + buckets])
+            passed = sum(self.passed[start : start + buckets])
+            curve.append(passed / total if total else None)
+        return curve
 
 
-def _in_pairs(counts: list[int]) -> list[int]:
-    """Return the sums of each two that are neighbours."""
+def _pair_sums(counts: list[int]) -> list[int]:
+    """Return the sums of neighbours, two by two."""
     return [sum(counts[index : index + 2]) for index in range(0, len(counts), 2)]
 
 
 def _newest(tasks: int = 1, outcomes: Iterable[bool] = ()) -> deque[bool]:
-    """Room for the newest trajectories of one of so many tasks."""
+    """Return a queue of the newest trajectories of one task, in a run of so many tasks."""
     return deque(outcomes, maxlen=math.ceil(NEWEST / max(1, tasks)))
 
 
 @dataclass
 class Verdicts:
-    """All trajectories by outcome."""
+    """Numbers of trajectories by outcome."""
 
     passed: int = 0
     failed: int = 0
     invalid: int = 0
 
     def add(self, outcome: Outcome, _steps: int) -> None:
-        """Count one."""
+        """Count one trajectory."""
         self.passed += outcome == "pass"
         self.failed += outcome == "fail"
         self.invalid += outcome == "invalid"
@@ -137,44 +145,44 @@ class Verdicts:
 
 @dataclass
 class TaskProgress(Verdicts):
-    """One task's outcomes."""
+    """One task's outcomes: all of them, and those that count for success."""
 
-    average: MovingAverage = field(default_factory=MovingAverage)
-    counters: RunCounters = field(default_factory=RunCounters)
-    reward: MovingAverage = field(default_factory=MovingAverage)  # of what `average` is of
-    square: MovingAverage = field(default_factory=MovingAverage)  # of the squared rewards
+    average: MovingAverage = field(default_factory=MovingAverage)  # success of counted ones
+    counters: RunCounters = field(default_factory=RunCounters)  # likewise
+    reward: MovingAverage = field(default_factory=MovingAverage)  # likewise
+    square: MovingAverage = field(default_factory=MovingAverage)  # of squared rewards, likewise
     invalid_share: MovingAverage = field(default_factory=MovingAverage)  # of all episodes
-    invalid_after_action: int = 0  # invalid ones that broke after an action
-    newest: deque[bool] = field(default_factory=_newest)  # as `average`: whether it passed
+    invalid_after_action: int = 0  # episodes that became invalid after an action
+    newest: deque[bool] = field(default_factory=_newest)  # counted ones: whether each passed
 
     @property
     def counted(self) -> int:
-        """Trajectories that its success is of."""
-        return sum(self.counters.judged)
+        """Number of trajectories that count for success."""
+        return sum(self.counters.total)
 
     @property
     def variance(self) -> float | None:
-        """Of the rewards, in [0, 1 / 4]: p (1 - p) where they are 0 and 1. None before the first."""
+        """Variance of the rewards, in [0, 1 / 4]: p (1 - p) if they are 0 and 1. None before the first."""
         mean, square = self.reward.value, self.square.value
         return None if mean is None or square is None else max(square - mean * mean, 0.0)
 
     def estimate(self, kind: RewardKind) -> TaskEstimate:
-        """Return what schedulers go by; `kind` is data.reward: of its success, or of its reward's `value`."""
+        """Return the estimate for schedulers, by success or by rewards as values; `kind` is data.reward."""
         variance, rate = self.variance, self.average.value
         if kind == "outcome":
             variance = None if rate is None else rate * (1 - rate)
         return TaskEstimate(variance, self.invalid_share.value or 0.0)
 
     def add(self, outcome: Outcome, steps: int) -> None:
-        """Count an episode of so many steps that was judged; one that was cancelled was not."""
+        """Count an episode of so many steps that has an outcome."""
         super().add(outcome, steps)
         self.invalid_share = self.invalid_share.add(float(outcome == "invalid"))
         self.invalid_after_action += outcome == "invalid" and steps > 0
 
     def count(self, passed: bool, version: int | None, reward: float | None = None) -> None:
-        """One trajectory counts for success; `version` sampled its oldest token.
+        """Count one trajectory for success; `version` sampled its oldest token.
 
-        Without a reward it is that of its outcome.
+        Without `reward`, the reward is 1 for a pass and 0 for a failure.
         """
         reward = float(passed) if reward is None else reward
         self.average = self.average.add(float(passed))
@@ -183,18 +191,18 @@ class TaskProgress(Verdicts):
         self.newest.append(passed)
 
     @classmethod
-    def read(cls, text: str, tasks: int = 1) -> TaskProgress:
-        """As it was when it was written down, bit for bit; `tasks` are the run's."""
+    def from_json(cls, text: str, tasks: int = 1) -> TaskProgress:
+        """Return the progress that `to_json` wrote, bit for bit, in a run of so many tasks."""
         values = json.loads(text)
         averages = {name: MovingAverage(*values[name]) for name in _AVERAGES}
         counters = RunCounters(**values["counters"])
         newest = _newest(tasks, map(bool, values["newest"]))
         return cls(**{**values, **averages, "counters": counters, "newest": newest})
 
-    def written(self) -> str:
-        """JSON, to be written down after each outcome."""
+    def to_json(self) -> str:
+        """Return the progress as JSON, which is stored after each outcome."""
         averages = {name: astuple(getattr(self, name)) for name in _AVERAGES}
-        lists = {"counters": vars(self.counters), "newest": [int(each) for each in self.newest]}
+        lists = {"counters": vars(self.counters), "newest": list(map(int, self.newest))}
         return json.dumps({**vars(self), **averages, **lists}, separators=(",", ":"))
 
 
@@ -203,7 +211,7 @@ _AVERAGES = ("average", "reward", "square", "invalid_share")
 
 
 class Meter:
-    """Events per minute over the last `window_s` seconds, in buckets of a second."""
+    """A count of events per minute over the last `window_s` seconds, in buckets of a second."""
 
     def __init__(self, started: float, window_s: int = WINDOW_S) -> None:
         self._started = started  # monotonic seconds
@@ -220,7 +228,7 @@ class Meter:
         self._forget(now)
 
     def per_minute(self, now: float) -> float:
-        """Return the rate over the window, or over the time since the start if that is shorter."""
+        """Return the events per minute over the window, or since the start if that is shorter."""
         self._forget(now)
         seconds = min(max(now - self._started, 1.0), self._window_s)
         return 60.0 * sum(events for _, events in self._buckets) / seconds
@@ -231,7 +239,7 @@ class Meter:
 
 
 class _Ends:
-    """The first values of a series and the newest, as many of each."""
+    """The first `size` values of a series and the newest `size`."""
 
     def __init__(
         self, size: int, first: Iterable[float] = (), newest: Iterable[float] = ()
@@ -247,7 +255,7 @@ class _Ends:
 
     @property
     def means(self) -> tuple[float, float]:
-        """Of the first and of the newest; 0 before there is a value."""
+        """Means of the first and of the newest values; 0 before there is a value."""
         return (
             sum(self._first) / max(1, len(self._first)),
             sum(self._newest) / max(1, len(self._newest)),
@@ -255,9 +263,9 @@ class _Ends:
 
 
 class OwnPlay:
-    """What the policy itself played, whatever filled its groups: neither the pool's members nor replays.
+    """What the policy itself played, without members of the experience pool and replays.
 
-    `restored_play` goes on with the counts of an earlier start.
+    `restored_play` reads the counts of earlier starts.
     """
 
     def __init__(self) -> None:
@@ -267,13 +275,13 @@ class OwnPlay:
         self.failed_since = 0  # trajectories since the newest success, or since the start
         self.updates_then = 0  # updates in the weights at that success; 0 before the first
 
-    def completion(self, malformed: bool) -> None:
-        """Count an answer of the policy to a screen; `malformed` where its text was no action."""
-        self.malformed.add(float(malformed))
+    def completion(self, is_malformed: bool) -> None:
+        """Count a completion of the policy; it is malformed if its text is no action."""
+        self.malformed.add(float(is_malformed))
         self.completions += 1
 
-    def judged(self, passed: bool, reward: float, updates: int) -> None:
-        """Count a trajectory that was judged while there were so many updates in the weights."""
+    def trajectory(self, passed: bool, reward: float, updates: int) -> None:
+        """Count a trajectory that passed or failed while there were so many updates in the weights."""
         self.rewards.add(reward)
         self.failed_since += 1
         if passed:
@@ -281,7 +289,7 @@ class OwnPlay:
             self.failed_since, self.updates_then = 0, updates
 
     def view(self, updates: int) -> OwnView:
-        """As of so many updates."""
+        """Return the counts for the status page, when there are so many updates in the weights."""
         reward_first, reward = self.rewards.means
         malformed_first, malformed = self.malformed.means
         return OwnView(
@@ -298,7 +306,7 @@ class OwnPlay:
 
 
 def restored_play(store: Analytics, kind: RewardKind) -> OwnPlay:
-    """Return what the policy played in the stored run; `kind` is data.reward."""
+    """Return the counts of what the policy played in the stored run; `kind` is data.reward."""
     own, counts = OwnPlay(), store.own_counts()
     own.passed, own.completions = counts.passed, counts.completions
     own.failed_since, own.updates_then = counts.failed_since, counts.updates_then
@@ -314,28 +322,28 @@ def restored_play(store: Analytics, kind: RewardKind) -> OwnPlay:
 
 
 class RunProgress:
-    """All of the above for one run."""
+    """The progress of one run."""
 
     def __init__(self, task_ids: Iterable[str], now: float) -> None:
-        self._present = tuple(task_ids)  # `tasks` also keeps those that the run once had
+        self._present = tuple(task_ids)  # `tasks` also has tasks that were removed from the run
         self.tasks = {task_id: self._unplayed() for task_id in self._present}
         self.all = Verdicts()
         self.trajectories = Meter(now)
         self.steps = Meter(now)
         self.actions = Meter(now)
-        self.train_steps = Meter(now)
+        self.updates = Meter(now)
         self.own = OwnPlay()
         self._metrics: dict[str, deque[tuple[int, float]]] = {}  # name -> (batch id, value)
 
     def outcome(self, task_id: str, outcome: Outcome, steps: int = 0) -> None:
-        """Count a trajectory of the task, of so many steps, that was judged; a cancelled one was not."""
+        """Count a trajectory of the task, of so many steps, that has an outcome."""
         for verdicts in (self._task(task_id), self.all):
             verdicts.add(outcome, steps)
 
     def count(
         self, task_id: str, passed: bool, version: int | None, reward: float | None = None
     ) -> None:
-        """See TaskProgress."""
+        """Count a trajectory for its task's success, as TaskProgress.count does."""
         self._task(task_id).count(passed, version, reward)
 
     def _task(self, task_id: str) -> TaskProgress:
@@ -345,87 +353,87 @@ class RunProgress:
         return TaskProgress(newest=_newest(len(self._present)))
 
     def restore(self, store: Store, formed: int, kind: RewardKind) -> None:
-        """Go on from what was written down; `formed` is the newest batch's id, `kind` data.reward."""
+        """Read the stored progress; `formed` is the newest batch's id, `kind` is data.reward."""
         self.restore_tasks(store.task_progress())
         self.own = restored_play(store, kind)
         for point in store.metrics(after=formed - METRICS_OF):
             self.train_metrics(point.step, {point.name: point.value})
 
-    def restore_tasks(self, written: Mapping[str, str]) -> None:
-        """How tasks fare, by id, as TaskProgress.written made it."""
-        for task_id, text in written.items():
-            task = self.tasks[task_id] = TaskProgress.read(text, len(self._present))
+    def restore_tasks(self, texts: Mapping[str, str]) -> None:
+        """Read the tasks' progress from task id -> what TaskProgress.to_json returned."""
+        for task_id, text in texts.items():
+            task = self.tasks[task_id] = TaskProgress.from_json(text, len(self._present))
             self.all.passed += task.passed
             self.all.failed += task.failed
             self.all.invalid += task.invalid
 
     def estimates(self, kind: RewardKind) -> dict[str, TaskEstimate]:
-        """Each task's; see TaskProgress."""
+        """Return each task's estimate, as TaskProgress.estimate does."""
         return {task_id: task.estimate(kind) for task_id, task in self.tasks.items()}
 
     def mean_reward(self) -> float | None:
-        """As `mean_success`, of the rewards."""
+        """Return the mean of the moving averages of the tasks' rewards; None before the first."""
         return _mean(self.tasks[task_id].reward.value for task_id in self._present)
 
     def mean_success(self) -> float | None:
-        """Mean of the moving averages of the run's tasks: each counts alike, however often played.
+        """Return the mean of the moving averages of the tasks' success; None before the first.
 
-        A mean over trajectories would depend on the scheduler: `frontier` plays the tasks
-        that are not solved yet.
+        Each task counts equally, however often it is played. A mean over trajectories would depend on the
+        scheduler, since `frontier` prefers tasks that are not solved yet.
         """
         return _mean(self.tasks[task_id].average.value for task_id in self._present)
 
     def newest_success(self) -> NewestSuccess:
-        """Return what train.stop_at looks at."""
+        """Return the success that train.stop_at is compared with."""
         newest = {task_id: self.tasks[task_id].newest for task_id in self._present}
-        rates = {each: sum(passed) / len(passed) for each, passed in newest.items() if passed}
-        lowest = min(rates, key=lambda each: rates[each], default="")
+        rates = {task_id: sum(passed) / len(passed) for task_id, passed in newest.items() if passed}
+        lowest = min(rates, key=lambda task_id: rates[task_id], default="")
         return NewestSuccess(
             passed=sum(map(sum, newest.values())),
             counted=sum(map(len, newest.values())),
-            wanted=sum(passed.maxlen or 0 for passed in newest.values()),
+            required=sum(passed.maxlen or 0 for passed in newest.values()),
             lowest=lowest,
             lowest_success=rates.get(lowest),
         )
 
     def mean_curve(self, newest_version: int) -> list[float | None]:
-        """Mean of the curves of the run's tasks, where a task has a point."""
+        """Return the mean of the tasks' curves of success, at each point over the tasks with a value."""
         tallies = [self.tasks[task_id].counters for task_id in self._present]
         newest = max([newest_version, *(counters.newest for counters in tallies)])
         curves = [counters.curve(newest) for counters in tallies]
         return [_mean(points) for points in zip(*filter(None, curves), strict=True)]
 
     def train_metrics(self, batch_id: int, values: Mapping[str, float]) -> None:
-        """Keep the metrics of the newest train step."""
+        """Add the metrics of an update."""
         for name, value in values.items():
             self._metrics.setdefault(name, deque(maxlen=CURVE_POINTS)).append((batch_id, value))
 
     def forget_metrics(self, after: int) -> None:
-        """Batches above `after` are to be trained again."""
+        """Forget the metrics of batches above `after`, which are trained on again."""
         for name, points in self._metrics.items():
-            kept = [(batch_id, value) for batch_id, value in points if batch_id <= after]
-            self._metrics[name] = deque(kept, maxlen=CURVE_POINTS)
+            earlier = [(batch_id, value) for batch_id, value in points if batch_id <= after]
+            self._metrics[name] = deque(earlier, maxlen=CURVE_POINTS)
 
     def metrics(self) -> dict[str, float]:
-        """Newest value of each metric."""
+        """Return the newest value of each metric."""
         return {name: points[-1][1] for name, points in self._metrics.items() if points}
 
     def metric_curves(self) -> dict[str, list[float]]:
-        """Recent values of each metric, oldest first."""
+        """Return recent values of each metric, the oldest first."""
         return {name: [value for _, value in points] for name, points in self._metrics.items()}
 
     def rates(self, now: float) -> Rates:
-        """Throughput of the last minute."""
+        """Return the throughput of the last minute."""
         return Rates(
             window_s=WINDOW_S,
             trajectories=self.trajectories.per_minute(now),
             steps=self.steps.per_minute(now),
             actions=self.actions.per_minute(now),
-            train_steps=self.train_steps.per_minute(now),
+            updates=self.updates.per_minute(now),
         )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Mean of those that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """Return the mean of the values that are not None; None if there are none."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

@@ -1,10 +1,10 @@
 """Requests that are held until they can be answered.
 
-LeaseQueue   environment slots, longest wait first, until there is a lease
-SyncQueue    rollout workers, until it is their turn to take new weights
-Commits      whatever changed the database, until the transaction that they share is durable
+    LeaseQueue   holds environment slots until there is a lease for them, the longest wait first
+    SyncQueue    holds rollout workers until it is their turn to take new weights
+    Commits      holds requests that changed the database until their common transaction is durable
 
-Each is bounded by who asks: one request of a slot, one of a worker.
+Each queue is bounded: it holds one request of each slot, or of each worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Permits
 
 COMMIT_S = 0.005
-"""How long a transaction stays open for more requests to join."""
+"""Time for which a transaction stays open for more requests."""
 
 
 @dataclass(eq=False)
@@ -35,12 +35,12 @@ class FreeSlot:
 
     @property
     def key(self) -> SlotKey:
-        """Which slot it is."""
+        """Worker and index of the slot."""
         return (self.request.worker, self.request.slot)
 
 
 class LeaseQueue:
-    """Gives the ledger's leases to the slots that wait."""
+    """The environment slots that wait for a lease."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -50,21 +50,25 @@ class LeaseQueue:
         return len(self._slots)
 
     def ask(self, request: LeaseRequest) -> tuple[FreeSlot, bool]:
-        """Answer a free slot at once, or let it wait; also return whether it gave up what it played.
+        """Answer a free slot at once, or hold its request; also return True if it gave up a trajectory.
 
-        `serve` is due in that case: what it gave up may be leased to another slot.
+        The caller must call `serve` then: another slot may replace that trajectory.
         """
         slot = FreeSlot(request, asyncio.get_running_loop().create_future())
         if before := self._slots.pop(slot.key, None):
             before.answer.set_result(NotYet("the slot has asked again since"))
         gave_up = self._ledger.give_up(*slot.key)
-        self._lease_to(slot)  # before those that wait: what it has been leased is its own
+        # Before the slots that wait: it may get its own lease again.
+        self._lease_to(slot)
         if not slot.answer.done():
             self._slots[slot.key] = slot
         return slot, gave_up
 
     async def answer(self, slot: FreeSlot, hold_s: float) -> Lease | NotYet:
-        """Return the slot's lease, or after `hold_s` what it waited for. Raises what leasing raised."""
+        """Return the slot's lease, or after `hold_s` what it waits for.
+
+        Raises the errors of Ledger.lease.
+        """
         await asyncio.wait([slot.answer], timeout=hold_s)
         if not slot.answer.done():
             del self._slots[slot.key]
@@ -72,7 +76,7 @@ class LeaseQueue:
         return slot.answer.result()
 
     def serve(self) -> None:
-        """Give trajectories to the slots that wait, longest first, until there is none to give."""
+        """Lease trajectories to the slots that wait, the longest wait first, as long as there are any."""
         waiting = list(self._slots.items())
         for index, (key, slot) in enumerate(waiting):
             wait = self._lease_to(slot)
@@ -84,27 +88,27 @@ class LeaseQueue:
                 return
 
     def refuse(self, reason: str, worker: str | None = None) -> None:
-        """Answer the slots that wait, all or one worker's, with no lease."""
+        """Answer the slots that wait, of all workers or of one, that there is no lease."""
         for key in list(self._slots):
             if worker in (None, key[0]):
                 self._slots.pop(key).answer.set_result(NotYet(reason))
 
     def _lease_to(self, slot: FreeSlot) -> NotYet | None:
-        """Answer the slot, or return what it must wait for."""
+        """Answer the slot if there is a lease; else return what it must wait for."""
         try:
-            found = self._ledger.lease(slot.request)
+            lease = self._ledger.lease(slot.request)
         except DartError as error:
             slot.answer.set_exception(error)
             return None
-        if isinstance(found, NotYet):
-            slot.reason = found.reason
-            return found
-        slot.answer.set_result(found)
+        if isinstance(lease, NotYet):
+            slot.reason = lease.reason
+            return lease
+        slot.answer.set_result(lease)
         return None
 
 
 class SyncQueue:
-    """Answers workers as Permits grants them the newest weights."""
+    """The rollout workers that wait for a permit to take the newest weights."""
 
     def __init__(self, concurrent: int, store: Store, ledger: Ledger, permits: Permits) -> None:
         self._concurrent = concurrent  # weights.concurrent
@@ -115,8 +119,9 @@ class SyncQueue:
         self._is_closed = False
 
     async def ask(self, request: SyncRequest, hold_s: float) -> SyncReply:
-        """Return the permit to take the newest weights, or after `hold_s` what the worker waited for."""
+        """Return the permit to take the newest weights, or after `hold_s` what the worker waits for."""
         worker, weights = request.worker, self._ledger.weights
+        # 1. Note the request, in place of an earlier one.
         if before := self._asking.pop(worker, None):
             before.set_result(SyncReply(reason="the worker has asked again since"))
         self._permits.ask(worker, request.policy_version)
@@ -126,12 +131,14 @@ class SyncQueue:
             return SyncReply(
                 reason=f"{worker} serves the newest weights, v{weights.policy_version}"
             )
+        # 2. Hold it until the permit is granted.
         answer: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
         self._asking[worker] = answer
         self.grant()
         await asyncio.wait([answer], timeout=hold_s)
         if answer.done():
             return answer.result()
+        # 3. Say why there is none.
         del self._asking[worker]
         self._permits.withdraw(worker)
         if weights is None:
@@ -139,7 +146,7 @@ class SyncQueue:
         if not self._ledger.lineage.is_ahead(weights.policy_version, request.policy_version):
             return SyncReply(
                 reason=f"v{weights.policy_version} is not ahead of the v{request.policy_version} that "
-                "serves: the trainer does again what was lost when it ended"
+                "serves: the trainer repeats the updates that were lost when it ended"
             )
         holders = self._permits.holders
         return SyncReply(
@@ -148,9 +155,9 @@ class SyncQueue:
         )
 
     def grant(self) -> None:
-        """Let the workers whose turn it is take the newest weights."""
+        """Answer the workers that get a permit now."""
         weights = self._ledger.weights
-        if weights is None or self._is_closed:  # once closed, all were answered
+        if weights is None or self._is_closed:
             return
         is_ahead = self._ledger.lineage.is_ahead
         for worker in self._permits.grant(weights.policy_version, is_ahead):
@@ -163,16 +170,16 @@ class SyncQueue:
                 )
             )
 
-    def done(self, done: SyncDone, now: float) -> None:
+    def finish(self, message: SyncDone, now: float) -> None:
         """Note that a worker has taken a weight set, or refused it; `now` is in unix seconds."""
-        held_s = self._permits.free(done.worker)
-        if held_s is None:  # its time was over, or another data process gave it
-            held_s = done.transfer_s + done.pause_s
-        self._store.add_sync(done, now - held_s, now)
-        self._ledger.versions.done(done)
+        held_s = self._permits.free(message.worker)
+        if held_s is None:  # the permit has expired, or another data service granted it
+            held_s = message.transfer_s + message.pause_s
+        self._store.add_sync(message, now - held_s, now)
+        self._ledger.versions.note_sync(message)
 
     def close(self, reason: str) -> None:
-        """Answer all workers and grant nothing more: this process ends."""
+        """Answer all workers with `reason`, and grant no more permits."""
         self._is_closed = True
         for answer in self._asking.values():
             answer.set_result(SyncReply(reason=reason))
@@ -180,10 +187,10 @@ class SyncQueue:
 
 
 class Commits:
-    """`durable` returns to all its callers when the transaction that they share is on disk.
+    """The commits of the database: many callers of `durable` share one transaction.
 
-    After a failure memory and file may differ, so nothing is ever acknowledged again: `failed`
-    ends the process, and the next one begins from the file.
+    After a failure, memory and file may differ. Then no request is acknowledged any more, `failed` ends the
+    process, and the next process begins from the file.
     """
 
     def __init__(self, store: Store) -> None:
@@ -192,7 +199,7 @@ class Commits:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def durable(self) -> None:
-        """Return when everything written so far is durable. Raises StoreError if it cannot be."""
+        """Wait until everything written so far is durable. Raises StoreError if the commit fails."""
         if self.failed.done():
             self.failed.result()
         if self._next is None:
@@ -202,7 +209,7 @@ class Commits:
         await asyncio.shield(self._next)
 
     def flush(self) -> None:
-        """Commit now and release the callers of `durable`."""
+        """Commit now, and let the callers of `durable` go on."""
         if self.failed.done():
             return
         try:
@@ -215,7 +222,7 @@ class Commits:
             waiting.set_result(None)
 
     def fail(self, error: StoreError) -> None:
-        """Discard what is not committed: the database failed.
+        """Note that the database failed: discard what is not committed.
 
         Every caller of `durable` gets the error.
         """

@@ -1,20 +1,20 @@
-"""The end of a run: its bounds, and how long this process outlives it.
+"""The end of a run: its bounds, and how long the data service outlives it.
 
-RunEnd    whether the run is over, why, what is waited for, and when this process may end
-learned   whether train.stop_at has ended a run, in a line
+    RunEnd         decides when the run is over and when this process may end
+    learned_line   the line about a run that train.stop_at has ended
 
-The order of an ending, however it begins:
+A run ends in this order, whatever ended it:
 
     data             leases nothing more, and announces the end each second (RunState)
-    env, rollout     end at once; data waits for them for STOP_S at most
-    train            finishes its update, publishes, acknowledges, writes its last checkpoint, within
-                     LAST_WORK_S of dart_cli/runtime/role.py; its heartbeats say what it finishes
-    data             ends after the trainer, or TRAINER_S after the run
+    env, rollout     end at once; the data service waits for them for at most STOP_S
+    train            finishes its update, publishes, acknowledges and writes its last checkpoint, within
+                     LAST_WORK_S of dart_cli/runtime/role.py; its heartbeats tell what it is finishing
+    data             ends after the trainer, or TRAINER_S after the end of the run
 
-So what the trainer did is counted before anything reads the database. Where it was killed, or took longer, the
-updates in the newest announced weights count, and no others (Ledger.settle_end).
+So the trainer's updates are counted before anything reads the database. If the trainer was killed or took
+longer, the updates in the newest published weights count, and no others (Ledger.settle_end).
 
-A signal ends this process alone: at once where the trainer goes on, and after the trainer where that ends, too.
+A signal ends this process alone: at once if the trainer goes on, and after the trainer if that ends, too.
 """
 
 from __future__ import annotations
@@ -37,21 +37,26 @@ from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, finishing
 log = logging.getLogger(__name__)
 
 STOP_S = 10.0
-"""Longest time the service stays up for the other processes after the run is over."""
+"""Longest time for which the service waits for environment processes and rollout workers after the run is
+over."""
 STOP_LEAST_S = 2.0
-"""Shortest such time; a process unheard for as long is no longer waited for."""
+"""Shortest such time; a process without a heartbeat for so long is not waited for any more."""
 LOOK_S = 0.1
-"""Between two looks whether what is waited for has ended."""
+"""Time between two checks whether the awaited processes have ended."""
 _UNDER_WAY = ("waiting", "training", "syncing")
 """States of a trainer that may have something to report when it ends."""
 UNATTENDED = "it needed attention"
-"""What the reason of such an end begins with."""
+"""The beginning of the reason of a run that train.attention_minutes has ended."""
 TRAINER_S = LAST_WORK_S + 3 * GRACE_S
-"""Longest time that the service stays up for a trainer that finishes its work: longer than that may take."""
+"""Longest time for which the service waits for a trainer that finishes its work; it is longer than that
+work may take."""
 
 
-def learned(success: float, train: TrainConfig) -> str:
-    """Return the line of a run that ends since its tasks' success is at least this; empty if it is too low."""
+def learned_line(success: float, train: TrainConfig) -> str:
+    """Return the line of a run that train.stop_at ends, as its tasks' success is at least `success`.
+
+    The line is empty if `success` is below train.stop_at.
+    """
     if not 0 < train.stop_at <= success:
         return ""
     proved = math.floor(1000 * success) / 1000
@@ -59,20 +64,20 @@ def learned(success: float, train: TrainConfig) -> str:
 
 
 class RunEnd:
-    """The end of one run; made inside a running loop."""
+    """The end of one run; it must be made inside a running event loop."""
 
     def __init__(self, config: Config, store: Store, ledger: Ledger, liveness: Liveness) -> None:
         self.reason = ""
         """Why the run is over; empty while it goes on."""
         self.awaited = ""
-        """What this process waits for before it ends, after `waits for`; empty if nothing."""
+        """What this process waits for before it ends, worded to follow "waits for"; empty if nothing."""
         self._train = config.train
         self._store = store
         self._ledger = ledger
         self._liveness = liveness
         self._over = asyncio.Event()
-        self._known = store.run().learned
-        self._attention = ""  # what the run needs it for; empty if it does not
+        self._success = store.run().learned  # the highest bound so far, over all starts
+        self._attention = ""  # what the run needs attention for; empty if nothing
         self._attention_since = 0.0  # monotonic seconds
 
     @property
@@ -81,7 +86,7 @@ class RunEnd:
         return self._over.is_set()
 
     def bound(self, served_s: float) -> str:
-        """Return the bound that the run has reached after `served_s` seconds; empty if none."""
+        """Return which bound the run has reached after `served_s` seconds, in words; empty if none."""
         train, ledger = self._train, self._ledger
         if line := self._learned():
             return line
@@ -94,17 +99,17 @@ class RunEnd:
         return self._unattended()
 
     def note_attention(self, what: str) -> None:
-        """Note what the run needs attention for at the moment; a moment without it begins the count anew."""
+        """Note what the run needs attention for now; an empty text ends the count of minutes."""
         if not self._attention:
             self._attention_since = time.monotonic()
         self._attention = what
 
     def discount_pause(self, seconds: float) -> None:
-        """Note that this process stood still for so long."""
+        """Extend the deadlines by a time in which this process was stopped."""
         self._attention_since += seconds
 
     def _unattended(self) -> str:
-        """Return the line of a run that has needed attention for train.attention_minutes; else nothing."""
+        """Return the line of a run that has needed attention for too long; else an empty text."""
         needed_s = time.monotonic() - self._attention_since
         if not (self._attention and 0 < 60 * self._train.attention_minutes <= needed_s):
             return ""
@@ -112,17 +117,20 @@ class RunEnd:
         return f"{UNATTENDED} for {minutes:g} minutes (train.attention_minutes): {self._attention}"
 
     def _learned(self) -> str:
-        """Return the line of `learned`, kept in the database for the next start: trajectories still come in."""
+        """Return the line of `learned_line` for the highest success so far.
+
+        The success is stored, since trajectories that still come in may lower it before the next start.
+        """
         if not self._train.stop_at:
             return ""
         success = self._ledger.progress.newest_success().bound
-        if self._train.stop_at <= success and success > self._known:
-            self._known = success
+        if self._train.stop_at <= success and success > self._success:
+            self._success = success
             self._store.save_learned(success)
-        return learned(self._known, self._train)
+        return learned_line(self._success, self._train)
 
     def finish(self, reason: str) -> bool:
-        """Note that the run is over; return False if it was over already."""
+        """End the run for this reason; return False if it was over already."""
         if self.is_over:
             return False
         log.info("the run is over: %s", reason)
@@ -130,8 +138,11 @@ class RunEnd:
         self._over.set()
         return True
 
-    async def announced(self, stop: asyncio.Event) -> None:
-        """Return when this process may end: see the module. Raises AttentionError where it ends for that."""
+    async def wait_for_end(self, stop: asyncio.Event) -> None:
+        """Wait until this process may end, in the order that the module describes.
+
+        Raises AttentionError if train.attention_minutes has ended the run.
+        """
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -148,13 +159,13 @@ class RunEnd:
             raise AttentionError(f"{self.reason}; once that is fixed, the same command goes on")
 
     async def _others_end(self, stop: asyncio.Event) -> None:
-        """Wait for the processes that are still to be served, with what is awaited in `awaited`."""
-        began = time.monotonic()
+        """Wait for the processes that still have to be served; `awaited` says which."""
+        started_at = time.monotonic()
         while True:
-            since_s = time.monotonic() - began
+            since_s = time.monotonic() - started_at
             if (trainer := self._awaited_trainer(since_s)) is not None:
                 if since_s >= TRAINER_S:
-                    log.warning("does not wait any longer for %s", self.awaited)
+                    log.warning("the data service does not wait any longer for %s", self.awaited)
                     self.awaited = ""
                     return
                 what = trainer.waiting_for or "its process to end"
@@ -166,7 +177,7 @@ class RunEnd:
             await asyncio.sleep(LOOK_S)
 
     def _is_to_be_announced(self, since_s: float) -> bool:
-        """Return True if others than the trainer may not have heard of an end that began so long ago."""
+        """Return True if players or rollout workers may not know yet of an end `since_s` ago."""
         if since_s < STOP_LEAST_S:
             return True
         others = (*PLAYERS, "rollout")
@@ -175,10 +186,10 @@ class RunEnd:
         )
 
     def _awaited_trainer(self, since_s: float) -> Heartbeat | None:
-        """Return the heartbeat of the trainer that this process outlives; None if there is none.
+        """Return the heartbeat of the trainer that this process waits for; None if there is none.
 
-        Where this process alone was asked to end, the trainer has STOP_LEAST_S to say that it ends, too: one that
-        waits for a batch may have updates that it has not published yet.
+        If a signal ends this process, the trainer has STOP_LEAST_S to report that it ends, too: even a
+        trainer that waits for a batch may have updates that it has not published yet.
         """
         for beat in self._liveness.alive("train"):
             may_end = since_s < STOP_LEAST_S and beat.state in _UNDER_WAY
@@ -188,24 +199,24 @@ class RunEnd:
         return None
 
     def _has_finished(self, trainer: Heartbeat) -> bool:
-        """Return True if nothing is heard any more of a trainer that had nothing left to do."""
+        """Return True if the trainer had nothing left to do and sends no more heartbeats."""
         return not trainer.waiting_for and not self._is_heard(trainer)
 
     def _goes_on(self, trainer: Heartbeat) -> bool:
-        """Return True if the trainer lives, and has not said that it ends."""
+        """Return True if the trainer lives and has not announced its end."""
         return trainer.state != "stopping" and not self._is_gone(trainer)
 
     def _is_gone(self, beat: Heartbeat) -> bool:
-        """Return True if the process was on this host, and is there no more."""
+        """Return True if the process ran on this host and does not exist any more."""
         is_here = beat.host == socket.gethostname()
         silent_s = self._liveness.silent_s(beat.worker)
         return is_here and process_liveness(beat.pid, silent_s=silent_s) == "gone"
 
     def _is_trained_on(self) -> bool:
-        """Whether a living trainer has a batch left to train on, once nothing more is played."""
+        """Return True if a living trainer has a batch left to train on, once nothing more is played."""
         has_trainer = any(beat.role == "train" for beat in self._liveness.alive())
         return has_trainer and self._ledger.has_batch
 
     def _is_heard(self, beat: Heartbeat) -> bool:
-        """Return True if the process was heard in the last moments."""
+        """Return True if the process sent a heartbeat within STOP_LEAST_S."""
         return self._liveness.silent_s(beat.worker) < STOP_LEAST_S

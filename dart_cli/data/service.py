@@ -1,21 +1,21 @@
 """`dart data`: the process that owns the run's database and decides what is played and trained.
 
-    Replier         the `data` address: leases, steps, ends, batches, sync, status  -> `handle`
-    Forwarder       telemetry of all processes, in a thread of its own
-    _listen         heartbeats: live processes, leases they renew, weights they serve  -> WorkerWatch
-    _housekeeping   each second: expired leases, dead workers, RunState, limits of the run
-    Ledger          every transition of a trajectory, a group and a batch
-    Commits         many requests share one transaction; each is answered after it is durable
-    LeaseQueue      environment slots that wait for a lease
-    SyncQueue       rollout workers that wait for their turn to take new weights
-    RunSettings     what the processes were started with, and what of that differs
-    RunEnd          when the run is over, and how long this process outlives it
-    Overview        the run at one moment, for `dart status`
+    Replier         receives the requests of all processes and passes each to `handle`
+    Forwarder       forwards the telemetry of all processes, in a thread
+    _listen         passes heartbeats to WorkerWatch, which notes who lives and which leases are renewed
+    _housekeeping   takes back leases, publishes RunState and checks the run's limits, each second
+    Ledger          makes every transition of a trajectory, a group and a batch
+    Commits         lets many requests share one transaction; each is answered once it is durable
+    LeaseQueue      holds the environment slots that wait for a lease
+    NextBatch       plans, loads, files and encodes the trainer's next batch
+    SyncQueue       holds the rollout workers that wait for their turn to take new weights
+    RunSettings     compares the settings that the processes were started with
+    RunEnd          decides when the run is over, and when this process may end
+    Overview        makes the snapshots of the run for `dart status`
 
-A request that cannot be answered yet (no lease free, no batch ready, no permit) is held for
-`HOLD_S` and answered as soon as that changes, so no process polls. All handlers run in one event
-loop; in other threads run the checkpoint of the database's write-ahead log, and what reads a batch
-for the trainer, on a connection of its own (BatchLoader).
+A request that cannot be answered yet (no lease is free, no batch is ready, no permit) is held for `HOLD_S`
+and answered as soon as it can be, so no process polls. All handlers run in one event loop. Two things run
+in threads: the checkpoint of the database's write-ahead log, and the reading and encoding of a batch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from bus.endpoints import DATA, TELEMETRY_IN, TELEMETRY_OUT
-from bus.errors import ConfigError, ProtocolError, StoreError
+from bus.errors import ProtocolError, StoreError
 from bus.heartbeat import DEAD_AFTER_S, HeartbeatSender, Liveness, Load, awaited
 from bus.messages import (
     PLAYERS,
     Ack,
-    Batch,
     BatchReply,
     BatchRequest,
     BatchTrained,
@@ -61,8 +60,8 @@ from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data.exchange.transfer import import_pool
 from dart_cli.data.ledger import Ledger
-from dart_cli.data.loading import BatchLoader
-from dart_cli.data.overview import Moment, Overview
+from dart_cli.data.next_batch import NextBatch
+from dart_cli.data.overview import Overview, ServiceState
 from dart_cli.data.queues import Commits, LeaseQueue, SyncQueue
 from dart_cli.data.run_end import RunEnd
 from dart_cli.data.scheduler import NotYet, Scheduler, make_scheduler
@@ -82,23 +81,25 @@ log = logging.getLogger(__name__)
 
 WORKER = "data"
 HOLD_S = 2.0
-"""Longest time a request is held that cannot be answered yet."""
+"""Longest time for which a request is held that cannot be answered yet."""
 HOUSEKEEPING_S = 1.0
+"""Time between two rounds of housekeeping."""
 SAVE_S = 5.0
-"""Between writes of the newest heartbeats and of the snapshot that stays when this process has ended, and between
-checkpoints of the write-ahead log."""
+"""Time between two writes of the newest heartbeats and of the snapshot that outlives this process, and
+between two checkpoints of the write-ahead log."""
 SNAPSHOT_S = 0.5
 """A snapshot younger than this is returned again."""
 SNAPSHOT_SHARE = 0.05
-"""Share of the time that snapshots may take: a slow one, in a long run, is returned for longer."""
+"""Largest share of the time that may go into making snapshots; a slow one, in a long run, is returned for
+longer."""
 ROOM_S = 0.05
-"""Longest time, each second, that the removal of old screenshots takes."""
+"""Longest time for which old screenshots are removed, each second."""
 ROOM_STEP = 100
-"""Screenshots removed at once."""
+"""Screenshots that are removed at once."""
 STALL_LOOK_S = 3.0
-"""Longest time between two checks for stalls to log."""
+"""Longest time between two checks for stalls."""
 MAX_HANDLERS = 4096
-"""Requests in work or held at once: one for each slot and each step in transit."""
+"""Most requests in work or held at once; there is one for each slot and each step in transit."""
 
 _ADVANCES = (StepRecord, TrajectoryEnd, BatchTrained, WeightsPublished, SyncDone)
 """Requests that show progress of the run."""
@@ -108,17 +109,17 @@ _R = TypeVar("_R", bound=Reply)
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
-    """Serve the run until it is over (its updates are done, or a StopRequest) or `stop` is set.
+    """Serve the run until it is over or `stop` is set.
 
-    The run is over when train.updates are trained, train.max_minutes have been served,
-    train.max_trajectories are over, success has reached train.stop_at, or a StopRequest came: then
-    RunState announces it, and this process ends after the others (run_end.py). `stop` ends only this
-    process; the next `dart data` continues the run. It also continues a run whose StopRequest was carried
-    out; a StopRequest that was cut off by the death of this process is carried out by the next one.
+    The run is over when train.updates are trained, train.max_minutes have been served, train.max_trajectories
+    have ended, success has reached train.stop_at, or a StopRequest came. RunState then announces the end, and
+    this process ends after the others (run_end.py). `stop` ends only this process; the next `dart data`
+    continues the run. The next one also continues a run that ended by a StopRequest, unless this process died
+    while it carried out the request: then the next one ends the run.
 
-    Raises AttentionError once the run has ended for train.attention_minutes, RunDirectoryError if another
-    process serves the run, ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot be read or
-    written.
+    Raises AttentionError if the run ended by train.attention_minutes, RunDirectoryError if another process
+    serves the run, ExchangeError for a mistake in a folder of data.pool, StoreError if the database cannot
+    be read or written.
     """
     tasks = training_tasks(config)
     with open_store(config.run.dir) as store:
@@ -128,7 +129,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 class DataService:
-    """The live service of one run; made inside a running loop."""
+    """The live service of one run; it must be made inside a running event loop."""
 
     def __init__(
         self, config: Config, store: Store, tasks: list[Task], scheduler: Scheduler
@@ -144,18 +145,23 @@ class DataService:
         self._advanced_at = self._started  # monotonic seconds of the newest of _ADVANCES
         self._changed = asyncio.Event()
         self._lease_queue = LeaseQueue(self.ledger)
-        # In the trainer's turn all workers update together: nothing is served that permits protect.
+        # Where turns are taken, all workers take weights together: none of them serves meanwhile.
         self._permits = Permits(0 if config.data.takes_turns else config.weights.concurrent)
         self._watch = WorkerWatch(
             self.ledger, self._permits, Liveness(DEAD_AFTER_S), Usage(store.usage())
         )
         self._end = RunEnd(config, store, self.ledger, self._watch.liveness)
         self._overview = Overview(config, store, self.ledger, scheduler, tasks, self._watch)
-        self._loader = BatchLoader(store.path)
-        self._one_batch = asyncio.Lock()
+        self._next_batch = NextBatch(
+            self.ledger,
+            self._commits,
+            store.path,
+            served_s=self._served_s,
+            on_filed=self._wake,
+        )
         self._sync_queue = SyncQueue(config.weights.concurrent, store, self.ledger, self._permits)
         self._published_suspended = False
-        self._ending = False  # this process, not the run
+        self._is_ending = False  # this process, not the run
         self._publisher: Publisher | None = None
         self._is_full = False  # data.max_gb is reached, and no screenshot may be removed
         self._snapshot: dict[str, Any] = {}
@@ -163,11 +169,11 @@ class DataService:
         self._handlers: dict[type[Request], Callable[[Any], Awaitable[Reply | EncodedReply]]] = {
             JoinRequest: self._on_join,
             LeaseRequest: self._on_lease,
-            StepRecord: self._filed(self.ledger.step),
-            TrajectoryEnd: self._filed(self.ledger.end, wakes=True),
-            TrainerHello: self._filed(self.ledger.hello, wakes=True),
+            StepRecord: self._filing(self.ledger.step),
+            TrajectoryEnd: self._filing(self.ledger.end, wakes=True),
+            TrainerHello: self._filing(self.ledger.hello, wakes=True),
             BatchRequest: self._on_batch,
-            BatchTrained: self._filed(self.ledger.batch_trained, wakes=True),
+            BatchTrained: self._filing(self.ledger.batch_trained, wakes=True),
             WeightsPublished: self._on_weights,
             SyncRequest: self._on_sync,
             SyncDone: self._on_sync_done,
@@ -176,9 +182,9 @@ class DataService:
         }
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Answer until the run is over and announced, `stop` is set, or the database breaks."""
+        """Answer requests until the run is over and announced, `stop` is set, or the database fails."""
         async with AsyncExitStack() as stack:
-            stack.callback(self._loader.close)
+            stack.callback(self._next_batch.close)
             replier, heartbeats = await self._connect(stack)
             await stack.enter_async_context(told_waits(self._awaits))
             log.info("run %s: %s", self._run.id, replier.endpoint)
@@ -188,15 +194,14 @@ class DataService:
                     ("replier", replier.serve(self.handle)),
                     ("heartbeats", self._listen(heartbeats)),
                     ("housekeeping", self._housekeeping()),
-                    ("end", self._end.announced(stop)),
+                    ("end", self._end.wait_for_end(stop)),
                 )
             ]
             try:
-                done, _ = await asyncio.wait(
-                    [*tasks, self._commits.failed], return_when=asyncio.FIRST_COMPLETED
-                )
-                for each in done:
-                    each.result()
+                waits = [*tasks, self._commits.failed]
+                ends, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.result()
             except StoreError as error:
                 self._commits.fail(error)
                 raise
@@ -204,15 +209,15 @@ class DataService:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                self._ending = True
+                self._is_ending = True
                 self._wake()
                 await replier.close()
                 if not self._commits.failed.done():
-                    self._snapshot_until = 0.0  # what is left is the run as it is now
+                    self._snapshot_until = 0.0  # the snapshot that stays is made now
                     self._save()
 
     async def _connect(self, stack: AsyncExitStack) -> tuple[Replier, Subscriber]:
-        """Open the sockets and begin to send heartbeats; `stack` closes all of it."""
+        """Open the sockets and begin to send heartbeats; `stack` closes them."""
         addresses = run_endpoints(self._config)
         curve = run_curve(self._config)
         telemetry_in = addresses.address(TELEMETRY_IN)
@@ -231,7 +236,7 @@ class DataService:
         return replier, heartbeats
 
     async def handle(self, _client: str, request: Request) -> Reply | EncodedReply:
-        """Answer one request; what it changed is durable when this returns."""
+        """Return the reply to one request; its changes are durable by then."""
         handler = self._handlers.get(type(request))
         if handler is None:
             raise ProtocolError(f"dart data answers no {type(request).__name__}")
@@ -246,10 +251,13 @@ class DataService:
 
     # --- requests -----------------------------------------------------------------------
 
-    def _filed(
+    def _filing(
         self, method: Callable[[_T], _R], *, wakes: bool = False
     ) -> Callable[[_T], Awaitable[_R]]:
-        """Return a handler that files a message in the ledger and acknowledges when it is durable."""
+        """Return a handler that files a message by `method` and replies once that is durable.
+
+        A handler that `wakes` also answers held requests which wait for such a change.
+        """
 
         async def handler(message: _T) -> _R:
             reply = method(message)
@@ -271,56 +279,35 @@ class DataService:
         slot, gave_up = self._lease_queue.ask(request)
         if gave_up:
             self._wake()
-        found = await self._lease_queue.answer(slot, HOLD_S)
-        if isinstance(found, NotYet):
-            return LeaseReply(reason=found.reason)
+        lease = await self._lease_queue.answer(slot, HOLD_S)
+        if isinstance(lease, NotYet):
+            return LeaseReply(reason=lease.reason)
         await self._commits.durable()
-        return LeaseReply(lease=found)
+        return LeaseReply(lease=lease)
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply | EncodedReply:
         deadline = time.monotonic() + HOLD_S
         while True:
             groups, refused = len(self.ledger.group_table.groups), self.ledger.refused_replays
-            found = await self._next_batch(request)
-            if not isinstance(found, NotYet):
+            reply = await self._next_batch.reply(request.policy_version)
+            if not isinstance(reply, NotYet):
+                return reply
+            # Planning may have refused replays, so that fewer updates come before the next batch, or
+            # dropped stale groups: then slots that wait may get a lease.
+            if self.ledger.refused_replays > refused:
                 self._wake()
-                await self._commits.durable()
-                return await self._loader.encoded(found)
-            if self.ledger.refused_replays > refused:  # fewer updates come before the next batch
-                self._wake()
-            elif len(self.ledger.group_table.groups) < groups:  # some were dropped as stale
+            elif len(self.ledger.group_table.groups) < groups:
                 self._lease_queue.serve()
             if refusal := self._refusal():
                 return BatchReply(retry_after_s=1.0, reason=refusal)
             if not await self._change_before(deadline):
-                return BatchReply(reason=found.reason)
-
-    async def _next_batch(self, request: BatchRequest) -> Batch | NotYet:
-        """Return the trainer's next batch, loaded in a thread while others are answered; one at a time.
-
-        A trainer that asks again meanwhile gets what is then loaded. Raises ConfigError.
-        """
-        async with self._one_batch:
-            while True:
-                plan = self.ledger.plan_batch(request.policy_version, self._served_s())
-                if isinstance(plan, NotYet):
-                    return plan
-                batch = self.ledger.served(plan)
-                if batch is None:
-                    await self._commits.durable()  # the loader reads what is committed
-                    try:
-                        batch = await self._loader.load(plan)
-                    except ConfigError as error:  # the trainer ends with it
-                        log.warning("%s", error)
-                        raise
-                if (taken := self.ledger.take_batch(plan, batch)) is not None:
-                    return taken
+                return BatchReply(reason=reply.reason)
 
     def _refusal(self) -> str:
-        """Why no new work is given out; empty while the run goes on."""
+        """Return why no new work is given out; empty while the run goes on."""
         if self._end.is_over:
             return f"the run is over: {self._end.reason}"
-        return "dart data is stopping" if self._ending else ""
+        return "the data service is stopping" if self._is_ending else ""
 
     async def _on_weights(self, weights: WeightsPublished) -> Ack:
         ack = self.ledger.weights_published(weights)
@@ -332,8 +319,8 @@ class DataService:
     async def _on_sync(self, request: SyncRequest) -> SyncReply:
         return await self._sync_queue.ask(request, HOLD_S)
 
-    async def _on_sync_done(self, done: SyncDone) -> Ack:
-        self._sync_queue.done(done, time.time())
+    async def _on_sync_done(self, message: SyncDone) -> Ack:
+        self._sync_queue.finish(message, time.time())
         self._wake()
         await self._commits.durable()
         return Ack()
@@ -351,11 +338,11 @@ class DataService:
     # --- time ---------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Something changed: answer the held requests that waited for it."""
+        """Answer the held requests that can be answered after a change."""
         self._end_at_bound()
         if refusal := self._refusal():
             self._lease_queue.refuse(refusal)
-        if self._ending:
+        if self._is_ending:
             self._sync_queue.close(refusal)
         self._lease_queue.serve()
         self._sync_queue.grant()
@@ -365,7 +352,7 @@ class DataService:
         self._changed = asyncio.Event()
 
     async def _change_before(self, deadline: float) -> bool:
-        """Wait for `_wake`; False once the deadline (monotonic seconds) is past."""
+        """Wait for `_wake`; return False if the deadline (monotonic seconds) passes first."""
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._changed.wait()
@@ -382,8 +369,8 @@ class DataService:
                     self._lease_queue.refuse("its process is stopping", message.worker)
 
     async def _housekeeping(self) -> None:
-        saved = looked = time.monotonic()
-        if self._run.stop_reason:  # the last `dart data` died before it was announced
+        saved_at = looked_at = time.monotonic()
+        if self._run.stop_reason:  # the last `dart data` died before it announced the end
             self._finish_run(self._run.stop_reason)
         self._wake()
         while True:
@@ -392,43 +379,45 @@ class DataService:
             self._make_room()
             self._end_at_bound()
             self._publish()
-            if time.monotonic() - looked >= min(STALL_LOOK_S, endpoints.STALL_S / 4):
-                looked = time.monotonic()
+            if time.monotonic() - looked_at >= min(STALL_LOOK_S, endpoints.STALL_S / 4):
+                looked_at = time.monotonic()
                 self._look_for_stalls()
-            if time.monotonic() - saved >= SAVE_S:
-                saved = time.monotonic()
+            if time.monotonic() - saved_at >= SAVE_S:
+                saved_at = time.monotonic()
                 self._save()
                 await asyncio.to_thread(self._store.checkpoint)
-            slept = time.monotonic()
+            slept_at = time.monotonic()
             await asyncio.sleep(HOUSEKEEPING_S)
-            self._discount_pause(time.monotonic() - slept - HOUSEKEEPING_S)
+            self._discount_pause(time.monotonic() - slept_at - HOUSEKEEPING_S)
 
     def _look_for_stalls(self) -> None:
         stalls = self.snapshot()["stalls"]
         self._alerts.update(stalls)
         absent = self._watch.absent()
-        missing = f"it waits for {awaited(*absent)}" if absent else ""
-        self._end.note_attention(stalls[0]["text"] if stalls else missing)
+        wait = f"it waits for {awaited(*absent)}" if absent else ""
+        self._end.note_attention(stalls[0]["text"] if stalls else wait)
 
     def _end_at_bound(self) -> None:
         if reason := self._end.bound(self._served_s()):
             self._finish_run(reason)
 
     def _discount_pause(self, overslept_s: float) -> None:
-        """Discount a time in which this process was stopped (Ctrl-Z) or starved.
+        """Extend all deadlines by a time in which this process was stopped (Ctrl-Z) or got no processor.
 
-        Other processes may have been stopped or starved, too.
+        Other processes may have been stopped, too.
         """
         if overslept_s <= HOUSEKEEPING_S:
             return
-        log.warning("was paused for %.0f s; leases expire that much later", overslept_s)
+        log.warning(
+            "the data service was paused for %.0f s; leases expire that much later", overslept_s
+        )
         self._watch.discount_pause(overslept_s)
         self._advanced_at += overslept_s
         self._end.discount_pause(overslept_s)
         self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:
-        """Keep the database within data.max_gb, in steps so small that no request waits for them."""
+        """Remove old screenshots while the database is above data.max_gb, in steps that delay no request."""
         limit = self._config.data.max_gb * 1e9
         deadline = time.monotonic() + ROOM_S
         is_over = self._store.bytes_in_use() > limit
@@ -445,7 +434,7 @@ class DataService:
         leave_snapshot(self._config.run.dir, self.snapshot())
 
     def _finish_run(self, reason: str) -> None:
-        """Lease nothing more, and announce the end."""
+        """End the run: lease nothing more, and announce the end."""
         if self._end.finish(reason):
             self._publish()
             self._wake()
@@ -470,7 +459,7 @@ class DataService:
         )
 
     def _awaits(self) -> str:
-        """Return the processes that the run waits for, or this process before it ends."""
+        """Return the processes that the run waits for, or what this process waits for before it ends."""
         absent = [] if self._end.is_over else self._watch.absent()
         return self._end.awaited or (awaited(*absent) if absent else "")
 
@@ -482,24 +471,24 @@ class DataService:
             gauges={
                 "open_groups": float(len(group_table.open)),
                 "ready_groups": float(len(group_table.ready)),
-                "leases": float(sum(1 for _ in group_table.live())),
+                "leases": float(sum(1 for _ in group_table.live_attempts())),
             },
         )
 
     def _served_s(self) -> float:
-        """Seconds this run has been served, over all starts."""
+        """Return for how many seconds this run has been served, over all starts."""
         return self._run.active_s + time.monotonic() - self._started
 
-    def _moment(self, now: float) -> Moment:
+    def _state(self, now: float) -> ServiceState:
         alive = [beat.worker for beat in self._watch.liveness.alive()]
-        return Moment(
+        return ServiceState(
             now=now,
             run_id=self._run.id,
             uptime_s=now - self._started,
             run_s=self._served_s(),
             stopping=self._end.is_over,
             reason=self._end.reason,
-            is_ending=self._ending,
+            is_ending=self._is_ending,
             ending=self._end.awaited,
             free_slots=len(self._lease_queue),
             is_full=self._is_full,
@@ -510,10 +499,10 @@ class DataService:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the run at this moment as a bus.snapshot.Snapshot, dumped."""
+        """Return the run at this moment: a bus.snapshot.Snapshot as JSON values."""
         now = time.monotonic()
         if now >= self._snapshot_until:
-            self._snapshot = self._overview.snapshot(self._moment(now)).model_dump(mode="json")
+            self._snapshot = self._overview.snapshot(self._state(now)).model_dump(mode="json")
             took_s = time.monotonic() - now
             self._snapshot_until = now + max(SNAPSHOT_S, took_s / SNAPSHOT_SHARE)
         return self._snapshot

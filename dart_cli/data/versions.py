@@ -1,18 +1,19 @@
 """Weight versions: how far one is behind another, what each worker serves, who takes new ones when.
 
-Lineage    published versions -> versions behind, and which version is worth taking
-Versions   the weights that each rollout worker serves, from heartbeats and SyncDone
-Permits    at most so many workers take weights at once, the furthest behind first
+    newest_weights   returns the weight set that was published last
+    Lineage          the published versions: how far one is behind another, and which one a worker should take
+    Versions         the weights that each rollout worker serves, from heartbeats and SyncDone
+    Permits          which workers may take weights now: a limited number, those furthest behind first
 
-A version's number says when it was published, not how often its weights were updated. A trainer that
-was killed goes on from its checkpoint and publishes what it does again under new numbers. Its batches
-come again in the same order with the same content, so update n leads to the same weights as before,
-but for rounding. The distance between two versions is therefore the difference of their updates, over
-`weights.publish_every`. Tokens of a version that the trainer has not reached again are not behind: no
-batch takes them before the trainer has.
+A version's number is its order of publication, not its number of updates. A trainer that was killed goes on
+from its checkpoint, repeats some updates and publishes the results under new numbers. Its batches come
+again in the same order with the same content, so update n leads to the same weights as before, up to
+rounding. Therefore the distance between two versions is the difference of their updates, divided by
+`weights.publish_every`. Tokens of a version that the trainer has not reached again count as 0 versions
+behind: no batch takes them before the trainer has reached it.
 
-Versions and Permits are in memory only: after a restart no permit is out; workers ask and heartbeats
-come again.
+Versions and Permits are in memory only. After a restart no permit is out; workers ask again, and their
+heartbeats come again.
 """
 
 from __future__ import annotations
@@ -24,21 +25,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bus.messages import Heartbeat
-from bus.weights import SyncDone
+from bus.weights import SyncDone, WeightsPublished
 from dart_cli.config.schema.weights import PERMIT_S
+from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import VersionRow
 
 IsAhead = Callable[[int, int], bool]
-"""Whether a worker that serves the second version should take the first, a later one."""
+"""(version, version that a worker serves) -> True if the worker should take the first one."""
+
+
+def newest_weights(store: Reader) -> WeightsPublished | None:
+    """Return the weight set that was published last; None before the first."""
+    newest = store.newest_version()
+    if newest is None:
+        return None
+    return WeightsPublished(
+        policy_version=newest.policy_version,
+        path=newest.path,
+        digest=newest.digest,
+        updates=newest.updates,
+    )
 
 
 class Lineage:
     """The published versions of one run. Not thread-safe."""
 
     def __init__(self, versions: Iterable[VersionRow], publish_every: int) -> None:
-        self._every = publish_every
+        self._publish_every = publish_every
         self._updates: dict[int, int] = {}  # version -> updates in its weights
-        self._numbers: list[int] = []  # of the versions, in order
+        self._numbers: list[int] = []  # the versions in order
         for row in versions:
             self.add(row.policy_version, row.updates)
 
@@ -49,79 +64,82 @@ class Lineage:
         self._updates[version] = updates
 
     def updates(self, version: int) -> int:
-        """In the weights of a version; of one that is still on its way by the nearest published one."""
+        """Return the number of updates in a version's weights.
+
+        For a version that is not published yet, it is estimated from the nearest published one.
+        """
         if version in self._updates:
             return self._updates[version]
         if not self._numbers:
-            return version * self._every
+            return version * self._publish_every
         above = bisect_left(self._numbers, version)
         nearest = self._numbers[min(above, len(self._numbers) - 1)]
-        return self._updates[nearest] + (version - nearest) * self._every
+        return self._updates[nearest] + (version - nearest) * self._publish_every
 
-    def behind(self, version: int, trainer: int) -> int:
-        """Versions that the weights `version` are behind a trainer at so many updates, 0 if not."""
-        return max(self.distance(version, trainer), 0)
+    def behind(self, version: int, trainer_updates: int) -> int:
+        """Return how many versions `version` is behind a trainer at so many updates; at least 0."""
+        return max(self.distance(version, trainer_updates), 0)
 
-    def distance(self, version: int, trainer: int) -> int:
-        """As `behind`, but negative where the trainer has yet to do again what led to `version`."""
-        return -((self.updates(version) - trainer) // self._every)
+    def distance(self, version: int, trainer_updates: int) -> int:
+        """Return the same as `behind`, but negative if the trainer has yet to repeat updates of `version`."""
+        return -((self.updates(version) - trainer_updates) // self._publish_every)
 
     def is_ahead(self, version: int, other: int) -> bool:
-        """Whether a worker that serves `other` should take `version`, which was published later.
+        """Return True if a worker that serves `other` should take `version`.
 
-        Not while the trainer does again what a kill has undone: `other` is what that leads to.
+        It should not if `version` was published later but has fewer updates, while the trainer repeats the
+        updates that a kill has undone.
         """
         return other < 0 or (version > other and self.updates(version) > self.updates(other))
 
 
 class Versions:
-    """The weights that each living rollout worker serves; one that serves none yet is left out."""
+    """The weights that each living rollout worker serves; a worker that serves none yet is left out."""
 
     def __init__(self) -> None:
         self._serving: dict[str, int] = {}
         self._refused: dict[str, int] = {}  # worker -> newest version it could not take
 
     def observe(self, heartbeat: Heartbeat, is_new: bool) -> bool:
-        """Note a rollout worker's heartbeat; whether it changed anything.
+        """Note a rollout worker's heartbeat; return True if it changed anything.
 
-        A process's versions only rise: a heartbeat from before a SyncDone takes nothing back.
-        `is_new`: the process was not heard before, so what is known of its predecessor is void.
+        A process's version only rises, so that a heartbeat from before a SyncDone changes nothing. With
+        `is_new` this is the first heartbeat of a process, and what its predecessor served is forgotten.
         """
         worker, before = heartbeat.worker, self._serving.get(heartbeat.worker)
         if is_new or heartbeat.state == "stopping":
             self.forget(worker)
         if heartbeat.policy_version >= 0 and heartbeat.state != "stopping":
-            known = self._serving.get(worker, -1)
-            self._serving[worker] = max(known, heartbeat.policy_version)
+            newest = self._serving.get(worker, -1)
+            self._serving[worker] = max(newest, heartbeat.policy_version)
         return self._serving.get(worker) != before
 
-    def done(self, done: SyncDone) -> None:
+    def note_sync(self, message: SyncDone) -> None:
         """Note that a worker has taken a weight set, or refused it."""
-        if done.error:
-            self._refused[done.worker] = max(
-                done.policy_version, self._refused.get(done.worker, -1)
-            )
-        elif done.worker in self._serving:  # else its first heartbeat, still in transit, reports it
-            self._serving[done.worker] = max(self._serving[done.worker], done.policy_version)
+        worker, version = message.worker, message.policy_version
+        if message.error:
+            self._refused[worker] = max(version, self._refused.get(worker, -1))
+        elif worker in self._serving:  # else its first heartbeat, still in transit, reports it
+            self._serving[worker] = max(self._serving[worker], version)
 
     def forget(self, worker: str) -> bool:
-        """Forget a worker that is gone; return whether it was known."""
+        """Forget a worker that is gone; return True if it served a version."""
         self._refused.pop(worker, None)
         return self._serving.pop(worker, None) is not None
 
     def lag(self, behind: Callable[[int], int], max_staleness: int) -> int:
-        """Versions that the oldest worker which the router asks is behind the newest.
+        """Return how many versions the oldest worker in use is behind; `behind` computes it for a version.
 
-        `behind`: a version -> versions that it is behind. The router asks workers within
-        `max_staleness`; where all are further behind, the least of them.
+        The routers use the workers within `max_staleness`, or if there are none, the one that is least
+        behind.
         """
         lags = [behind(version) for version in self._serving.values()]
-        return max((each for each in lags if each <= max_staleness), default=min(lags, default=0))
+        return max((lag for lag in lags if lag <= max_staleness), default=min(lags, default=0))
 
     def awaited(self, newest: int, is_ahead: IsAhead = operator.gt) -> list[str] | None:
-        """Workers that have yet to take `newest`; None if no worker is known to serve anything.
+        """Return the workers that have yet to take version `newest`; None if no worker serves anything.
 
-        One that has refused it serves on with what it has and is not waited for.
+        A worker that refused it goes on with the weights that it has and is left out.
         """
         if not self._serving:
             return None
@@ -139,9 +157,9 @@ class _Permit:
 
 
 class Permits:
-    """Which workers may take weights now. No call waits: `grant` names the workers, now or later.
+    """The permits of workers to take weights. No call waits: `grant` returns who may take them now.
 
-    A permit is given back by `free`, by asking again, and after `deadline_s`.
+    A permit ends by `free`, when the worker asks again, and after `deadline_s`.
     """
 
     def __init__(
@@ -150,7 +168,10 @@ class Permits:
         deadline_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`concurrent` workers hold a counted permit at once; 0 for all. `deadline_s` by default PERMIT_S."""
+        """Let `concurrent` workers take weights at once, or all of them if it is 0.
+
+        A permit expires after `deadline_s`, by default PERMIT_S.
+        """
         self._concurrent = concurrent
         self.deadline_s = PERMIT_S if deadline_s is None else deadline_s
         self._clock = clock
@@ -159,34 +180,34 @@ class Permits:
 
     @property
     def holders(self) -> list[str]:
-        """Workers that take weights now, a worker's first ones not counted."""
+        """Workers that take weights now, without those that take their first ones."""
         return [worker for worker, permit in self._out.items() if permit.counts]
 
     def held_s(self) -> dict[str, float]:
-        """Workers that take weights now -> seconds since they may."""
+        """Return worker -> for how many seconds it has had its permit."""
         now = self._clock()
         return {worker: now - permit.granted_at for worker, permit in self._out.items()}
 
     def ask(self, worker: str, policy_version: int) -> None:
-        """Note that a worker, which serves `policy_version`, would take newer weights."""
+        """Note that a worker, which serves `policy_version`, waits for a permit to take newer weights."""
         self.withdraw(worker)
         self.free(worker)
         self._asking[worker] = policy_version
 
     def withdraw(self, worker: str) -> None:
-        """Note that a worker waits no longer; a permit that it holds stays."""
+        """Note that a worker no longer waits for a permit; a permit that it has stays."""
         self._asking.pop(worker, None)
 
     def free(self, worker: str) -> float | None:
-        """Free the permit of a worker that is done, or gone.
+        """End the permit of a worker that has finished or is gone.
 
-        Returns the seconds for which it was out; None if there was none.
+        Returns for how many seconds the worker had it; None if it had none.
         """
         permit = self._out.pop(worker, None)
         return None if permit is None else self._clock() - permit.granted_at
 
     def expire(self) -> list[str]:
-        """Take back permits that are out for longer than the deadline; whose they were."""
+        """End the permits that are older than the deadline; return their workers."""
         limit = self._clock() - self.deadline_s
         late = [worker for worker, permit in self._out.items() if permit.granted_at < limit]
         for worker in late:
@@ -194,13 +215,13 @@ class Permits:
         return late
 
     def grant(self, newest: int, is_ahead: IsAhead = operator.gt) -> list[str]:
-        """Workers that asked and now hold a permit to take version `newest`.
+        """Give permits to take version `newest`, and return the workers that got one.
 
-        Those furthest behind come first, of equals the one that asked first. A worker that serves
-        nothing (-1) takes no place of the others and waits for none of them.
+        Workers furthest behind come first, and among equals the one that asked first. A worker that serves
+        nothing yet (-1) always gets a permit, which does not count towards `concurrent`.
         """
         granted = []
-        for worker, version in sorted(self._asking.items(), key=lambda asked: asked[1]):
+        for worker, version in sorted(self._asking.items(), key=lambda item: item[1]):
             counts = version >= 0
             if not is_ahead(newest, version) or (counts and not self._has_room):
                 continue

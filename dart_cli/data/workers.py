@@ -1,16 +1,16 @@
-"""The other processes of the run, by their heartbeats: which live, what they hold, where time goes.
+"""The other processes of the run, by their heartbeats: which live, what they hold, where their time goes.
 
-WorkerWatch   notes each heartbeat; takes leases and permits back from processes that are dead
-TokenWatch    how long the requests of each rollout worker have yielded no token
-StartsWatch   how often each process was started again within a day
-Usage         seconds of all processes by phase
+    WorkerWatch   notes each heartbeat, and takes back the leases and permits of processes that are dead
+    TokenWatch    measures for how long each rollout worker has produced no token
+    StartsWatch   counts how often each process was started again within a day
+    Usage         adds up the seconds of all processes by phase
 
 Every heartbeat reports how many seconds its process has spent in each phase since it began
-(dart_cli/runtime/waits.py). `Usage` makes of them, by role, the last minute for the status page
-and totals that add up over restarts of any process, `dart data` included. A process counts as `capacity`
-seconds a second: an environment process its slots, any other one. What a process that died did between
-its last heartbeat and the first of its successor is `dead`, less what the successor accounts for itself.
-A process that announced its stop is not dead.
+(dart_cli/runtime/waits.py). `Usage` adds them up by role: over the last minute, for the status page, and in
+total, over restarts of any process, `dart data` included. A process accounts for `capacity` seconds in each
+second: an environment process for its slots, any other process for one. The time between a dead process's
+last heartbeat and its successor's first is `dead`, less what the successor accounts for. A process that
+announced its end is not dead.
 """
 
 from __future__ import annotations
@@ -34,15 +34,20 @@ from dart_cli.runtime.waits import PREFIX
 log = logging.getLogger(__name__)
 
 WORKING: tuple[Role, ...] = ("env", "rollout", "train")
-"""Without a process of each the run does not go on."""
+"""The roles without which the run does not go on."""
 TOKENS = "tokens"
-"""Gauge of a rollout worker."""
+"""A rollout worker's gauge of the tokens that it has produced."""
 WINDOW_S = 60
+"""Length of the window of recent phases."""
 DEAD = "dead"
+"""The phase of a process between its death and its successor."""
 
 
 class WorkerWatch:
-    """Bounded by the number of workers' names. Not thread-safe: one event loop owns it."""
+    """The processes of the run, by their heartbeats.
+
+    Its size is bounded by the number of workers' names. It is not thread-safe: one event loop owns it.
+    """
 
     def __init__(self, ledger: Ledger, permits: Permits, liveness: Liveness, usage: Usage) -> None:
         self.liveness = liveness
@@ -53,7 +58,7 @@ class WorkerWatch:
         self._permits = permits
 
     def observe(self, heartbeat: Heartbeat) -> bool:
-        """Note a heartbeat and renew its leases; whether a held request may be answered now."""
+        """Note a heartbeat and renew its leases; return True if a held request may be answered now."""
         before = self.liveness.get(heartbeat.worker)
         is_new = self.liveness.observe(heartbeat)
         if is_new:
@@ -65,58 +70,58 @@ class WorkerWatch:
         if heartbeat.role != "rollout":
             return False
         is_changed = self._ledger.versions.observe(heartbeat, is_new)
-        # A worker may hold a permit before its first heartbeat arrives, above all when this data
-        # process has just started: only a successor's heartbeat frees what the old one held.
+        # A worker may have a permit before its first heartbeat arrives, especially when this data service has
+        # just started. So only the heartbeat of a successor ends the permit of its predecessor.
         is_successor = before is not None and before.started_at != heartbeat.started_at
         if is_successor or heartbeat.state == "stopping":
             is_changed |= self._permits.free(heartbeat.worker) is not None
         return is_changed
 
     def check(self) -> bool:
-        """Take back what silent processes held, and forget those that had announced their stop.
+        """Take back the leases and permits of silent processes; forget those that had announced their end.
 
         Return True if a held request may be answered now.
         """
         is_changed = self._ledger.take_back_expired() > 0
-        for gone in self.liveness.dead():
-            is_changed |= (
-                self._ledger.take_back_from(gone.worker, has_ended=gone.state == "stopping") > 0
-            )
-            held_s = self._permits.free(gone.worker)
+        for beat in self.liveness.dead():
+            worker, has_ended = beat.worker, beat.state == "stopping"
+            is_changed |= self._ledger.take_back_from(worker, has_ended=has_ended) > 0
+            held_s = self._permits.free(worker)
             if held_s is not None:
                 is_changed = True
                 log.warning(
-                    "%s is gone with the permit to take weights, which it had for %.0f s; "
-                    "the next one may",
-                    *(gone.worker, held_s),
+                    "%s is gone with the permit to take weights, which it had for %.0f s; the next worker may take them",
+                    worker,
+                    held_s,
                 )
-            is_changed |= self._ledger.versions.forget(gone.worker)
-            self.tokens.forget(gone.worker)
-            if gone.state == "stopping":
-                self.liveness.forget(gone.worker)
+            is_changed |= self._ledger.versions.forget(worker)
+            self.tokens.forget(worker)
+            if has_ended:
+                self.liveness.forget(worker)
         for worker in self._permits.expire():
             is_changed = True
             log.warning(
-                "%s has not taken weights within %g s; the next one may",
-                *(worker, self._permits.deadline_s),
+                "%s has not taken weights within %g s; the next worker may take them",
+                worker,
+                self._permits.deadline_s,
             )
         self.usage.tend(time.monotonic())
         return is_changed
 
     def absent(self) -> list[Role]:
-        """Of env (or serve), rollout and train those without a living process."""
+        """Return the roles of env (or serve), rollout and train that have no living process."""
         alive = {beat.role for beat in self.liveness.alive()}
         if not alive.isdisjoint(PLAYERS):
             alive.add("env")
         return [role for role in WORKING if role not in alive]
 
     def discount_pause(self, seconds: float) -> None:
-        """No heartbeat was heard for so long because of this process: that silence does not count."""
+        """Do not count a time in which this process was stopped and received no heartbeat."""
         self.liveness.discount_pause(seconds)
         self.usage.discount_pause(seconds)
 
     def save(self, store: Store) -> None:
-        """Write down each worker's newest heartbeat, and where its time went."""
+        """Store each worker's newest heartbeat and its seconds by phase."""
         now = time.time()
         store.save_processes(
             process_row(beat, now - self.liveness.silent_s(beat.worker))
@@ -126,7 +131,7 @@ class WorkerWatch:
 
 
 def process_row(beat: Heartbeat, heard_at: float) -> ProcessRow:
-    """Return a heartbeat that came at `heard_at` (unix seconds), as it is stored."""
+    """Return the row of a heartbeat that came at `heard_at` (unix seconds)."""
     return ProcessRow(
         worker=beat.worker,
         role=beat.role,
@@ -141,7 +146,7 @@ def process_row(beat: Heartbeat, heard_at: float) -> ProcessRow:
 
 
 class StartsWatch:
-    """How often each process was started again within a day, since this `dart data` began; bounded by names."""
+    """Counts of how often each process was started again within a day, since this `dart data` began."""
 
     def __init__(self) -> None:
         self._started_at: dict[str, float] = {}  # by worker, unix seconds
@@ -157,19 +162,21 @@ class StartsWatch:
 
     def often(self, now: float) -> dict[str, int]:
         """Return the restarts of each process that had more than RESTARTS of them in the day before `now`."""
-        times = {worker: each.within_day(now) for worker, each in sorted(self._restarts.items())}
-        return {worker: number for worker, number in times.items() if number > RESTARTS}
+        counts = {
+            worker: restarts.within_day(now) for worker, restarts in sorted(self._restarts.items())
+        }
+        return {worker: number for worker, number in counts.items() if number > RESTARTS}
 
 
 @dataclass
 class _WorkerTokens:
     tokens: float
-    in_hand: bool
+    has_requests: bool
     since: float  # monotonic seconds
 
 
 class TokenWatch:
-    """Rollout workers by the tokens they produce."""
+    """The time since each rollout worker last produced a token."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -181,16 +188,16 @@ class TokenWatch:
         if TOKENS not in gauges:
             self._work.pop(heartbeat.worker, None)
             return
-        in_hand = gauges.get("in_flight", 0.0) + gauges.get("waiting", 0.0) > 0
+        has_requests = gauges.get("in_flight", 0.0) + gauges.get("waiting", 0.0) > 0
         before = self._work.get(heartbeat.worker)
         tokens = gauges[TOKENS]
-        if before is None or before.tokens != tokens or not (before.in_hand and in_hand):
-            self._work[heartbeat.worker] = _WorkerTokens(tokens, in_hand, self._clock())
+        if before is None or before.tokens != tokens or not (before.has_requests and has_requests):
+            self._work[heartbeat.worker] = _WorkerTokens(tokens, has_requests, self._clock())
 
     def seconds(self, worker: str) -> float:
-        """How long its requests have yielded no token; 0 where it has none."""
+        """Return for how many seconds the worker's requests produced no token; 0 without requests."""
         work = self._work.get(worker)
-        return self._clock() - work.since if work and work.in_hand else 0.0
+        return self._clock() - work.since if work and work.has_requests else 0.0
 
     def forget(self, worker: str) -> None:
         """Forget a worker that is gone."""
@@ -199,27 +206,26 @@ class TokenWatch:
 
 @dataclass
 class _WorkerUsage:
-    """The processes that had one name, one after the other."""
+    """The time of the processes that had one name, one after the other."""
 
     role: str
-    started_at: float  # unix seconds: which process it is now
-    seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # of that process, by its newest heartbeat
-    before: dict[str, float] = field(default_factory=dict)  # of those before it, and between them
+    started_at: float  # unix seconds; tells which process has the name now
+    # Seconds by phase of that process, as its newest heartbeat reports them.
+    seconds: dict[str, float] = field(default_factory=dict)
+    before: dict[str, float] = field(default_factory=dict)  # of its predecessors, and between them
     capacity: float = 1.0
-    heard: float | None = None  # monotonic seconds; None: not since this `dart data` began
-    has_left: bool = False  # its last heartbeat announced that it stops
-    dead_s: float = 0.0  # booked as dead of the present silence
+    heard_at: float | None = None  # monotonic seconds; None before a heartbeat to this process
+    has_left: bool = False  # its last heartbeat announced its end
+    dead_s: float = 0.0  # part of its present silence that is booked as dead
     is_saved: bool = True
 
     def total(self) -> dict[str, float]:
-        """Seconds by phase over all of them."""
-        return _added(self.before, self.seconds)
+        """Return the seconds by phase of all processes of this name."""
+        return _sum(self.before, self.seconds)
 
 
 class _RecentPhases:
-    """Seconds by phase of one role, in a bucket for each of the last WINDOW_S seconds."""
+    """The seconds by phase of one role in the last WINDOW_S seconds, in buckets of a second."""
 
     def __init__(self) -> None:
         self._buckets: deque[tuple[int, dict[str, float]]] = deque()
@@ -237,8 +243,8 @@ class _RecentPhases:
         self._forget(now)
         sums: dict[str, float] = {}
         for _, bucket in self._buckets:
-            sums = _added(sums, bucket)
-        # Time booked as dead is taken back later, when the process is heard again.
+            sums = _sum(sums, bucket)
+        # Time booked as dead is taken back, in a later bucket, if the process sends a heartbeat after all.
         return {phase: max(seconds, 0.0) for phase, seconds in sums.items()}
 
     def _forget(self, now: float) -> None:
@@ -247,7 +253,7 @@ class _RecentPhases:
 
 
 class Usage:
-    """The time of all processes of a run; bounded by the number of workers' names."""
+    """The time of all processes of a run; its size is bounded by the number of workers' names."""
 
     def __init__(self, saved: Iterable[UsageRow] = ()) -> None:
         """Go on from the rows of an earlier `dart data`."""
@@ -264,11 +270,11 @@ class Usage:
         if worker is None:
             worker = self._workers[beat.worker] = _WorkerUsage(beat.role, beat.started_at)
         if beat.started_at < worker.started_at:
-            return  # its predecessor's, late; or two processes go by one name
+            return  # a late heartbeat of its predecessor, or two processes have the same name
         reported = _phases(beat.gauges)
         if beat.started_at > worker.started_at:
             self._succeed(worker, beat, reported, now)
-        elif worker.dead_s:  # it was only silent, and accounts for that time itself
+        elif worker.dead_s:  # it was only silent, and reports that time itself
             self._book_dead(worker, -worker.dead_s, now)
         gained = {
             phase: max(seconds - worker.seconds.get(phase, 0.0), 0.0)
@@ -278,38 +284,38 @@ class Usage:
             worker.seconds = reported
         worker.role = beat.role
         worker.capacity = max(beat.gauges.get("slots", 1.0), 1.0) if beat.role in PLAYERS else 1.0
-        worker.heard, worker.dead_s, worker.is_saved = now, 0.0, False
+        worker.heard_at, worker.dead_s, worker.is_saved = now, 0.0, False
         worker.has_left = beat.state == "stopping"
         self._window(beat.role).add(now, _at_most(gained, worker.capacity * WINDOW_S))
 
     def tend(self, now: float) -> None:
-        """Book the time of those that have been silent for too long, up to `now`."""
+        """Book the time up to `now` of workers that have been silent for too long as dead."""
         for worker in self._workers.values():
-            if worker.heard is None or worker.has_left:
+            if worker.heard_at is None or worker.has_left:
                 continue
-            silent_s = min(now - worker.heard, FORGET_AFTER_S)
+            silent_s = min(now - worker.heard_at, FORGET_AFTER_S)
             if silent_s > DEAD_AFTER_S:
                 self._book_dead(worker, worker.capacity * silent_s - worker.dead_s, now)
 
     def discount_pause(self, seconds: float) -> None:
-        """Count no silence against a worker for the `seconds` in which this process heard nothing."""
+        """Do not count a time in which this process was stopped and received no heartbeat."""
         for worker in self._workers.values():
-            if worker.heard is not None:
-                worker.heard += seconds
+            if worker.heard_at is not None:
+                worker.heard_at += seconds
 
     def by_role(self, now: float) -> dict[str, UsageView]:
-        """Seconds by phase of each role: the last minute, and all."""
+        """Return the seconds by phase of each role, in the last minute and in total."""
         totals: dict[str, dict[str, float]] = {}
         for worker in self._workers.values():
             if total := worker.total():
-                totals[worker.role] = _added(totals.get(worker.role, {}), total)
+                totals[worker.role] = _sum(totals.get(worker.role, {}), total)
         return {
             role: UsageView(minute=self._window(role).sums(now), total=total)
             for role, total in sorted(totals.items())
         }
 
     def changed(self) -> list[UsageRow]:
-        """Rows of the workers of which something was booked since the last call."""
+        """Return the rows of the workers whose time has changed since the last call."""
         rows = []
         for name, worker in self._workers.items():
             if worker.is_saved:
@@ -317,12 +323,12 @@ class Usage:
             worker.is_saved = True
             rows += [
                 UsageRow(
-                    name,
-                    phase,
-                    worker.role,
-                    worker.started_at,
-                    worker.seconds.get(phase, 0.0),
-                    worker.before.get(phase, 0.0),
+                    worker=name,
+                    phase=phase,
+                    role=worker.role,
+                    started_at=worker.started_at,
+                    seconds=worker.seconds.get(phase, 0.0),
+                    before_s=worker.before.get(phase, 0.0),
                 )
                 for phase in {**worker.before, **worker.seconds}
             ]
@@ -331,12 +337,12 @@ class Usage:
     def _succeed(
         self, worker: _WorkerUsage, beat: Heartbeat, reported: Mapping[str, float], now: float
     ) -> None:
-        """Begin the counts of a new process that goes by the worker's name."""
+        """Begin to count the time of a new process of the worker's name."""
         worker.before = worker.total()
         worker.seconds = {}
         worker.started_at = beat.started_at
-        if worker.heard is not None and not worker.has_left:
-            gap_s = worker.capacity * min(now - worker.heard, FORGET_AFTER_S)
+        if worker.heard_at is not None and not worker.has_left:
+            gap_s = worker.capacity * min(now - worker.heard_at, FORGET_AFTER_S)
             self._book_dead(worker, max(gap_s - sum(reported.values()) - worker.dead_s, 0.0), now)
 
     def _book_dead(self, worker: _WorkerUsage, seconds: float, now: float) -> None:
@@ -351,7 +357,7 @@ class Usage:
 
 
 def _phases(gauges: Mapping[str, float]) -> dict[str, float]:
-    """Phase -> seconds, of the gauges that hold them."""
+    """Return phase -> seconds, from a heartbeat's gauges."""
     return {
         name.removeprefix(PREFIX): seconds
         for name, seconds in gauges.items()
@@ -359,7 +365,8 @@ def _phases(gauges: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of two tables of seconds by phase."""
     return {
         phase: one.get(phase, 0.0) + other.get(phase, 0.0)
         for phase in dict.fromkeys([*one, *other])
@@ -367,7 +374,7 @@ def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, fl
 
 
 def _at_most(phases: Mapping[str, float], limit: float) -> dict[str, float]:
-    """Scaled down to add up to `limit`: a process may have been silent for longer than a window."""
+    """Return the seconds, scaled down to `limit` in all: a silence may exceed the window."""
     total = sum(phases.values())
     scale = limit / total if total > limit else 1.0
     return {phase: seconds * scale for phase, seconds in phases.items()}

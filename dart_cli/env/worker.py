@@ -135,7 +135,7 @@ class EpisodeCounters:
             "resetting": float(phases["reset"]),
             "waiting_model": float(phases["model"]),
             "stepping": float(phases["env"]),
-            "handing_in": float(phases["submit"]),
+            "submitting": float(phases["submit"]),
             "episodes": float(self.episodes.total()),
             "passed": float(self.episodes["pass"]),
             "invalid": float(self.episodes["invalid"]),

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from pydantic_core import to_jsonable_python
 
 from bus.messages import Outcome
-from dart_cli.algo.success_trackers import Tracker
+from dart_cli.algo.running_baselines import RunningBaseline
 from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, Remainder, ReplayCounts
@@ -75,7 +75,7 @@ class RunCounts:
     groups: list[StateCount]
     pool: dict[str, dict[str, int]]  # task -> source -> members
     expected: dict[str, list[float]]
-    """Task -> the reward that its trackers expect of it, then at each step; nothing without trackers."""
+    """Task -> the reward that its running baselines expect of it, then at each step; nothing without them."""
     batches: int
     replays: ReplayCounts
     left_out: dict[str, int]  # reason -> steps of batches that are not trained on
@@ -92,8 +92,8 @@ def count(reader: Reader) -> RunCounts:
     for member in reader.pool():
         pool[member.task_id][member.source] += 1
     expected: dict[str, list[float]] = defaultdict(list)
-    for tracker in reader.trackers():  # by step, the whole task's first
-        expected[tracker.task_id].append(Tracker(tracker.passed, tracker.failed).value)
+    for baseline in reader.baselines():  # by step, the whole task's first
+        expected[baseline.task_id].append(RunningBaseline(baseline.passed, baseline.failed).value)
     groups = (StateCount(*key, number) for key, number in reader.count("groups").items())
     return RunCounts(
         all=counts_of(rows),

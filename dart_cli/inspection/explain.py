@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import StoreError
-from dart_cli.data.batches import WHY_REFUSED, replay_subject
 from dart_cli.data.curate import may_join
 from dart_cli.data.groups import group_of
 from dart_cli.data.ledger import LEASE_S
+from dart_cli.data.replays import WHY_REFUSED, replay_subject
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import (
     BatchRow,
@@ -177,7 +177,7 @@ def _instance(member: PoolRow | None, group: GroupRow) -> str:
 
 
 def _came_in(row: PoolRow, steps: Sequence[Step]) -> Iterator[Event]:
-    known = "known" if row.known else "unknown, so it is weighted as a demonstration"
+    known = "known" if row.has_logprobs else "unknown, so it is weighted as a demonstration"
     origin = f", first {row.origin}" if row.origin else ""
     yield Event(
         f"came into the pool from outside the run: {row.task_id}, seed {row.task_seed}, source "
@@ -329,7 +329,7 @@ def _used(step: Step, use: SampleRow, batch: BatchRow, others: Sequence[SampleRo
         return f"step {step.step} is left out ({use.reason}{numbers}){': ' + why if why else ''}"
     expected = "" if use.baseline is None else f" of a reward where {use.baseline:.3f} was expected"
     if use.value is not None:
-        expected += f" by its task's tracker, {use.value:.3f} by the critic"
+        expected += f" by its task's baseline, {use.value:.3f} by the critic"
     weights = _weights(step)
     if step.versions:
         behind = batch.formed_version - step.versions[0]

@@ -42,17 +42,17 @@ GREY, INK = "#6b7280", "#111827"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, WINE)
 """In the order in which lines get them; `view.css` has them as --v0 to --v5."""
 
-GroupOutcome = Literal["mixed", "tracked", "pool", "all_success", "all_fail", "other"]
+GroupOutcome = Literal["mixed", "baseline", "pool", "all_success", "all_fail", "other"]
 
 _LABELS: dict[GroupOutcome, tuple[str, str]] = {
     "mixed": ("trained on: successes and failures", BLUE),
-    "tracked": ("trained on: one trajectory, compared with earlier ones", SKY),
+    "baseline": ("trained on: one trajectory, compared with earlier ones", SKY),
     "pool": ("trained on: all failed, a success of the pool joined", PINK),
     "all_success": ("dropped: all passed", GREEN),
     "all_fail": ("dropped: all failed", GREY),
     "other": ("dropped: stale, too few valid, ...", ORANGE),
 }
-_TRAINED: tuple[GroupOutcome, ...] = ("mixed", "tracked", "pool")
+_TRAINED: tuple[GroupOutcome, ...] = ("mixed", "baseline", "pool")
 
 _AXIS_POINTS = 600  # about the width of the axis of groups, in points
 MOST_TASKS = 24
@@ -99,7 +99,7 @@ def group_outcome(group: GroupRow) -> GroupOutcome | None:
     if group.state in ("batched", "trained"):
         if group.pool_member is not None:
             return "pool"
-        return "tracked" if group.size == 1 else "mixed"
+        return "baseline" if group.size == 1 else "mixed"
     if group.state != "dropped":
         return None
     if group.reason == "all_success":

@@ -89,7 +89,7 @@ def _pool(place: str, rows: Sequence[Subject]) -> Table:
             "task": lambda row: row.task_id,
             "source": lambda row: row.source,
             ">steps": lambda row: str(row.steps),
-            "log-probs": lambda row: "known" if row.known else "unknown",
+            "log-probs": lambda row: "known" if row.has_logprobs else "unknown",
             ">used": lambda row: str(row.used),
             "origin": lambda row: row.origin or "-",
             "since": lambda row: "evicted" if row.evicted_at else moment(row.added_at),

@@ -140,8 +140,8 @@ def _how_far(snapshot: Snapshot) -> str:
 def _time_left(snapshot: Snapshot) -> str:
     """Return `about 3:05 left` by the rates of the last minute; empty before the first of them."""
     rates, ends = snapshot.rates, []
-    if rates.train_steps:
-        ends.append(60 * (snapshot.updates_total - snapshot.updates) / rates.train_steps)
+    if rates.updates:
+        ends.append(60 * (snapshot.updates_total - snapshot.updates) / rates.updates)
     if snapshot.max_trajectories and rates.trajectories:
         ends.append(60 * (snapshot.max_trajectories - snapshot.played) / rates.trajectories)
     if snapshot.max_minutes:
@@ -158,8 +158,8 @@ def _until_stop(snapshot: Snapshot) -> str:
     if stop is None or snapshot.stopping:
         return ""
     text = f"ends early once success {stop.at:g} is proved: "
-    if stop.counted < stop.wanted:
-        return text + f"needs {stop.wanted:,} trajectories, has {stop.counted:,}"
+    if stop.counted < stop.required:
+        return text + f"needs {stop.required:,} trajectories, has {stop.counted:,}"
     lowest = f"lowest task {stop.lowest} {fraction(stop.lowest_success)}"
     return f"{text}{fraction(stop.bound)} so far, {lowest}"
 
@@ -215,7 +215,7 @@ def throughput(snapshot: Snapshot) -> Table:
         ("trajectories/min", _rate(rates.trajectories)),
         ("steps/min", _rate(rates.steps)),
         ("actions/min", _rate(rates.actions)),
-        ("updates/min", _rate(rates.train_steps)),
+        ("updates/min", _rate(rates.updates)),
         ("newest version", "-" if snapshot.policy_version < 0 else str(snapshot.policy_version)),
         ("staleness", f"mean {stale.mean:.2f}, max {stale.max} {sparkline(histogram, 0)}"),
         *((f"verdict {verdict}", f"{n:,}") for verdict, n in sorted(snapshot.verdicts.items())),

@@ -142,7 +142,7 @@ class Estimates:
 
     def metrics(self) -> dict[str, float]:
         """Return how much of the rewards' variance the baselines and the critic explain."""
-        expectations = {"tracker_explained": self.steps.baselines, "critic_explained": self.values}
+        expectations = {"baseline_explained": self.steps.baselines, "critic_explained": self.values}
         shares = {
             name: explained_variance(self.steps.rewards, expected)
             for name, expected in expectations.items()

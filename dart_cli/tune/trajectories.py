@@ -25,7 +25,7 @@ from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.data.checks import ModelFacts, model_facts
 from dart_cli.data.exchange.parquet_read import about_folder, read_folder
 from dart_cli.data.exchange.parquet_schema import Trajectory
-from dart_cli.data.exchange.transfer import Choice, chosen, whole_trajectories
+from dart_cli.data.exchange.transfer import Selection, select_ids, whole_trajectories
 from dart_cli.data.loading import chained
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
@@ -200,9 +200,9 @@ def _of_run(path: Path, reader: Reader, tune: TuneConfig) -> Iterator[Trajectory
     """Yield the newest of each task; None for one of which a part is gone."""
     names: list[str] = []
     if tune.trajectories != "pool":
-        names += chosen(reader, Choice(outcome="pass"))
+        names += select_ids(reader, Selection(outcome="pass"))
     if tune.trajectories != "own":
-        names += chosen(reader, Choice(pool=True))
+        names += select_ids(reader, Selection(pool=True))
     names = list(dict.fromkeys(names))
     groups = {row.id: row.task_id for row in reader.groups()}
     tasks = {row.id: groups[row.group_id] for row in reader.trajectories(outcome="pass")}

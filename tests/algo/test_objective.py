@@ -11,11 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_cli.algo import objective
-from dart_cli.algo import success_trackers as trackers
+from dart_cli.algo import objective, running_baselines
 from dart_cli.algo.loss import policy_loss
 from dart_cli.algo.objective import Objective
-from dart_cli.config.schema import BY_TRACKER, DataConfig, TrainConfig
+from dart_cli.config.schema import BY_BASELINE, DataConfig, TrainConfig
 
 
 def test_its_defaults_are_the_configurations() -> None:
@@ -31,8 +30,8 @@ def test_the_configuration_offers_every_formula_there_is() -> None:
 
     assert offered(TrainConfig, "correction") == get_args(objective.ImportanceSampling)
     assert offered(TrainConfig, "normalise") == get_args(objective.Normalise)
-    assert offered(DataConfig, "advantage") == get_args(trackers.Advantage)
-    assert get_args(trackers.Baseline) == BY_TRACKER
+    assert offered(DataConfig, "advantage") == get_args(running_baselines.Advantage)
+    assert get_args(running_baselines.BaselineAdvantage) == BY_BASELINE
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))

@@ -194,7 +194,7 @@ def test_a_screenshot_is_a_raw_frame_and_never_in_the_header() -> None:
         ([b"Ack", msgpack.packb([1])], "Ack: bad header: not a map of v and body"),
         ([b"Ack", msgpack.packb({"v": 1})], "Ack: bad header: not a map of v and body"),
         ([b"Ack", b"\x91" * 5000], "Ack: bad header"),
-        (with_header(Ack(), {"v": 99, "body": {}}), "Ack: protocol version 99, this side speaks"),
+        (with_header(Ack(), {"v": 99, "body": {}}), "Ack: protocol version 99, this side has"),
         (with_header(Ack(), {"v": True, "body": {}}), "Ack: protocol version True"),
         (with_header(Ack(), {"v": PROTOCOL_VERSION, "body": []}), "Ack: Input should be"),
         (with_body(Ack(), surprise=1), "Ack.surprise: Extra inputs"),

@@ -50,7 +50,7 @@ async def test_a_repeated_request_is_executed_once(address: str) -> None:
             answers.append(await raw.receive())
         raw.close()
         assert executed == 1
-        assert replier.served.repeats == 2
+        assert replier.counts.repeats == 2
         assert answers == [[b"i" * 16, *encode(Ack(note="1"))]] * 3
 
 
@@ -66,7 +66,7 @@ async def test_a_repeat_joins_the_request_being_handled(address: str) -> None:
 
     async with serving(address, slow) as replier, Requester(address) as requester:
         waiting = asyncio.create_task(requester.request(ASK, PATIENCE_S, retry_s=0.02))
-        await until(lambda: replier.served.repeats >= 3)
+        await until(lambda: replier.counts.repeats >= 3)
         release.set()
         assert await waiting == Ack(note="slow")
         assert executed == 1
@@ -88,7 +88,7 @@ async def test_a_lost_reply_is_given_again_to_any_client_with_the_id(address: st
             reply = await second.request(ASK, PATIENCE_S, request_id=b"i" * 16)
         assert isinstance(reply, Ack)
         assert not reply.note.startswith("client.")
-        assert replier.served.requests == 1
+        assert replier.counts.requests == 1
 
 
 async def test_the_record_of_replies_is_bounded_and_keeps_the_newest(address: str) -> None:
@@ -98,7 +98,7 @@ async def test_the_record_of_replies_is_bounded_and_keeps_the_newest(address: st
     ):
         for key in (b"a" * 16, b"b" * 16, b"b" * 16, b"a" * 16):
             await requester.request(ASK, PATIENCE_S, request_id=key)
-        assert (replier.served.requests, replier.served.repeats) == (3, 1)
+        assert (replier.counts.requests, replier.counts.repeats) == (3, 1)
 
 
 async def test_a_crash_of_the_handler_is_logged_and_refused_and_serving_continues(
@@ -135,7 +135,7 @@ async def test_malformed_messages_never_stop_a_server(address: str) -> None:
         assert {frames[1] for frames in refusals} == {b"ErrorReply"}
         async with Requester(address) as requester:
             assert isinstance(await requester.request(ASK, PATIENCE_S), Ack)
-        assert replier.served.malformed == 7
+        assert replier.counts.malformed == 7
         raw.close()
 
 
@@ -154,7 +154,7 @@ async def test_a_message_of_batch_size_is_accepted_by_a_client_that_wants_a_batc
         raw = RawDealer(address)
         await raw.send(b"i" * 16, *encode(reply))
         assert b"20000 blobs, limit 16384" in (await raw.receive())[2]
-        assert replier.served.malformed == 1
+        assert replier.counts.malformed == 1
         raw.close()
 
 
@@ -221,7 +221,7 @@ async def test_curve_lets_in_known_keys_only() -> None:
             async with Requester(replier.endpoint, curve=curve) as foe:
                 with pytest.raises(DeadlineError):
                     await foe.request(ASK, 0.5)
-        assert replier.served.requests == 1
+        assert replier.counts.requests == 1
     await task
 
 

@@ -94,7 +94,7 @@ async def test_requests_beyond_max_in_flight_wait_within_their_deadline(address:
             await one.request(StatusRequest(), 0.3)
         release.set()
         await first
-        assert replier.served.requests == 1
+        assert replier.counts.requests == 1
 
 
 async def test_requests_made_before_a_server_starts_are_sent_in_order_once_it_does(
@@ -208,7 +208,7 @@ async def test_an_error_of_the_handler_is_raised_at_the_client_by_its_class(addr
     async with serving(address, broken) as replier, Requester(address) as requester:
         with pytest.raises(StoreError, match="disk full: free some space"):
             await requester.request(ASK, PATIENCE_S)
-        assert replier.served.refused == 1
+        assert replier.counts.refused == 1
 
 
 async def test_a_malformed_request_is_refused_by_field_at_the_client(address: str) -> None:

@@ -30,7 +30,7 @@ from envs.contract.registry import find_task, make_env
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in
 
-SUITES = Path(__file__).parents[1] / "suites"
+SUITES = Path(__file__).parents[1] / "own_suites"
 
 
 def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
@@ -44,7 +44,11 @@ def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
         members = reader.pool()
         assert sorted(row.task_id for row in members) == sorted(2 * list(config.env.tasks))
         for row in members:
-            assert (row.source, row.known, row.task_seed < 1_000_000) == ("oracle", False, True)
+            assert (row.source, row.has_logprobs, row.task_seed < 1_000_000) == (
+                "oracle",
+                False,
+                True,
+            )
             steps = reader.steps(row.trajectory_id)
             task = find_task("mini", row.task_id)
             screen, info = env.reset(seed=row.task_seed, options={"task": task})
@@ -93,7 +97,7 @@ def test_a_folder_of_successes_is_the_same_ones_and_joins_a_pool(
     run_collect(config, CollectOptions(per_task=2))
     with open_reader(config.run.dir) as reader:
         assert {row.trajectory_id for row in reader.pool()} == ids
-    assert import_folder(config, tmp_path / "out").there == 6
+    assert import_folder(config, tmp_path / "out").already_there == 6
 
 
 def test_held_out_tasks_and_live_runs_are_refused(config: Config) -> None:

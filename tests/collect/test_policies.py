@@ -83,7 +83,7 @@ async def test_a_hint_is_sampled_under_and_stored_without(
     await model.engine.close()
     [found] = kept
     assert found.source == "demonstration"
-    assert found.known
+    assert found.has_logprobs
     renderer = PromptRenderer(policy)
     recorded = responder.recorded[-len(found.steps) :]
     _, info = make_env("mini").reset(seed=found.task_seed, options={"task": found.task_id})

@@ -50,7 +50,7 @@ def test_the_dry_run_shows_the_schedulers_limit(
     [
         ({"group_size": 4}, "8 groups of 4 (32 trajectories), at most"),
         (
-            {"group_size": 1, "advantage": "task_tracker", "groups_per_batch": 4},
+            {"group_size": 1, "advantage": "task_baseline", "groups_per_batch": 4},
             "4 trajectories, no groups, at most 20 trajectories in flight",
         ),
     ],
@@ -94,14 +94,14 @@ def test_the_dry_run_shows_the_keys_that_differ_from_their_defaults() -> None:
 def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
     assert "warning" not in dict(describe(Config()))
     changed: dict[str, Any] = {
-        "data": {"tracker_margin": 0.1, "over_provision": 1.5},
+        "data": {"baseline_margin": 0.1, "over_provision": 1.5},
     }
     told = dict(describe(Config.model_validate(changed)))["warning"]
     assert told == (
-        "no effect: data.tracker_margin (only with data.advantage by trackers), data.over_provision (only "
+        "no effect: data.baseline_margin (only with data.advantage by running baselines), data.over_provision (only "
         'with data.scheduling = "april" or "oversample")'
     )
-    changed["data"] |= {"group_size": 1, "advantage": "task_tracker", "scheduling": "april"}
+    changed["data"] |= {"group_size": 1, "advantage": "task_baseline", "scheduling": "april"}
     assert "warning" not in dict(describe(Config.model_validate(changed)))
 
 

@@ -30,10 +30,10 @@ CASES = [
         'set train.correction = "truncated"',
     ),
     Case(
-        "a critic without trackers",
+        "a critic without baselines",
         '[train]\ncritic = "gae"\n',
         "train.critic",
-        'set data.advantage = "step_tracker" and data.group_size = 1',
+        'set data.advantage = "step_baseline" and data.group_size = 1',
     ),
     Case(
         "images without turns",

@@ -27,10 +27,10 @@ from bus.messages import (
 from bus.weights import SyncDone
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.batches import GAP
 from dart_cli.data.curate import FinishedGroup, Member
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.loading import load
+from dart_cli.data.replays import GAP
 from dart_cli.data.scheduler import NotYet, make_scheduler
 from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.steps import StepRow
@@ -143,12 +143,12 @@ def pool_member(
     task_id: str = "mini/click",
     source: PoolSource = "oracle",
     steps: int = 2,
-    known: bool = False,
+    has_logprobs: bool = False,
     added_at: float = 500.0,
     first: bytes | None = None,
 ) -> tuple[PoolRow, list[StepRow], dict[str, bytes]]:
     """A success from outside; `first` is its first screenshot."""
-    row = PoolRow(name, "mini", task_id, 7, source, steps, known, "", added_at, None, 0)
+    row = PoolRow(name, "mini", task_id, 7, source, steps, has_logprobs, "", added_at, None, 0)
     filed, images = [], {}
     for number in range(steps):
         record = step_record(name, number, image=None if number else first)
@@ -278,11 +278,11 @@ MIXED: list[Outcome] = ["pass", "fail", "fail", "pass"]
 
 
 def next_batch(ledger: Ledger, trainer_version: int, run_s: float = 0.0) -> Batch | NotYet:
-    """The trainer's next batch, planned, loaded and taken at once; `dart data` loads in a thread."""
+    """The trainer's next batch, planned, loaded and filed at once; `dart data` loads in a thread."""
     plan = ledger.plan_batch(trainer_version, run_s)
     if isinstance(plan, NotYet):
         return plan
-    batch = ledger.take_batch(plan, ledger.served(plan) or load(ledger.store, plan))
+    batch = ledger.file_batch(plan, load(ledger.store, plan))
     assert batch is not None  # nothing has changed meanwhile
     return batch
 
@@ -337,7 +337,7 @@ def picture_of(ledger: Ledger) -> object:
         for task_id, fares in ledger.progress.tasks.items()
     }
     batches, own = ledger._batches, ledger.progress.own
-    replays = vars(batches._replays), batches._standing
+    replays = vars(batches._replays), batches._totals
     played = own.passed, own.completions, own.rewards.means, own.malformed.means
     return groups, ledger.group_table.opened, ledger.updates, ledger.weights, tasks, replays, played
 
@@ -348,7 +348,7 @@ def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
     And each step of those in a batch is trained on or left out for a reason.
     """
     rows = store.trajectories()
-    live = {attempt.id for _, attempt in ledger.group_table.live()}
+    live = {attempt.id for _, attempt in ledger.group_table.live_attempts()}
     pending = {a.id for group in ledger.group_table.groups.values() for a in group.finished}
     for row in rows:
         reasons = [told for told in store.decisions(row.id) if told.reason != "pool"]

@@ -1,4 +1,4 @@
-"""Groups of one: everything with a verdict is trained on, compared with what trackers expect."""
+"""Groups of one: everything with a verdict is trained on, compared with what baselines expect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bus.messages import Batch, Outcome, StepValue
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config
-from dart_cli.data.curate import FinishedGroup, Member, Tracking, curate
+from dart_cli.data.curate import BaselineComparison, FinishedGroup, Member, curate
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
@@ -26,10 +26,10 @@ from tests.data.parts import (
     trained,
 )
 
-TRACKERS = ("task_tracker", "step_tracker")
+BASELINES = ("task_baseline", "step_baseline")
 
 
-def stream_config(run_dir: Path, advantage: str = "step_tracker", **data: object) -> Config:
+def stream_config(run_dir: Path, advantage: str = "step_baseline", **data: object) -> Config:
     """Two tasks, four trajectories a batch, no groups."""
     settings = {"group_size": 1, "groups_per_batch": 4, "advantage": advantage, **data}
     return small_config(run_dir, **settings)
@@ -62,13 +62,14 @@ class Counts:
 
 
 @pytest.mark.parametrize(
-    ("advantage", "margin"), [("task_tracker", 0.0), ("step_tracker", 0.0), ("step_tracker", 0.1)]
+    ("advantage", "margin"),
+    [("task_baseline", 0.0), ("step_baseline", 0.0), ("step_baseline", 0.1)],
 )
 def test_advantages_are_rewards_less_what_was_expected_before_the_batch(
     tmp_path: Path, advantage: str, margin: float
 ) -> None:
-    config = stream_config(tmp_path, advantage, tracker_margin=margin)
-    counts = Counts(advantage == "step_tracker")
+    config = stream_config(tmp_path, advantage, baseline_margin=margin)
+    counts = Counts(advantage == "step_baseline")
     chance = random.Random(5)
     with open_store(tmp_path) as store:
         ledger = make_ledger(config, store)
@@ -88,10 +89,10 @@ def test_advantages_are_rewards_less_what_was_expected_before_the_batch(
             ]
             assert [row.baseline for row in rows] == expected
             assert [row.advantage for row in rows] == pytest.approx(wanted, abs=1e-12)
-            assert {row.reason for row in rows} == {"tracked"}
+            assert {row.reason for row in rows} == {"baseline"}
             for _, task, reward, steps in played:
                 counts.learn(task, reward, steps)
-            found = {(t.task_id, t.step): (t.passed, t.failed) for t in store.trackers()}
+            found = {(t.task_id, t.step): (t.passed, t.failed) for t in store.baselines()}
             assert found == counts.of
             ledger.batch_trained(trained(number))
 
@@ -158,7 +159,7 @@ def test_nothing_is_dropped_because_its_rewards_are_alike(tmp_path: Path) -> Non
         assert_sums_are_conserved(ledger, store)
 
 
-def test_an_invalid_trajectory_is_replaced_and_teaches_no_tracker(tmp_path: Path) -> None:
+def test_an_invalid_trajectory_is_replaced_and_teaches_no_baseline(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         ledger = make_ledger(stream_config(tmp_path, groups_per_batch=1), store)
         broken, replaced = play(ledger, 0, "invalid"), play(ledger, 0, "fail")
@@ -166,14 +167,14 @@ def test_an_invalid_trajectory_is_replaced_and_teaches_no_tracker(tmp_path: Path
         assert {s.trajectory_id for s in a_batch(next_batch(ledger, 0)).samples} == {
             replaced.trajectory_id
         }
-        [whole, *_] = store.trackers()
+        [whole, *_] = store.baselines()
         assert (whole.passed, whole.failed) == (0.475, 1.475)
         play(ledger, 0, "invalid"), play(ledger, 0, "invalid")
         assert store.groups("dropped")[0].reason == "no_valid_member"
         assert_sums_are_conserved(ledger, store)
 
 
-def test_a_success_of_the_pool_joins_a_failure_and_teaches_no_tracker(tmp_path: Path) -> None:
+def test_a_success_of_the_pool_joins_a_failure_and_teaches_no_baseline(tmp_path: Path) -> None:
     config = stream_config(tmp_path, groups_per_batch=1, pool_ratio=0.5)
     config = config.model_copy(
         update={"env": config.env.model_copy(update={"tasks": config.env.tasks[:1]})}
@@ -185,12 +186,12 @@ def test_a_success_of_the_pool_joins_a_failure_and_teaches_no_tracker(tmp_path: 
         next_batch(ledger, 0)
         rows = store.batch_rows(1)
         assert [(row.trajectory_id, row.reason) for row in rows] == [
-            *[(lease.trajectory_id, "tracked")] * 2,
+            *[(lease.trajectory_id, "baseline")] * 2,
             *[("xa", "pool")] * 3,
         ]
         assert {row.baseline for row in rows} == {0.5}
         assert [row.advantage for row in rows] == [-0.5, -0.5, 0.5, 0.5, 0.5]
-        assert {t.step: (t.passed, t.failed) for t in store.trackers()} == dict.fromkeys(
+        assert {t.step: (t.passed, t.failed) for t in store.baselines()} == dict.fromkeys(
             (-1, 0, 1), (0.475, 1.475)
         )
 
@@ -215,9 +216,9 @@ def play_run(run_dir: Path, restarts: bool, advantage: str) -> list[object]:
             store, ledger = again(store, run_dir, config)
         assert_sums_are_conserved(ledger, store)
     rows = [store.batch_rows(batch.id) for batch in store.batches()]
-    trackers = store.trackers()
+    baselines = store.baselines()
     store.close()
-    return [rows, trackers]
+    return [rows, baselines]
 
 
 def again(store: Store, run_dir: Path, config: Config) -> tuple[Store, Ledger]:
@@ -227,19 +228,19 @@ def again(store: Store, run_dir: Path, config: Config) -> tuple[Store, Ledger]:
     return store, make_ledger(config, store)
 
 
-@pytest.mark.parametrize("advantage", TRACKERS)
-def test_trackers_of_a_run_with_restarts_are_those_of_a_run_without(
+@pytest.mark.parametrize("advantage", BASELINES)
+def test_baselines_of_a_run_with_restarts_are_those_of_a_run_without(
     tmp_path: Path, advantage: str
 ) -> None:
     assert play_run(tmp_path / "a", False, advantage) == play_run(tmp_path / "b", True, advantage)
 
 
-def test_a_batch_that_was_never_filed_teaches_no_tracker(tmp_path: Path) -> None:
+def test_a_batch_that_was_never_filed_teaches_no_baseline(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         ledger = make_ledger(stream_config(tmp_path, groups_per_batch=2), store)
         play(ledger, 0, "fail"), play(ledger, 1, "pass")
         assert not isinstance(ledger.plan_batch(0), NotYet)
-        assert store.trackers() == []
+        assert store.baselines() == []
 
 
 def test_steps_on_which_all_did_as_expected_have_advantage_zero() -> None:
@@ -250,8 +251,8 @@ def test_steps_on_which_all_did_as_expected_have_advantage_zero() -> None:
         groups,
         groups_per_batch=4,
         max_staleness=0,
-        advantage="step_tracker",
-        tracking=Tracking(lambda _, steps: [0.25] * steps),
+        advantage="step_baseline",
+        comparison=BaselineComparison(lambda _, steps: [0.25] * steps),
     )
     assert [sample.advantage for sample in found.samples] == [0.0] * 12
 
@@ -259,21 +260,21 @@ def test_steps_on_which_all_did_as_expected_have_advantage_zero() -> None:
 @pytest.mark.parametrize(
     ("settings", "key", "cure"),
     [
-        ({"group_size": 1}, "data.advantage", '"step_tracker"'),
-        ({"advantage": "task_tracker"}, "data.group_size", "must be 1"),
+        ({"group_size": 1}, "data.advantage", '"step_baseline"'),
+        ({"advantage": "task_baseline"}, "data.group_size", "must be 1"),
         (
-            {"group_size": 1, "advantage": "step_tracker", "early_stop": True},
+            {"group_size": 1, "advantage": "step_baseline", "early_stop": True},
             "data.early_stop",
             "set it to false",
         ),
         (
-            {"group_size": 1, "advantage": "step_tracker", "dynamic_number": True},
+            {"group_size": 1, "advantage": "step_baseline", "dynamic_number": True},
             "data.dynamic_number",
             "set it to false",
         ),
     ],
 )
-def test_groups_of_one_and_trackers_need_each_other(
+def test_groups_of_one_and_baselines_need_each_other(
     settings: dict[str, object], key: str, cure: str
 ) -> None:
     config = Config.model_validate({"data": settings})

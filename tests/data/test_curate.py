@@ -71,12 +71,12 @@ def test_every_group_is_chosen_waiting_or_dropped_with_a_reason(
         groups_per_batch=per_batch,
         max_staleness=max_staleness,
     )
-    out = [*result.chosen, *result.waiting, *(group for group, _ in result.dropped)]
+    out = [*result.batch, *result.waiting, *(group for group, _ in result.dropped)]
     assert Counter(group.id for group in out) == Counter(group.id for group in given_groups)
     assert all(reason for _, reason in result.dropped)
-    assert len(result.chosen) in (0, per_batch)
-    assert result.chosen or len(result.waiting) < per_batch
-    for group in result.chosen:
+    assert len(result.batch) in (0, per_batch)
+    assert result.batch or len(result.waiting) < per_batch
+    for group in result.batch:
         assert {member.outcome for member in group.compared} == {"pass", "fail"}
         assert group.behind <= max_staleness
 
@@ -93,7 +93,7 @@ def test_a_batch_is_every_step_of_every_valid_member_once_and_of_the_pools(
     )
     wanted = [
         (member.trajectory_id, step, member is group.pool)
-        for group in result.chosen
+        for group in result.batch
         for member in [*group.members, *([group.pool] if group.pool else [])]
         if member.outcome != "invalid"
         for step in range(member.steps)
@@ -206,7 +206,7 @@ def test_a_group_is_stale_when_its_oldest_token_is(behind: int, stale: bool) -> 
 def test_groups_are_chosen_in_the_order_given() -> None:
     made = [finished_group(f"g{i}", ["pass", "fail"]) for i in range(3)]
     result = curate(made, groups_per_batch=2, max_staleness=10)
-    assert [group.id for group in result.chosen] == ["g0", "g1"]
+    assert [group.id for group in result.batch] == ["g0", "g1"]
     assert [group.id for group in result.waiting] == ["g2"]
 
 

@@ -36,13 +36,13 @@ from tests.data.parts import (
 POOL = {"pool_ratio": 0.2}  # 1 of 5
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("has_logprobs", [True, False])
 def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
-    tmp_path: Path, known: bool
+    tmp_path: Path, has_logprobs: bool
 ) -> None:
     config = one_task(tmp_path / "run", **POOL)
     with open_store(config.run.dir) as store:
-        file_member(store, config, known=known)
+        file_member(store, config, has_logprobs=has_logprobs)
         ledger = make_ledger(config, store)
         group = play_group(ledger, FAILED)
         [row] = store.groups("ready")
@@ -59,7 +59,7 @@ def test_a_group_that_failed_throughout_is_compared_with_a_success_of_its_task(
             assert (sample.trajectory_id, sample.step, sample.weight) == ("xa", step, 1.0)
             assert list(batch.completion(sample)) == filed.sampled.token_ids
             assert list(sample.behaviour_logprobs) == (
-                filed.sampled.behaviour_logprobs if known else []
+                filed.sampled.behaviour_logprobs if has_logprobs else []
             )
             assert sample.version_spans == []
             assert [batch.images[name] for name in batch.image_hashes(sample)] == [filed.screenshot]
@@ -123,7 +123,7 @@ def test_a_success_of_the_run_joins_when_its_group_is_done_with_and_is_drawn_how
         assert [g.reason for g in store.groups("dropped")] == ["all_fail"]
         train(ledger, 0)
         [member] = store.pool()
-        assert (member.trajectory_id, member.source, member.known) == (
+        assert (member.trajectory_id, member.source, member.has_logprobs) == (
             f"{mixed}-02",
             "online",
             True,

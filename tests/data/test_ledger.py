@@ -207,7 +207,9 @@ def test_a_dead_workers_leases_come_back_and_others_stay(ledger: Ledger) -> None
     mine = [ask_lease(ledger, slot, "env-0") for slot in range(2)]
     other = ask_lease(ledger, 0, "env-1")
     assert ledger.take_back_from("env-0") == 2
-    assert [attempt.id for _, attempt in ledger.group_table.live()] == [other.trajectory_id]
+    assert [attempt.id for _, attempt in ledger.group_table.live_attempts()] == [
+        other.trajectory_id
+    ]
     assert ask_lease(ledger, 1, "env-1").trajectory_id not in {a.trajectory_id for a in mine}
 
 
@@ -308,7 +310,7 @@ def test_what_a_run_has_learned_is_the_same_after_a_restart(
                 play(ledger, 0, outcome)
             for outcome in ("fail", "pass", "pass", "pass"):
                 group = play(ledger, 0, outcome).group_id
-            ledger._closing.drop(ledger.group_table.groups[group], "stale")
+            ledger._closer.drop(ledger.group_table.groups[group], "stale")
         play(ledger, 0, "invalid")
         seen = ledger.progress.newest_success()
         assert (seen.counted, seen.passed) == (20, 15)

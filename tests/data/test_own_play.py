@@ -129,7 +129,7 @@ def test_the_windows_hold_the_first_and_the_newest() -> None:
     for number in range(3 * progress.COMPLETIONS):
         own.completion(number >= 2 * progress.COMPLETIONS)
     for number in range(2 * progress.REWARDS):
-        own.judged(False, 0.25 if number < progress.REWARDS else 0.75, number)
+        own.trajectory(False, 0.25 if number < progress.REWARDS else 0.75, number)
     seen = own.view(9)
     assert (seen.malformed_first, seen.malformed) == (0.0, 1.0)
     assert (seen.reward_first, seen.reward) == (0.25, 0.75)

@@ -164,7 +164,7 @@ def test_those_are_awaited_that_serve_older_weights() -> None:
     heard(versions, "a", 0)
     heard(versions, "c", 1)
     assert versions.awaited(1) == ["a", "b"]
-    versions.done(sync_done("a", 1))
+    versions.note_sync(sync_done("a", 1))
     versions.forget("b")
     assert versions.awaited(1) == []
 
@@ -172,7 +172,7 @@ def test_those_are_awaited_that_serve_older_weights() -> None:
 def test_a_heartbeat_from_before_the_sync_takes_nothing_back() -> None:
     versions = Versions()
     heard(versions, "a", 0)
-    versions.done(sync_done("a", 1))
+    versions.note_sync(sync_done("a", 1))
     assert not heard(versions, "a", 0)
     assert versions.awaited(1) == []
 
@@ -189,7 +189,7 @@ def test_a_new_process_of_the_same_name_is_taken_at_its_word() -> None:
 def test_a_worker_that_refused_a_set_is_not_awaited_until_the_next() -> None:
     versions = Versions()
     heard(versions, "a", 0)
-    versions.done(sync_done("a", 1, "half of it is missing"))
+    versions.note_sync(sync_done("a", 1, "half of it is missing"))
     assert versions.awaited(1) == []
     assert versions.awaited(2) == ["a"]
 

@@ -83,8 +83,8 @@ def test_a_tally_takes_the_same_memory_however_long_the_run() -> None:
     counters = RunCounters()
     for version in range(5000):
         counters.add(version, passed=version >= 2500)
-    assert len(counters.judged) <= 64
-    assert sum(counters.judged) == 5000
+    assert len(counters.total) <= 64
+    assert sum(counters.total) == 5000
     assert sum(counters.passed) == 2500
     curve = counters.curve(4999)
     assert len(curve) <= 32
@@ -107,7 +107,7 @@ def test_a_task_goes_on_bit_for_bit_where_it_was_written_down() -> None:
         progress.outcome("a", outcome, version % 3)
         if outcome != "invalid":
             progress.count("a", outcome == "pass", version, version % 7 / 7)
-    again.restore_tasks({"a": progress.tasks["a"].written()})
+    again.restore_tasks({"a": progress.tasks["a"].to_json()})
     for each in (progress, again):
         each.outcome("a", "pass")
         each.count("a", True, 300)
@@ -122,7 +122,7 @@ def test_a_task_the_run_no_longer_has_does_not_count_in_its_success() -> None:
         before.outcome(task, outcome)  # type: ignore[arg-type]
         before.count(task, outcome == "pass", 7)
     now = RunProgress(["kept"], 0.0)
-    now.restore_tasks({task_id: task.written() for task_id, task in before.tasks.items()})
+    now.restore_tasks({task_id: task.to_json() for task_id, task in before.tasks.items()})
     assert now.mean_success() == 1.0
     assert now.mean_curve(7)[-1] == 1.0
     assert (now.all.passed, now.all.failed) == (1, 1)
@@ -144,7 +144,7 @@ def _compared(played: list[tuple[str, bool]], restart: int) -> None:
     progress = RunProgress("abc", 0.0)
     for number, (task, passed) in enumerate(played):
         if number == restart:
-            rows = {name: each.written() for name, each in progress.tasks.items()}
+            rows = {name: each.to_json() for name, each in progress.tasks.items()}
             progress = RunProgress("abc", 0.0)
             progress.restore_tasks(rows)
         progress.count(task, passed, 0)
@@ -152,8 +152,8 @@ def _compared(played: list[tuple[str, bool]], restart: int) -> None:
     newest = {name: [passed for task, passed in played if task == name][-each:] for name in "abc"}
     seen = progress.newest_success()
     assert seen.passed == sum(map(sum, newest.values()))
-    assert (seen.counted, seen.wanted) == (sum(map(len, newest.values())), 3 * each)
-    if seen.counted < seen.wanted:
+    assert (seen.counted, seen.required) == (sum(map(len, newest.values())), 3 * each)
+    if seen.counted < seen.required:
         assert seen.bound == 0
     else:
         mean = sum(sum(passed) / each for passed in newest.values()) / 3

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bus.errors import CheckpointError
 from bus.messages import Batch, BatchTrained, Outcome, StepMismatch
 from dart_cli.config.schema import Config
-from dart_cli.data.batches import GAP, Replays, most_behind
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.replays import GAP, Replays, most_behind
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -43,9 +43,9 @@ def order_of(reuse: int, batches: int, refused: frozenset[int] = frozenset()) ->
             continue
         number = len(uses) + 1
         if use is None:
-            replays.filed(number, None, 0)
+            replays.note_filed(number, None, 0)
         else:
-            replays.filed(number, use.first, use.reused + 1)
+            replays.note_filed(number, use.first, use.reused + 1)
         uses.append(number if use is None else use.first)
     return uses
 
@@ -73,7 +73,9 @@ def test_uses_are_apart_bounded_and_never_too_old_by_their_order_alone(
             since_fresh += 1
             count[first] = count.get(first, 0) + 1
             assert number - last[first] >= GAP
-            assert number - first <= most_behind(0, count[first], reuse, 1)
+            assert number - first <= most_behind(
+                max_staleness=0, reused=count[first], reuse=reuse, publish_every=1
+            )
         assert since_fresh <= reuse
         last[first] = number
     assert max(count.values(), default=0) <= reuse
@@ -94,24 +96,24 @@ def test_what_is_owed_is_what_comes_before_the_next_fresh_batch() -> None:
             use = replays.due()
             assert (owed > 0) == (use is not None)
             if use is None:
-                replays.filed(number, None, 0)
+                replays.note_filed(number, None, 0)
             else:
-                replays.filed(number, use.first, use.reused + 1)
+                replays.note_filed(number, use.first, use.reused + 1)
                 assert replays.owed == owed - 1
 
 
 def test_a_run_that_reuses_from_now_on_begins_with_its_newest_batches() -> None:
     replays = Replays(1)
     for number in range(1, 1001):
-        replays.filed(number, None, 0)
+        replays.note_filed(number, None, 0)
     waited = []
     for number in range(1001, 1021):
         use = replays.due()
         if use is None:
-            replays.filed(number, None, 0)
+            replays.note_filed(number, None, 0)
         else:
             waited.append(number - use.first)
-            replays.filed(number, use.first, use.reused + 1)
+            replays.note_filed(number, use.first, use.reused + 1)
     assert waited[0] == 4
     assert waited[2:] == [3] * 8  # as where batches were always trained on again
 

@@ -16,9 +16,9 @@ from bus.messages import LeaseRequest
 from dart_cli.algo.task_sampling import TaskEstimate
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data.batches import Replays
 from dart_cli.data.groups import Attempt, Group, GroupTable
 from dart_cli.data.progress import TaskProgress
+from dart_cli.data.replays import Replays
 from dart_cli.data.scheduler import (
     NewGroup,
     NotYet,
@@ -222,10 +222,10 @@ def test_groups_opened_within_the_limit_and_trained_in_order_are_never_stale(
                     break
         use = None if untrained else replays.due()
         if use is not None:
-            replays.filed(updates + 1, use.first, use.reused + 1)
+            replays.note_filed(updates + 1, use.first, use.reused + 1)
             untrained = 1
         elif not untrained and len(oldest) >= groups_per_batch:
-            replays.filed(updates + 1, None, 0)
+            replays.note_filed(updates + 1, None, 0)
             batch = [oldest.popleft() for _ in range(groups_per_batch)]
             assert version - min(batch) <= max_staleness
             untrained = 1
@@ -314,19 +314,19 @@ def finish(group: Group, *passed: bool | None) -> None:
 
 def test_early_stop_plays_half_and_stops_when_all_of_it_passed() -> None:
     group = a_group(1, size=4)
-    assert group.wanted(early_stop=True) == 2
+    assert group.vacancies(early_stop=True) == 2
     group.attempts = a_group(1, size=4, attempts=2).attempts
-    assert group.wanted(early_stop=True) == 0
-    assert not group.over(early_stop=True)
+    assert group.vacancies(early_stop=True) == 0
+    assert not group.is_over(early_stop=True)
     finish(group, True, True)
-    assert group.over(early_stop=True)
-    assert not group.over(early_stop=False)
+    assert group.is_over(early_stop=True)
+    assert not group.is_over(early_stop=False)
 
 
 def test_early_stop_plays_the_whole_group_once_one_failed() -> None:
     group = a_group(1, size=4, attempts=2)
     finish(group, False)
-    assert group.wanted(early_stop=True) == 2
+    assert group.vacancies(early_stop=True) == 2
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
@@ -352,8 +352,8 @@ def play_by_chance(
     group: Group, chance: float, early_stop: bool, draw: random.Random, counted: TaskProgress
 ) -> None:
     """Play a group to its end in four slots; each episode passes by `chance`, one in ten is invalid."""
-    while not group.over(early_stop):
-        while len(group.live) < 4 and group.wanted(early_stop):
+    while not group.is_over(early_stop):
+        while len(group.live) < 4 and group.vacancies(early_stop):
             number = len(group.attempts)
             group.attempts[str(number)] = Attempt(str(number), number, "env-0", number, 0, 0.0)
         ended = draw.choice(group.live)
@@ -363,14 +363,14 @@ def play_by_chance(
             ended.state = "finished"
             ended.outcome = "pass" if draw.random() < chance else "fail"
         for member in group.uncounted(early_stop):
-            member.counted = True
+            member.is_counted = True
             counted.count(member.outcome == "pass", 0)
 
 
 def test_a_lost_attempt_is_replaced_but_not_for_ever() -> None:
     group = a_group(1, size=2, attempts=2)
     finish(group, True, None)
-    assert group.wanted(early_stop=False) == 1
+    assert group.vacancies(early_stop=False) == 1
     group.attempts = a_group(1, size=2, attempts=4).attempts
     finish(group, True, None, None, None)
-    assert group.over(early_stop=False)
+    assert group.is_over(early_stop=False)

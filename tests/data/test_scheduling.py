@@ -22,8 +22,8 @@ from bus.weights import SyncDone, WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import ledger, pool
-from dart_cli.data.batches import most_behind
 from dart_cli.data.ledger import Ledger
+from dart_cli.data.replays import most_behind
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
@@ -90,7 +90,7 @@ class World:
         for worker, version in self.workers.items():
             self.ledger.versions.observe(heartbeat(worker, version), is_new=True)
             if worker in self.refused:  # it tries again every few seconds
-                self.ledger.versions.done(self.refused[worker])
+                self.ledger.versions.note_sync(self.refused[worker])
 
     # --- events -------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class World:
         """A rollout worker cannot take the newest weights and serves on with its own."""
         if worker in self.workers:
             self.refused[worker] = sync_done(worker, self.announced, "half of it is missing")
-            self.ledger.versions.done(self.refused[worker])
+            self.ledger.versions.note_sync(self.refused[worker])
 
     def play(self, slot: int) -> None:
         """A slot takes a step, if the rollouts may work, or ends."""
@@ -190,7 +190,12 @@ class World:
             )
             every, train = self.config.weights.publish_every, self.config.train
             reuse = row.reuse
-            most = most_behind(data.max_staleness, reuse, train.reuse, every)
+            most = most_behind(
+                max_staleness=data.max_staleness,
+                reused=reuse,
+                reuse=train.reuse,
+                publish_every=every,
+            )
             assert self.updates[row.formed_version] - oldest <= most * every
             tokens = self.store.staleness(found.batch_id - 1, replays=reuse > 0)
             if row.id == len(self.store.batches()):
@@ -308,7 +313,7 @@ class World:
             assert len(group_table.groups) <= data.groups_per_batch
         if data.scheduling in ("april", "oversample"):
             assert len(group_table.groups) <= ceil(data.over_provision * data.groups_per_batch)
-        owners = Counter((a.worker, a.slot) for _, a in group_table.live())
+        owners = Counter((a.worker, a.slot) for _, a in group_table.live_attempts())
         assert max(owners.values(), default=0) <= 1
 
     def _weights(self, updates: int) -> WeightsPublished:
@@ -330,9 +335,9 @@ def a_config(run_dir: Path, *, publish_every: int = 1, reuse: int = 0, **data: A
 def runs(draw: st.DrawFn) -> dict[str, Any]:
     scheduling = draw(st.sampled_from(SCHEDULINGS))
     size = draw(st.sampled_from([1, 2, 4]))
-    by_tracker = st.sampled_from(["task_tracker", "step_tracker"])
+    by_baseline = st.sampled_from(["task_baseline", "step_baseline"])
     return {
-        "advantage": draw(by_tracker) if size == 1 else "group_std",
+        "advantage": draw(by_baseline) if size == 1 else "group_std",
         "task_sampling": draw(st.sampled_from(["frontier", "deviation"])),
         "scheduling": scheduling,
         "over_provision": draw(st.sampled_from([1.0, 1.5, 2.0])),
@@ -483,15 +488,15 @@ def test_a_batch_wise_run_replaces_a_group_that_teaches_nothing(tmp_path: Path) 
 
 
 @pytest.fixture
-def coupled(tmp_path: Path) -> Config:
+def synchronous(tmp_path: Path) -> Config:
     return a_config(tmp_path / "run", scheduling="batch")
 
 
 def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
-    coupled: Config,
+    synchronous: Config,
 ) -> None:
-    with open_store(coupled.run.dir) as store:
-        world = World(coupled, store, 0, slots=16, invalid=0.0)
+    with open_store(synchronous.run.dir) as store:
+        world = World(synchronous, store, 0, slots=16, invalid=0.0)
         while world.batch is None:
             for slot, playing in world.playing.items():
                 (world.lease if playing is None else world.play)(slot)
@@ -510,11 +515,11 @@ def test_the_trainers_turn_lasts_until_every_worker_has_the_newest_weights(
         assert not ledger.suspended
 
 
-def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_that_has_them(
-    coupled: Config,
+def test_a_synchronous_run_plays_before_the_first_weights_and_waits_for_a_worker_that_has_them(
+    synchronous: Config,
 ) -> None:
-    with open_store(coupled.run.dir) as store:
-        ledger: Ledger = make_ledger(coupled, store)
+    with open_store(synchronous.run.dir) as store:
+        ledger: Ledger = make_ledger(synchronous, store)
         assert not ledger.suspended
         ledger.weights_published(
             WeightsPublished(policy_version=0, path="w0", digest="d", updates=0)
@@ -526,9 +531,9 @@ def test_a_coupled_run_plays_before_the_first_weights_and_waits_for_a_worker_tha
         assert not ledger.suspended
 
 
-def test_a_trainer_that_goes_back_has_its_turn_until_it_has_caught_up(coupled: Config) -> None:
-    with open_store(coupled.run.dir) as store:
-        world = World(coupled, store, 3, slots=16)
+def test_a_trainer_that_goes_back_has_its_turn_until_it_has_caught_up(synchronous: Config) -> None:
+    with open_store(synchronous.run.dir) as store:
+        world = World(synchronous, store, 3, slots=16)
         world.go_on(3)
         world.version += 1
         world.ledger.hello(hello(1).model_copy(update={"policy_version": world.version}))
@@ -593,7 +598,7 @@ def test_with_groups_of_one_every_trajectory_with_a_verdict_is_trained_on(
         scheduling=scheduling,
         group_size=1,
         groups_per_batch=4,
-        advantage="step_tracker",
+        advantage="step_baseline",
         max_staleness=1,
     )
     with open_store(tmp_path) as store:

@@ -38,7 +38,7 @@ from bus.weights import WeightsPublished
 from dart_cli.algo.statistics import Z_95
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
-from dart_cli.data import batches, loading, overview, progress, run_end, service
+from dart_cli.data import batches, next_batch, overview, progress, run_end, service
 from dart_cli.data.batches import BatchPlan
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_reader, open_store
@@ -146,7 +146,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
     loaded: list[int] = []
-    original = loading.load
+    original = next_batch.load
 
     def slow(reader: Reader, plan: BatchPlan) -> Batch:
         loaded.append(plan.batch_id)
@@ -154,7 +154,7 @@ async def test_steps_are_acknowledged_while_a_slow_batch_is_loaded_once(
         assert go_on.wait(PATIENCE_S)
         return original(reader, plan)
 
-    monkeypatch.setattr(loading, "load", slow)
+    monkeypatch.setattr(next_batch, "load", slow)
     async with serving(config) as client:
         for _ in range(config.data.groups_per_batch):
             await client.play_group(MIXED)
@@ -200,7 +200,7 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    original = loading.load
+    original = next_batch.load
 
     def slow(reader: Reader, plan: BatchPlan) -> Batch:
         if plan.batch_id == 2 and not begun.is_set():
@@ -214,7 +214,7 @@ async def test_a_batch_whose_trainer_begins_elsewhere_while_it_is_loaded_is_not_
                 await train(client, 0)
             for _ in range(config.data.groups_per_batch):
                 await client.play_group(MIXED, version=version)
-        monkeypatch.setattr(loading, "load", slow)
+        monkeypatch.setattr(next_batch, "load", slow)
         asked = asyncio.create_task(client.must_batch(1))
         assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         await client.greet(0)  # from before batch 1
@@ -723,7 +723,7 @@ async def test_a_slot_that_waits_for_a_replay_plays_the_moment_it_is_refused(
 ) -> None:
     monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)
     monkeypatch.setattr(service, "SNAPSHOT_S", 0.0)
-    monkeypatch.setattr(batches, "most_behind", lambda *_: -1)  # any batch is too old
+    monkeypatch.setattr(batches, "most_behind", lambda **_: -1)  # any batch is too old
     config = on_policy(config)
     async with serving(config) as client:
         for version in range(2):

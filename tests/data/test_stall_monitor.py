@@ -30,7 +30,7 @@ from tests.simulated import LATE, QUICK, STUCK
 from tests.waiting import PATIENCE_S
 from tests.weights.sets import publish
 
-SUITES = Path(__file__).parents[1] / "suites"
+SUITES = Path(__file__).parents[1] / "own_suites"
 CONFIG = """
 [run]
 dir = "{folder}/run"

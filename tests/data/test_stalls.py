@@ -229,15 +229,15 @@ def outcomes(*passed: int, of: int = TELLING_DROPS) -> list[TaskView]:
 def test_a_run_without_groups_whose_outcomes_are_all_the_same_needs_attention(
     passed: int, reason: str, cure: str
 ) -> None:
-    tracked = groups().model_copy(update={"tracked": True})
-    [stall] = found(groups=tracked, tasks=outcomes(passed, passed))
+    by_baseline = groups().model_copy(update={"by_baseline": True})
+    [stall] = found(groups=by_baseline, tasks=outcomes(passed, passed))
     assert (stall.kind, stall.who) == ("tasks", "train")
     assert reason in stall.text
     assert cure in stall.text
-    assert found(groups=tracked, tasks=outcomes(passed, 16)) == []
-    assert found(groups=tracked, tasks=outcomes(0, 0, of=TELLING_DROPS // 2 - 1)) == []
+    assert found(groups=by_baseline, tasks=outcomes(passed, 16)) == []
+    assert found(groups=by_baseline, tasks=outcomes(0, 0, of=TELLING_DROPS // 2 - 1)) == []
     assert found(groups=groups(), tasks=outcomes(passed, passed)) == []  # its groups are dropped
-    assert found(groups=tracked) == []
+    assert found(groups=by_baseline) == []
 
 
 def failing(**changes: object) -> OwnView:

@@ -27,7 +27,7 @@ from tests.data.parts import (
 from tests.waiting import PATIENCE_S
 
 
-async def test_coupled_rollouts_are_suspended_from_a_full_batch_until_all_have_its_weights(
+async def test_synchronous_rollouts_are_suspended_from_a_full_batch_until_all_have_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "HOLD_S", 2 * PATIENCE_S)

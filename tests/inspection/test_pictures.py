@@ -97,13 +97,13 @@ def test_each_group_that_is_over_has_one_outcome(played: Played, reader: Reader)
 
 
 def test_a_group_of_one_was_compared_with_earlier_trajectories(tmp_path: Path) -> None:
-    settings = {"group_size": 1, "advantage": "task_tracker", "groups_per_batch": 1}
+    settings = {"group_size": 1, "advantage": "task_baseline", "groups_per_batch": 1}
     config = small_config(tmp_path / "run", **settings)
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store, Clock())
         play_group(ledger, ["pass"])
         next_batch(ledger, 0)
-        assert [group_outcome(group) for group in store.groups()] == ["tracked"]
+        assert [group_outcome(group) for group in store.groups()] == ["baseline"]
 
 
 def test_a_run_without_a_group_that_is_over_is_not_drawn(

@@ -98,10 +98,10 @@ def test_a_patch_stands_beside_its_token_with_its_numbers(
     assert [span.entropy for span in read.spans] == pytest.approx([sum(DRAG.entropies) / 7])
 
 
-def test_show_and_stats_tell_what_the_trackers_expect(
+def test_show_and_stats_tell_what_the_baselines_expect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = one_task(tmp_path / "run", group_size=1, advantage="step_tracker")
+    config = one_task(tmp_path / "run", group_size=1, advantage="step_baseline")
     with open_store(config.run.dir) as store:
         ledger = make_ledger(config, store)
         name = play(ledger, 0, "fail").trajectory_id

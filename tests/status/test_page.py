@@ -204,11 +204,11 @@ def test_one_line_sums_up_the_run() -> None:
 
 def test_the_line_says_how_far_the_run_is_from_its_stop() -> None:
     assert "ends early" not in progress_line(snapshot())
-    stop = StopView(at=0.93, counted=1012, wanted=1400)
+    stop = StopView(at=0.93, counted=1012, required=1400)
     line = progress_line(snapshot(stop=stop))
     assert "  ends early once success 0.93 is proved: needs 1,400 trajectories, has 1,012  " in line
     known = StopView(
-        at=0.93, bound=0.88, counted=400, wanted=400, lowest="mini/tabs", lowest_success=0.7
+        at=0.93, bound=0.88, counted=400, required=400, lowest="mini/tabs", lowest_success=0.7
     )
     for text in (progress_line(snapshot(stop=known)), shown(snapshot(stop=known))):
         assert (

@@ -149,7 +149,7 @@ def test_counts_are_short() -> None:
 
 
 def test_all_rates_have_one_unit() -> None:
-    rates = {"window_s": 60, "trajectories": 3.25, "steps": 4000, "actions": 0, "train_steps": 0.04}
+    rates = {"window_s": 60, "trajectories": 3.25, "steps": 4000, "actions": 0, "updates": 0.04}
     page = "\n".join(live(snapshot(rates=rates), 80, 150))
     found = dict(re.findall(r"(\w+)/(?:min|h|s) +(\S+)", page))
     assert found == {
@@ -168,7 +168,7 @@ def test_all_rates_have_one_unit() -> None:
         ({"max_minutes": 63.0}, "about 0:55 left"),
         ({"max_trajectories": 300, "played": 120}, "about 1:30 left"),
         ({"stop": StopView(at=0.9)}, "at most 2:10 left"),
-        ({"rates": {**snapshot().rates.model_dump(), "train_steps": 0.0}}, ""),
+        ({"rates": {**snapshot().rates.model_dump(), "updates": 0.0}}, ""),
         ({"stopping": True, "reason": "all done"}, ""),
     ],
 )

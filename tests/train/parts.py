@@ -126,10 +126,10 @@ def save(
 
 
 EXPECTED, MARGIN = 0.25, 0.1
-"""For `tracked`: the baseline of a step, and data.tracker_margin."""
+"""For `with_baselines`: the baseline of a step, and data.baseline_margin."""
 
 
-def tracked(batch: Batch) -> Batch:
+def with_baselines(batch: Batch) -> Batch:
     """Return the batch as the data service serves it with group size 1: every second trajectory passed."""
     names = sorted({sample.trajectory_id for sample in batch.samples})
     samples = []

@@ -18,7 +18,7 @@ from dart_cli.train.critic import NEWEST_STEPS, PREFIX, Critic, Steps, explained
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.rank_group import SingleRank
 from dart_cli.train.trained_policy import TrainModel
-from tests.train.parts import EXPECTED, MARGIN, Held, tracked
+from tests.train.parts import EXPECTED, MARGIN, Held, with_baselines
 
 
 def with_critic(config: Config, share: float = 0.9) -> Config:
@@ -60,7 +60,7 @@ def parts(steps: Steps, size: int) -> list[Steps]:
     ]
 
 
-def test_it_begins_as_trackers_do_and_learns_what_states_tell() -> None:
+def test_it_begins_as_baselines_do_and_learns_what_states_tell() -> None:
     critic, steps = Critic(8, 1.0), random_steps(1200)
     at_first = critic.estimate(steps)
     assert torch.allclose(at_first.values, steps.baselines)
@@ -70,7 +70,7 @@ def test_it_begins_as_trackers_do_and_learns_what_states_tell() -> None:
     for some in parts(steps, 60):
         critic.learn(some)
     metrics = critic.estimate(random_steps(400, seed=1)).metrics()
-    assert metrics["tracker_explained"] == pytest.approx(0, abs=1e-6)
+    assert metrics["baseline_explained"] == pytest.approx(0, abs=1e-6)
     assert 0.1 < metrics["critic_explained"] < 1
 
 
@@ -108,11 +108,11 @@ def test_what_is_explained_is_one_less_the_share_of_variance_that_is_left() -> N
 
 
 @pytest.mark.parametrize("share", [0.0, 0.9, 1.0])
-def test_the_first_update_is_by_what_trackers_expect(
+def test_the_first_update_is_by_what_baselines_expect(
     config: Config, batches: list[Batch], share: float
 ) -> None:
     """Compare: all values are equal then, so with lambda 0 only the last step of an episode learns."""
-    batch = tracked(batches[0])
+    batch = with_baselines(batches[0])
     plain, ours = learner(config), learner(with_critic(config, share))
     update = ours.update(batch, 0)
     assert update.applied
@@ -135,7 +135,7 @@ def test_values_are_told_before_the_head_learns_of_a_batch(
     config: Config, batches: list[Batch]
 ) -> None:
     """Estimate twice: only the second time the head has learned from the rewards."""
-    trainee, batch = learner(with_critic(config)), tracked(batches[0])
+    trainee, batch = learner(with_critic(config)), with_baselines(batches[0])
     first = trainee.update(batch, 0)
     again = trainee.update(batch, 1)
     assert [each.value for each in first.values] == pytest.approx([EXPECTED] * len(first.values))
@@ -146,7 +146,7 @@ def test_values_are_told_before_the_head_learns_of_a_batch(
 def test_a_batch_that_is_trained_on_again_has_the_advantages_that_it_comes_with(
     config: Config, batches: list[Batch]
 ) -> None:
-    trainee, batch = learner(with_critic(config)), tracked(batches[0])
+    trainee, batch = learner(with_critic(config)), with_baselines(batches[0])
     first = trainee.update(batch, 0)
     state = {name: value.clone() for name, value in trainee.state().items() if PREFIX in name}
     again = trainee.update(batch.model_copy(update={"reuse": 1}), 1)
@@ -160,7 +160,7 @@ def test_a_batch_that_is_trained_on_again_has_the_advantages_that_it_comes_with(
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     config: Config, batches: list[Batch], tmp_path: Path
 ) -> None:
-    batches = [tracked(batch) for batch in batches]
+    batches = [with_baselines(batch) for batch in batches]
     straight, broken, resumed = (learner(with_critic(config)) for _ in range(3))
     told: list[Any] = [straight.update(batch, done) for done, batch in enumerate(batches)]
     for done, batch in enumerate(batches[:2]):
@@ -184,7 +184,7 @@ def test_it_reads_what_is_sharded_and_what_is_frozen(
 ) -> None:
     config = with_critic(config)
     trainee = learner(config.model_copy(update={"model": config.model.model_copy(update=model)}))
-    updates = [trainee.update(tracked(batch), done) for done, batch in enumerate(batches)]
+    updates = [trainee.update(with_baselines(batch), done) for done, batch in enumerate(batches)]
     assert all(update.applied for update in updates)
     assert len({round(each.value, 6) for each in updates[-1].values}) > 1
 
@@ -193,13 +193,13 @@ def test_a_critic_may_be_turned_on_and_off_between_two_starts(
     config: Config, batches: list[Batch]
 ) -> None:
     ours, plain = learner(with_critic(config)), learner(config)
-    ours.update(tracked(batches[0]), 0)
+    ours.update(with_baselines(batches[0]), 0)
     plain.restore(Held(ours.state()))
     assert not any(PREFIX in name for name in plain.state())
-    plain.update(tracked(batches[1]), 1)
+    plain.update(with_baselines(batches[1]), 1)
     new = learner(with_critic(config))
     new.restore(Held(plain.state()))
-    assert new.update(tracked(batches[2]), 2).applied
+    assert new.update(with_baselines(batches[2]), 2).applied
 
 
 def test_a_batch_without_rewards_is_refused_before_anything_changes(
@@ -212,7 +212,7 @@ def test_a_batch_without_rewards_is_refused_before_anything_changes(
 
 def test_steps_of_several_ranks_are_those_of_one(batches: list[Batch]) -> None:
     """Gather steps: their order does not depend on which rank has a step."""
-    batch = tracked(batches[0])
+    batch = with_baselines(batches[0])
     states = torch.randn(len(batch.samples), 8)
 
     class Two(SingleRank):

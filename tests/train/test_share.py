@@ -18,7 +18,7 @@ from dart_cli.config.schema import Config
 from dart_cli.train.critic import PREFIX
 from dart_cli.train.learner import PolicyLearner, Update
 from dart_cli.train.trained_policy import TrainModel
-from tests.train.parts import tracked
+from tests.train.parts import with_baselines
 from tests.train.test_packs import config_of
 from tests.train.trees import tree_batch
 from tests.waiting import PATIENCE_S
@@ -149,7 +149,9 @@ def test_a_critic_judges_and_learns_from_the_steps_of_all_ranks(family: Family) 
         update={"train": config.train.model_copy(update={"lr": 1e-4, "grad_clip": 0.1})}
     )
     alone = PolicyLearner(TrainModel.load(config), config.train)
-    batches = [tracked(tree_batch(alone.model.policy, seed=seed, groups=1)) for seed in range(3)]
+    batches = [
+        with_baselines(tree_batch(alone.model.policy, seed=seed, groups=1)) for seed in range(3)
+    ]
     expected = [alone.update(batch, number, number) for number, batch in enumerate(batches)]
     assert len({each.value for each in expected[-1].values}) > 1
     for updates, trainee in on_ranks(config, batches, 2):

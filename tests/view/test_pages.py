@@ -192,7 +192,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
 
 
 def test_a_trajectory_without_a_group_shows_what_was_expected_of_it(tmp_path: Path) -> None:
-    stream = {"group_size": 1, "advantage": "step_tracker"}
+    stream = {"group_size": 1, "advantage": "step_baseline"}
     config = one_task(tmp_path / "run", **stream)
     with open_store(config.run.dir) as store, serving(config.run.dir) as server:
         ledger = make_ledger(config, store)
@@ -203,8 +203,8 @@ def test_a_trajectory_without_a_group_shows_what_was_expected_of_it(tmp_path: Pa
         assert text.count("(expected reward 0.5)") == 2
 
 
-def test_what_a_critic_expected_stands_beside_what_the_tracker_did(tmp_path: Path) -> None:
-    config = one_task(tmp_path / "run", group_size=1, advantage="step_tracker")
+def test_what_a_critic_expected_stands_beside_what_the_baseline_did(tmp_path: Path) -> None:
+    config = one_task(tmp_path / "run", group_size=1, advantage="step_baseline")
     with open_store(config.run.dir) as store, serving(config.run.dir) as server:
         ledger = make_ledger(config, store)
         name = play(ledger, 0, "fail").trajectory_id
@@ -223,10 +223,10 @@ def test_what_a_critic_expected_stands_beside_what_the_tracker_did(tmp_path: Pat
         store.commit()
         text = Bones.of(server.page(f"/trajectories/{name}")).text
         for value in ("0.25", "0.75"):
-            assert f"(expected reward 0.5 by its tracker, by the critic {value} )" in text
+            assert f"(expected reward 0.5 by its baseline, by the critic {value} )" in text
         assert text.count("advantage -0.125") >= 2
         assert (
-            "of a reward where 0.500 was expected by its task's tracker, 0.750 by the critic"
+            "of a reward where 0.500 was expected by its task's baseline, 0.750 by the critic"
             in text
         )
 

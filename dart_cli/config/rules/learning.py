@@ -7,7 +7,7 @@ from pathlib import Path
 from dart_cli.config.rules import Reader, Rule, Table, twice
 from dart_cli.config.rules.machine import cannot_be_made, unreadable
 from dart_cli.config.schema import (
-    BY_TRACKER,
+    BY_BASELINE,
     Config,
     RunConfig,
     TrainConfig,
@@ -30,8 +30,8 @@ def read_by_tune(config: Config) -> Config:
     )
 
 
-def _by_tracker(config: Config) -> bool:
-    return config.data.advantage in BY_TRACKER
+def _by_baseline(config: Config) -> bool:
+    return config.data.advantage in BY_BASELINE
 
 
 def _of_groups(key: str) -> Rule:
@@ -51,13 +51,13 @@ DATA = Table(
         ),
         Rule(
             "data.advantage",
-            lambda c: c.data.group_size == 1 and not _by_tracker(c),
+            lambda c: c.data.group_size == 1 and not _by_baseline(c),
             '= "{data.advantage}" compares the members of a group, and data.group_size = 1; set it to '
-            '"step_tracker", or data.group_size to 2 or more',
+            '"step_baseline", or data.group_size to 2 or more',
         ),
         Rule(
             "data.group_size",
-            lambda c: c.data.group_size > 1 and _by_tracker(c),
+            lambda c: c.data.group_size > 1 and _by_baseline(c),
             'must be 1 with data.advantage = "{data.advantage}", which compares a trajectory with '
             "earlier ones of its task, got {value}",
         ),
@@ -114,8 +114,8 @@ TRAIN = Table(
         ),
         Rule(
             "train.critic",
-            lambda c: c.train.critic != "off" and not _by_tracker(c),
-            '= {value} takes the place of trackers; set data.advantage = "step_tracker" and '
+            lambda c: c.train.critic != "off" and not _by_baseline(c),
+            '= {value} takes the place of running baselines; set data.advantage = "step_baseline" and '
             "data.group_size = 1",
         ),
     )
@@ -193,7 +193,7 @@ TUNE = Table(
 )
 
 READERS = (
-    Reader("data.advantage by trackers", _by_tracker, ("data.tracker_margin",)),
+    Reader("data.advantage by running baselines", _by_baseline, ("data.baseline_margin",)),
     Reader('train.critic = "gae"', lambda c: c.train.critic == "gae", ("train.gae_lambda",)),
     Reader(
         'data.scheduling = "april" or "oversample"',

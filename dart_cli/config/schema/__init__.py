@@ -30,7 +30,7 @@ from dart_cli.config.schema.base import (
     TRAIN_SEEDS,
     Section,
 )
-from dart_cli.config.schema.data import BY_TRACKER, DataConfig
+from dart_cli.config.schema.data import BY_BASELINE, DataConfig
 from dart_cli.config.schema.env import EnvConfig, JudgeConfig, observed_kinds
 from dart_cli.config.schema.eval import EvalConfig
 from dart_cli.config.schema.model_policy import (
@@ -53,7 +53,7 @@ from dart_cli.config.schema.weights import WeightsConfig
 __all__ = [
     "ACTION_PARSERS",
     "ACTION_PARSER_PARTS",
-    "BY_TRACKER",
+    "BY_BASELINE",
     "KEEP_CHECKPOINTS",
     "LEAST_RATE",
     "MODEL_ENGINES",

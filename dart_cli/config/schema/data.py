@@ -14,7 +14,7 @@ from dart_cli.config.schema.base import (
     Section,
 )
 
-BY_TRACKER = ("task_tracker", "step_tracker")
+BY_BASELINE = ("task_baseline", "step_baseline")
 """Values of data.advantage that compare a trajectory with earlier ones; the others need groups."""
 
 
@@ -22,7 +22,7 @@ class DataConfig(Section):
     """What is played next and what is trained on."""
 
     group_size: int = Field(default=8, ge=1, le=1024)
-    """Trajectories of one task and seed that are compared; 1 for none, with an `advantage` by trackers."""
+    """Trajectories of one task and seed that are compared; 1 for none, with an `advantage` by running baselines."""
 
     groups_per_batch: Positive = 8
     """Groups in one batch: those with a gradient (mixed rewards), or with `group_size` = 1 all."""
@@ -46,14 +46,14 @@ class DataConfig(Section):
     whose rewards vary most; `deviation` less sharply, by the standard deviation; `uniform` takes all alike."""
 
     advantage: Literal[
-        "group_std", "group_mean", "leave_one_out", "task_tracker", "step_tracker"
+        "group_std", "group_mean", "leave_one_out", "task_baseline", "step_baseline"
     ] = "group_std"
     """Rewards less their group's mean, with `group_std` over its standard deviation too;
-    `leave_one_out` takes the mean of the other members (RLOO). Trackers take what earlier trajectories
+    `leave_one_out` takes the mean of the other members (RLOO). Running baselines take what earlier trajectories
     of the task (and step) lead one to expect, with `group_size` = 1."""
 
-    tracker_margin: float = Field(default=0.0, ge=0, le=1)
-    """Trackers: taken off the expected reward, so that passes weigh more than failures (AsymRE)."""
+    baseline_margin: float = Field(default=0.0, ge=0, le=1)
+    """With running baselines: taken off the expected reward, so that passes weigh more than failures (AsymRE)."""
 
     reward: Literal["outcome", "value"] = "outcome"
     """What advantages are computed from: the `outcome`, 1 for a pass and 0 for a failure; or the

@@ -86,7 +86,7 @@ class TrainConfig(Section):
 
     critic: Literal["off", "gae"] = "off"
     """`gae`: a head on the policy's hidden state learns what to expect before each step, in the place of
-    `data.advantage`'s trackers, and advantages are by generalised advantage estimation."""
+    `data.advantage`'s running baselines, and advantages are by generalised advantage estimation."""
 
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
     """1 compares the episode's reward with what was expected before a step, 0 what is expected after the

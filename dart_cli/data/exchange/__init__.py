@@ -1,7 +1,7 @@
-"""Trajectories leave and enter runs, as Parquet files.
+"""Export trajectories of runs to Parquet files, and import them into other runs.
 
-transfer         a run -> a folder, a folder -> the pool of a run
-parquet_schema   the columns, and a trajectory as it travels
-parquet_write    trajectories -> files
-parquet_read     files -> trajectories, every field checked
+transfer         exports a run to a folder, and imports a folder into the pool of a run
+parquet_schema   the columns, and a trajectory between runs
+parquet_write    writes trajectories to files
+parquet_read     reads trajectories from files and checks every field
 """

@@ -1,12 +1,12 @@
-"""A folder of Parquet files -> trajectories, every field of every row checked.
+"""Read trajectories from a folder of Parquet files, and check every field of every row.
 
-    read_folder     the trajectories, one at a time
-    about_folder    what the writer noted about the files
-    count_rows      how many rows there are
-    parquet_files   the files of a folder
+    read_folder     yields the trajectories, one at a time
+    about_folder    returns the writer's metadata about the files
+    count_rows      returns the number of rows
+    parquet_files   returns the files of a folder
 
-The files may be foreign: an error names file, row, column and cure, and nothing of a folder with an
-error is used.
+The files may come from other programs: an error names file, row, column and fix, and nothing of a folder with
+an error is used.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class _Image(BaseModel):
-    """A `datasets.Image` with its bytes in it."""
+    """A `datasets.Image` that includes its bytes."""
 
     bytes: Annotated[bytes, Field(min_length=1, max_length=MAX_IMAGE_BYTES)]
 
 
 class _ParquetRow(BaseModel):
-    """One row of a foreign file, field by field."""
+    """One row of a file, with the limits of each field."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
@@ -104,7 +104,7 @@ class _RowLocation:
     file: Path
     row: int  # from 0
 
-    def wrong(self, column: str, text: str) -> ExchangeError:
+    def error(self, column: str, text: str) -> ExchangeError:
         return ExchangeError(f"{self.file} row {self.row}, column {column}: {text}")
 
 
@@ -112,29 +112,32 @@ _OF_TRAJECTORY = ("steps", "suite", "task_id", "task_seed", "source", "origin", 
 """Columns that all rows of a trajectory share."""
 
 StepCheck = Callable[[Trajectory], tuple[int, str, str] | None]
-"""What else a trajectory must satisfy: (step, column, what is wrong), or None."""
+"""A further check of a trajectory; returns (step, column, what is wrong), or None if it is right."""
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder, or the one that is named. Raises ExchangeError without one."""
+    """Return the Parquet files of a folder, or `folder` itself if it is a file.
+
+    Raises ExchangeError if there are none.
+    """
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
         raise ExchangeError(f"no such folder: {folder}; `dart data export` writes one")
-    found = sorted(folder.glob("*.parquet"))
-    if not found:
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
         raise ExchangeError(f"no *.parquet in {folder}; name the folder that holds the files")
-    return found
+    return files
 
 
 def about_folder(folder: Path) -> dict[str, Any]:
-    """Return what the writer noted in the first file; empty where it was not dart."""
+    """Return the writer's metadata in the first file; empty if dart did not write it."""
     _, pq = pyarrow_modules()
     path = parquet_files(folder)[0]
-    with _opened(pq, path) as file:
-        noted = (file.schema_arrow.metadata or {}).get(b"dart", b"{}")
+    with _open_file(pq, path) as file:
+        metadata = (file.schema_arrow.metadata or {}).get(b"dart", b"{}")
     try:
-        about = json.loads(noted)
+        about = json.loads(metadata)
     except (ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or not isinstance(about.get("format", FORMAT), int):
@@ -145,11 +148,11 @@ def about_folder(folder: Path) -> dict[str, Any]:
 
 
 def count_rows(folder: Path) -> int:
-    """Rows of all files, from their footers."""
+    """Return the number of rows of all files, from their footers."""
     _, pq = pyarrow_modules()
     total = 0
     for path in parquet_files(folder):
-        with _opened(pq, path) as file:
+        with _open_file(pq, path) as file:
             total += file.metadata.num_rows
     return total
 
@@ -158,56 +161,60 @@ def read_folder(
     folder: Path,
     check: StepCheck | None = None,
     progress: Callable[[int], None] = lambda _: None,
-    whole: set[str] | None = None,
+    checked_images: set[str] | None = None,
 ) -> Iterator[Trajectory]:
-    """Yield the trajectories of a folder, one at a time; `progress` is called with the number of rows of each.
+    """Yield the trajectories of a folder, one at a time, and call `progress` with the number of rows of each.
 
-    `whole` are the hashes of images that are known to decode; more are added, so that a second
-    reading need not decode them again. Raises ExchangeError for the first mistake.
+    `checked_images` has the hashes of images that decode. More are added, so that a second reading need not
+    decode them again. Raises ExchangeError for the first mistake.
     """
-    seen: set[str] = set()
-    whole = set() if whole is None else whole
-    for name, group in groupby(_rows(folder), key=lambda found: found[1].trajectory_id):
+    earlier_ids: set[str] = set()
+    checked_images = set() if checked_images is None else checked_images
+    for trajectory_id, group in groupby(_rows(folder), key=lambda entry: entry[1].trajectory_id):
+        # 1. Collect the rows of one trajectory. Their number is bounded, so that no file can fill the memory.
         rows = []
-        for found in group:  # bounded: a file cannot make us hold more than one trajectory
-            rows.append(found)
-            if len(rows) > found[1].steps:
-                raise found[0].wrong(
-                    "step", f"{name} has more rows than its steps, {found[1].steps}"
+        for place, row in group:
+            rows.append((place, row))
+            if len(rows) > row.steps:
+                raise place.error(
+                    "step", f"{trajectory_id} has more rows than its steps, {row.steps}"
                 )
         place, first = rows[0]
-        if name in seen:
-            raise place.wrong(
+        if trajectory_id in earlier_ids:
+            raise place.error(
                 "trajectory_id",
-                f"the rows of {name} are not adjacent; sort the data by trajectory_id and step",
+                f"the rows of {trajectory_id} are not adjacent; sort the data by trajectory_id and step",
             )
-        seen.add(name)
-        trajectory = _trajectory(rows, whole)
-        if check is not None and (wrong := check(trajectory)) is not None:
-            step, column, text = wrong
-            raise rows[step][0].wrong(column, text)
+        earlier_ids.add(trajectory_id)
+        # 2. Check them together.
+        trajectory = _trajectory(rows, checked_images)
+        if check is not None and (mistake := check(trajectory)) is not None:
+            step, column, text = mistake
+            raise rows[step][0].error(column, text)
         yield trajectory
         progress(first.steps)
 
 
-def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str]) -> Trajectory:
+def _trajectory(
+    rows: Sequence[tuple[_RowLocation, _ParquetRow]], checked_images: set[str]
+) -> Trajectory:
     first = rows[0][1]
     images: dict[str, bytes] = {}
     steps = []
-    for number, (at, row) in enumerate(rows):
+    for number, (place, row) in enumerate(rows):
         if row.step != number:
-            raise at.wrong(
+            raise place.error(
                 "step",
                 f"must be {number}, got {row.step}; sort the data by trajectory_id and step",
             )
         for name in _OF_TRAJECTORY:
             if getattr(row, name) != getattr(first, name):
-                raise at.wrong(name, f"differs from that of step 0 of {first.trajectory_id}")
+                raise place.error(name, f"differs from that of step 0 of {first.trajectory_id}")
         if bool(row.behaviour_logprobs) != bool(first.behaviour_logprobs):
-            raise at.wrong("behaviour_logprobs", "known for some steps only; empty them all")
-        steps.append(_step(at, row, images, whole))
+            raise place.error("behaviour_logprobs", "known for some steps only; empty them all")
+        steps.append(_step(place, row, images, checked_images))
     if len(rows) != first.steps:
-        raise rows[-1][0].wrong(
+        raise rows[-1][0].error(
             "steps", f"{first.trajectory_id} has {len(rows)} rows of {first.steps} steps"
         )
     shared = values_of(first, OF_TRAJECTORY)
@@ -216,27 +223,29 @@ def _trajectory(rows: Sequence[tuple[_RowLocation, _ParquetRow]], whole: set[str
 
 
 def _step(
-    place: _RowLocation, row: _ParquetRow, images: dict[str, bytes], whole: set[str]
+    place: _RowLocation, row: _ParquetRow, images: dict[str, bytes], checked_images: set[str]
 ) -> StepRow:
-    """Return the step of one row; its screenshot joins `images`."""
+    """Return the step of one row, and add its screenshot to `images`."""
     key = content_hash(row.screenshot.bytes)
     if row.image_hashes[-1] != key:
-        raise place.wrong("image_hashes", f"the last must be the screenshot's own, {key}")
-    if key not in whole:
+        raise place.error("image_hashes", f"the last must be the screenshot's own, {key}")
+    if key not in checked_images:
         _check_image(place, row.screenshot.bytes)
-        whole.add(key)
+        checked_images.add(key)
     images[key] = row.screenshot.bytes
-    for each in row.image_hashes:
-        if each not in images:
-            raise place.wrong("image_hashes", f"{each} is no earlier screenshot of its trajectory")
+    for image_hash in row.image_hashes:
+        if image_hash not in images:
+            raise place.error(
+                "image_hashes", f"{image_hash} is no earlier screenshot of its trajectory"
+            )
     for name in ("behaviour_logprobs", "entropies"):
         values: list[float] = getattr(row, name)
         if values and len(values) != len(row.token_ids):
-            raise place.wrong(name, f"{len(values)} values for {len(row.token_ids)} token_ids")
-    # Weights of another run mean nothing in this one.
+            raise place.error(name, f"{len(values)} values for {len(row.token_ids)} token_ids")
+    # The versions of another run mean nothing in this one.
     sampled = SampledTokens(version_spans=[], **values_of(row, OF_TOKENS))
     if mistake := patch_mistake(row.token_ids, row.patches, row.behaviour_logprobs, row.entropies):
-        raise place.wrong("patches", mistake)
+        raise place.error("patches", mistake)
     return StepRow(
         trajectory_id=row.trajectory_id,
         at=0.0,
@@ -255,38 +264,38 @@ def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
     try:
         value = json.loads(row.action)
         if not isinstance(value, dict):
-            raise place.wrong("action", "must be a JSON object, or null where the text is none")
+            raise place.error("action", "must be a JSON object, or null where the text is none")
         action_from_dict(value)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise place.wrong("action", "holds half a character (a lone surrogate)") from None
+        raise place.error("action", "holds half a character (a lone surrogate)") from None
     except (ValueError, RecursionError):
-        raise place.wrong("action", f"is not JSON: {row.action[:60]!r}") from None
+        raise place.error("action", f"is not JSON: {row.action[:60]!r}") from None
     except ActionError as error:
-        raise place.wrong("action", f"is no action of envs/contract/actions.py: {error}") from None
+        raise place.error("action", f"is no action of envs/contract/actions.py: {error}") from None
     return value
 
 
 def _check_image(place: _RowLocation, encoded: bytes) -> None:
-    """Raise ExchangeError unless it is a PNG, JPEG or WebP that decodes to its last row."""
+    """Raise ExchangeError unless the image is a PNG, JPEG or WebP that decodes completely."""
     try:
         with Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG", "WEBP")) as image:
             if max(image.size) > MAX_SIDE:
                 size = f"{image.width}x{image.height}"
-                raise place.wrong("screenshot", f"{size} pixels; at most {MAX_SIDE} a side")
+                raise place.error("screenshot", f"{size} pixels; at most {MAX_SIDE} a side")
             image.load()
     except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
-        raise place.wrong("screenshot", f"is no whole PNG, JPEG or WebP image ({error})") from None
+        raise place.error("screenshot", f"is no whole PNG, JPEG or WebP image ({error})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise place.wrong("screenshot", "has far too many pixels for a screen") from None
+        raise place.error("screenshot", "has far too many pixels for a screen") from None
 
 
 def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
-    """Every row of every file, its fields checked one by one."""
+    """Yield every row of every file, with its fields checked one by one, and its place."""
     pa, pq = pyarrow_modules()
     for path in parquet_files(folder):
         number = 0
-        with _opened(pq, path) as file:
+        with _open_file(pq, path) as file:
             names = _columns_of(pa, path, file.schema_arrow)
             for batch in _batches(pa, path, file, names):
                 for values in batch:
@@ -296,24 +305,24 @@ def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
 
 
 def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
-    given = {
+    present = {
         name: value
         for name, value in values.items()
         if value is not None or not COLUMNS[name].optional
     }
     try:
-        return _ParquetRow.model_validate(given)
+        return _ParquetRow.model_validate(present)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         column, *inside = first["loc"]
         where = "".join(f"[{part}]" for part in inside)
-        got = repr(first["input"])
-        shown = got if len(got) <= 60 else f"{got[:57]}..."
-        raise place.wrong(f"{column}{where}", f"{first['msg']}, got {shown}") from None
+        text = repr(first["input"])
+        excerpt = text if len(text) <= 60 else f"{text[:57]}..."
+        raise place.error(f"{column}{where}", f"{first['msg']}, got {excerpt}") from None
 
 
 def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[dict[str, Any]]]:
-    """Yield some rows at a time, in the types of COLUMNS."""
+    """Yield lists of some rows, with values of the types in COLUMNS."""
     try:
         for batch in file.iter_batches(batch_size=_READ_ROWS, columns=names):
             columns = {}
@@ -328,7 +337,7 @@ def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[
 
 
 def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
-    """Return a column's values, in its type of COLUMNS."""
+    """Return a column's values, converted to its type in COLUMNS."""
     try:
         if COLUMNS[name].kind != "image":
             column = column.cast(column_type(pa, COLUMNS[name]))
@@ -338,11 +347,14 @@ def _values(pa: Any, path: Path, name: str, column: Any) -> list[Any]:
     return values
 
 
-def _columns_of(pa: Any, path: Path, found: Any) -> list[str]:
-    """Return the columns of ours that a file has. Raises ExchangeError where one lacks or is of another kind."""
+def _columns_of(pa: Any, path: Path, file_schema: Any) -> list[str]:
+    """Return which of COLUMNS a file has.
+
+    Raises ExchangeError if a required one is missing or an image column has another type.
+    """
     names = []
     for name, column in COLUMNS.items():
-        index = found.get_field_index(name)
+        index = file_schema.get_field_index(name)
         if index < 0:
             if column.optional:
                 continue
@@ -350,7 +362,7 @@ def _columns_of(pa: Any, path: Path, found: Any) -> list[str]:
                 f"{path}: column {name} is missing; its columns must be those that "
                 "`dart data export` writes (docs/data-tools.md)"
             )
-        kind = found.field(index).type
+        kind = file_schema.field(index).type
         if column.kind == "image" and not (
             pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
         ):
@@ -363,7 +375,7 @@ def _columns_of(pa: Any, path: Path, found: Any) -> list[str]:
 
 
 @contextmanager
-def _opened(pq: Any, path: Path) -> Iterator[Any]:
+def _open_file(pq: Any, path: Path) -> Iterator[Any]:
     pa, _ = pyarrow_modules()
     with ExitStack() as stack:
         try:

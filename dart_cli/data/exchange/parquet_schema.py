@@ -1,13 +1,13 @@
-"""The Parquet files in which trajectories leave and enter runs; one row a step.
+"""The format of the Parquet files for trajectories, with one row for each step.
 
-    COLUMNS        every column: type, meaning, whether a foreign file may lack it
-    Trajectory     one trajectory as it travels between runs
-    content_id     the name that a trajectory from outside has in every run
-    schema         the files' schema, as pyarrow and Hugging Face `datasets` read it
+    COLUMNS        every column: its type, and whether a foreign file may lack it
+    Trajectory     one trajectory between runs
+    content_id     returns the id that a trajectory from outside has in every run
+    schema         returns the files' schema for pyarrow and Hugging Face `datasets`
 
-Screenshots are `datasets.Image` columns with the encoded bytes in them. Log-probabilities and
-entropies are float64, as the database holds them, so that they return bit for bit. The rows of a
-trajectory are adjacent, in order of step.
+Screenshots are `datasets.Image` columns that include the encoded bytes. Log-probabilities and entropies are
+float64, as in the database, so that an export and an import keep them bit for bit. The rows of a trajectory
+are adjacent, in order of step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
-"""Raised by a change of the columns' meaning; files of a later one are refused."""
+"""Version of the format, which a change of the columns' meaning raises; files of a later version are
+refused."""
 
 
 INSTALL = "pip install 'pyarrow>=18'"
@@ -35,45 +36,45 @@ INSTALL = "pip install 'pyarrow>=18'"
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One trajectory as it travels between runs."""
+    """One trajectory between runs."""
 
     id: str
     suite: str
     task_id: str
     task_seed: int
-    instruction: str  # as the policy read it; {fields} as the suite wrote them in old files
+    instruction: str  # as the policy read it; in old files with {fields} that are not filled in
     source: PoolSource
-    origin: str  # run id and trajectory where it was first; empty if nowhere
+    origin: str  # the run id and trajectory that it comes from; empty if it comes from no run
     outcome: Outcome
     steps: Sequence[StepRow]
-    images: Mapping[str, bytes]  # by content hash: every image of its prompts
+    images: Mapping[str, bytes]  # content hash -> encoded image, for all images of its prompts
     final_screenshot: bytes | None = None  # after the last action
-    reward: float | None = None  # the verdict's, in [0, 1]; None of an invalid one
+    reward: float | None = None  # the verdict's, in [0, 1]; None if it is invalid
     verdict_reason: str = ""
     stop_reason: str = ""
 
     @property
-    def known(self) -> bool:
-        """Whether the log-probabilities it was sampled with are known."""
+    def has_logprobs(self) -> bool:
+        """Whether the log-probabilities that it was sampled with are known."""
         return all(step.sampled.behaviour_logprobs for step in self.steps)
 
 
 def content_id(trajectory: Trajectory) -> str:
-    """`x` and a hash of a trajectory's content: the same in every run and at every import."""
-    content = [
-        [
+    """Return `x` and a hash of a trajectory's content: its id in every run and at every import."""
+    content = []
+    for step in trajectory.steps:
+        parts = [
             step.image_hashes,
             step.prompt_token_ids,
             step.sampled.token_ids,
             step.sampled.behaviour_logprobs,
             step.text,
             step.action,
-            *(
-                [step.sampled.patches] if step.sampled.patches else []
-            ),  # older ids stay as they were
         ]
-        for step in trajectory.steps
-    ]
+        # Steps without patches have the ids that they had before patches existed.
+        if step.sampled.patches:
+            parts.append(step.sampled.patches)
+        content.append(parts)
     instance = [trajectory.task_id, trajectory.task_seed]
     plain = json.dumps([instance, content], sort_keys=True, allow_nan=False)
     return f"x{blake2b(plain.encode(), digest_size=16).hexdigest()}"
@@ -84,7 +85,7 @@ def content_id(trajectory: Trajectory) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column; `kind` is a name of pyarrow's, of its items in a list, or `image`."""
+    """One column; `kind` is the pyarrow type of its values, or of a list's items, or `image`."""
 
     kind: str
     is_list: bool = False
@@ -102,47 +103,65 @@ COLUMNS: dict[str, Column] = {
     "source": Column("string", optional=True),  # oracle, demonstration, online, imported
     "origin": Column("string", optional=True),
     "outcome": Column("string"),
-    "reward": Column("float64", optional=True),  # in [0, 1]; lacking: 1 for pass, 0 for fail
+    "reward": Column("float64", optional=True),  # in [0, 1]; if absent, 1 for pass and 0 for fail
     "verdict_reason": Column("string", optional=True),
     "stop_reason": Column("string", optional=True),
     "screenshot": Column("image"),  # before the action
     "text": Column("string"),  # the completion
-    "action": Column("string", optional=True),  # JSON; null where the text is no action
-    "error": Column("string", optional=True),  # why it is none
+    "action": Column("string", optional=True),  # JSON; null if the text is no action
+    "error": Column("string", optional=True),  # why the text is no action
     "observed_text": Column("string", optional=True),  # read beside the screenshot
-    "image_hashes": Column("string", is_list=True),  # the prompt's images, this screen the last
+    "image_hashes": Column("string", is_list=True),  # the prompt's images; the last is screenshot
     "prompt_token_ids": Column("int32", is_list=True),
     "token_ids": Column("int32", is_list=True),
-    "behaviour_logprobs": Column("float64", is_list=True),  # nats; empty where unknown
+    "behaviour_logprobs": Column("float64", is_list=True),  # nats; empty if unknown
     "entropies": Column("float64", is_list=True, optional=True),  # nats
-    "patches": Column("int32", is_list=True, optional=True),  # that pointers drew; empty without
-    "versions": Column("int32", is_list=True, optional=True),  # weights of each token, there
+    "patches": Column(
+        "int32", is_list=True, optional=True
+    ),  # drawn by pointers; empty without them
+    "versions": Column("int32", is_list=True, optional=True),  # of each token, in its own run
     "model_s": Column("float64", optional=True),
     "env_s": Column("float64", optional=True),
-    "step_reward": Column("float64", optional=True),  # null where the environment gave none
+    "step_reward": Column("float64", optional=True),  # null if the environment gave none
     "final_screenshot": Column("image", optional=True),  # in the last row of a trajectory
 }
-"""In the order of the file; a row is one step."""
+"""Name -> column, in the order of the file; a row is one step."""
 
 OF_TRAJECTORY = (
-    *("suite", "task_id", "task_seed", "instruction", "source", "origin"),
-    *("outcome", "reward", "verdict_reason", "stop_reason"),
+    "suite",
+    "task_id",
+    "task_seed",
+    "instruction",
+    "source",
+    "origin",
+    "outcome",
+    "reward",
+    "verdict_reason",
+    "stop_reason",
 )
+"""Columns that are fields of a Trajectory of the same name."""
 OF_STEP = (
-    *("step", "text", "error", "observed_text", "image_hashes", "prompt_token_ids"),
-    *("model_s", "env_s"),
+    "step",
+    "text",
+    "error",
+    "observed_text",
+    "image_hashes",
+    "prompt_token_ids",
+    "model_s",
+    "env_s",
 )
+"""Columns that are fields of a StepRow of the same name."""
 OF_TOKENS = ("token_ids", "behaviour_logprobs", "entropies", "patches")
-"""Columns that are fields of the same name of a Trajectory, a StepRow, its SampledTokens."""
+"""Columns that are fields of SampledTokens of the same name."""
 
 
 def values_of(part: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of those names."""
+    """Return name -> value of these fields of an object."""
     return {name: getattr(part, name) for name in names}
 
 
 def pyarrow_modules() -> tuple[Any, Any]:
-    """Arrow and its Parquet part. Raises MissingPartError."""
+    """Return the modules pyarrow and pyarrow.parquet. Raises MissingPartError if they are not installed."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -152,7 +171,7 @@ def pyarrow_modules() -> tuple[Any, Any]:
 
 
 def column_type(pa: Any, column: Column) -> Any:
-    """Return the column's type, as pyarrow's."""
+    """Return the column's pyarrow type."""
     if column.kind == "image":
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     item = getattr(pa, column.kind)()
@@ -160,7 +179,7 @@ def column_type(pa: Any, column: Column) -> Any:
 
 
 def _feature(column: Column) -> dict[str, Any]:
-    """Return the column as `datasets` describes it."""
+    """Return the description of the column for `datasets`."""
     if column.kind == "image":
         return {"_type": "Image"}
     value = {"dtype": column.kind, "_type": "Value"}
@@ -168,7 +187,7 @@ def _feature(column: Column) -> dict[str, Any]:
 
 
 def schema(about: Mapping[str, Any]) -> pa.Schema:
-    """Return the files' schema; `about` notes where they come from, for their readers."""
+    """Return the files' schema, with `about` in its metadata: where the files come from."""
     pa, _ = pyarrow_modules()
     features = {name: _feature(column) for name, column in COLUMNS.items()}
     return pa.schema(

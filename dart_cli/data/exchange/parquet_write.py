@@ -1,8 +1,8 @@
-"""Trajectories -> a folder of Parquet files that appears whole or not at all.
+"""Write trajectories to a folder of Parquet files, which appears whole or not at all.
 
-write_folder   the folder, while it is written
-Shards         its files; `add` a trajectory at a time
-rows_of        a row for each step
+write_folder   opens the folder for writing
+Shards         the folder's files, to which trajectories are added one at a time
+rows_of        a trajectory -> a row for each step
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROW_GROUP_BYTES = 32_000_000
 
 
 def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Return a row for each step."""
+    """Return a row for each step of a trajectory."""
     shared = {"trajectory_id": trajectory.id, "steps": len(trajectory.steps)}
     shared |= values_of(trajectory, OF_TRAJECTORY)
     rows = [
@@ -66,12 +66,12 @@ def _image(encoded: bytes | None) -> dict[str, Any] | None:
 
 @dataclass
 class Shards:
-    """The files of a folder being written. `add` a trajectory at a time."""
+    """The files of a folder that is being written; `add` writes one trajectory."""
 
     folder: Path
     about: Mapping[str, Any]
     shard_bytes: int = SHARD_BYTES
-    written: int = 0  # trajectories
+    trajectories: int = 0  # number of those that were added
     _pending: list[dict[str, Any]] = field(default_factory=list)
     _pending_bytes: int = 0
     _shard_bytes: int = 0
@@ -79,19 +79,19 @@ class Shards:
     _writer: Any = None
 
     def add(self, trajectory: Trajectory) -> None:
-        """Write one trajectory; a file ends only between two of them."""
+        """Write one trajectory; all of its rows are in one file."""
         if self._shard_bytes >= self.shard_bytes:
             self.close()
         for row in rows_of(trajectory):
             self._pending.append(row)
             size = sum(len(row[name]["bytes"]) for name in _IMAGES if row[name])
             self._pending_bytes += size + 4 * len(row["prompt_token_ids"]) + 500
-        self.written += 1
+        self.trajectories += 1
         if self._pending_bytes >= min(ROW_GROUP_BYTES, self.shard_bytes):
             self._flush()
 
     def close(self) -> None:
-        """End the present file; the next trajectory begins another."""
+        """Close the present file; the next trajectory begins a new one."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -118,9 +118,9 @@ _IMAGES = [name for name, column in COLUMNS.items() if column.kind == "image"]
 def write_folder(
     folder: Path, about: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
 ) -> Iterator[Shards]:
-    """Shards whose folder gets its name at the end of the block, and never if the block fails.
+    """Yield Shards for a folder, which gets its name at the end of the block, and never if the block fails.
 
-    Raises ExchangeError if there is something of that name, MissingPartError without pyarrow.
+    Raises ExchangeError if the folder exists and is not empty, MissingPartError without pyarrow.
     """
     pyarrow_modules()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -134,7 +134,7 @@ def write_folder(
     try:
         yield shards
         shards.close()
-        if not shards.written:  # a folder without a file would be none of Parquet
+        if not shards.trajectories:  # a folder without files could not be read
             raise ExchangeError(f"nothing to write into {folder}")
         temporary.chmod(0o755)
         temporary.replace(folder)

@@ -1,15 +1,15 @@
-"""Trajectories leave a run and join the pool of another: `dart data export` and `import`.
+"""Export trajectories of a run, and import them into the pool of another: `dart data export` and `import`.
 
-    Choice          which trajectories of a run are exported
-    export_run      a run -> a folder of Parquet files
-    whole_trajectories   trajectories of a run with all that they hold
-    import_folder   a folder -> the pool of a run that is not live
-    check_folder    a folder, read whole and compared with a configuration
-    import_pool     the folders of data.pool -> the pool, when `dart data` starts
-    join            one success from outside -> the pool, under an id that follows from its content
+    Selection            which trajectories of a run are exported
+    export_run           writes trajectories of a run to a folder of Parquet files
+    whole_trajectories   reads trajectories of a run completely
+    import_folder        imports a folder into the pool of a run that is not live
+    check_folder         reads a folder and compares it with a configuration
+    import_pool          imports the folders of data.pool when `dart data` starts
+    join                 adds one success from outside to the pool, with an id that follows from its content
 
-A folder is read twice: first all of it is checked, then it is filed. So nothing of a folder with a
-mistake joins, and an interrupted import is completed by running it again.
+A folder is read twice: first to check all of it, then to file it. So nothing of a folder with a mistake is
+imported, and an interrupted import is completed by running it again.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 COMMIT_EVERY = 200  # trajectories
 
 ProgressCallback = Callable[[int], None]
-"""Called with the number of rows or trajectories that were processed."""
+"""A function that is called with the number of rows or trajectories that were processed."""
 
 
-def _quietly(_number: int) -> None:
+def _no_progress(_number: int) -> None:
     pass
 
 
@@ -51,33 +51,33 @@ def _quietly(_number: int) -> None:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which trajectories of a run are exported: those that were judged and fit."""
+class Selection:
+    """Which trajectories of a run are exported, among those that have an outcome."""
 
-    outcome: Outcome | None = None
-    tasks: tuple[str, ...] = ()
-    pool: bool = False  # members of the pool alone
+    outcome: Outcome | None = None  # None for any
+    tasks: tuple[str, ...] = ()  # empty for all
+    pool: bool = False  # True for the members of the pool alone
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportCounts:
     """What an export wrote."""
 
     trajectories: int
     steps: int
-    skipped: int  # their screenshots were removed, or steps are missing
+    skipped: int  # trajectories without some of their screenshots or steps
 
 
-def chosen(reader: Reader, choice: Choice) -> list[str]:
-    """Ids of the trajectories that an export writes, each once."""
-    tasks = dict.fromkeys(choice.tasks) or [None]
-    if choice.pool:
+def select_ids(reader: Reader, selection: Selection) -> list[str]:
+    """Return the ids of the selected trajectories, each once."""
+    tasks = dict.fromkeys(selection.tasks) or [None]
+    if selection.pool:
         members = (row for task in tasks for row in reader.pool(task_id=task))
         return [row.trajectory_id for row in members]
     return [
         row.id
         for task in tasks
-        for row in reader.trajectories(task_id=task, outcome=choice.outcome)
+        for row in reader.trajectories(task_id=task, outcome=selection.outcome)
         if row.outcome is not None
     ]
 
@@ -88,37 +88,36 @@ def export_run(
     folder: Path,
     *,
     config: Config | None = None,
-    progress: ProgressCallback = _quietly,
+    progress: ProgressCallback = _no_progress,
     shard_bytes: int | None = None,
-) -> Exported:
-    """Write the trajectories into `folder`, which appears whole at the end.
+) -> ExportCounts:
+    """Write trajectories into `folder`, which appears at the end, complete.
 
-    With a `config` whose model is on this host, the files note the vocabulary they were made for.
-    Raises ExchangeError, MissingPartError.
+    If the model of `config` is on this host, the files' metadata have its vocabulary. Raises ExchangeError
+    if the folder cannot be written or no trajectory is complete, MissingPartError without pyarrow.
     """
     facts = None if config is None else model_facts(config)
     about = {"run": run_id(reader), "vocabulary": "" if facts is None else facts.fingerprint}
     size = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
     steps = skipped = 0
     with write_folder(folder, about, **size) as shards:
-        for found in whole_trajectories(reader, ids):
-            if found is None:
+        for trajectory in whole_trajectories(reader, ids):
+            if trajectory is None:
                 skipped += 1
             else:
-                shards.add(found)
-                steps += len(found.steps)
+                shards.add(trajectory)
+                steps += len(trajectory.steps)
             progress(1)
-        written = shards.written
-        if not written:
+        if not shards.trajectories:
             raise ExchangeError(
                 f"nothing to export from {reader.path.parent}: no trajectory fits and is whole; "
                 "`dart data ls` lists its trajectories"
             )
-    return Exported(written, steps, skipped)
+    return ExportCounts(trajectories=shards.trajectories, steps=steps, skipped=skipped)
 
 
 def run_id(reader: Reader) -> str:
-    """Return the run's id; empty for one that holds a pool and was never started."""
+    """Return the run's id; empty if the run has only a pool and was never started."""
     try:
         return reader.run().id
     except StoreError:
@@ -126,41 +125,44 @@ def run_id(reader: Reader) -> str:
 
 
 def whole_trajectories(reader: Reader, ids: Sequence[str]) -> Iterator[Trajectory | None]:
-    """Each trajectory, or None where a part of it is gone."""
+    """Yield each trajectory with its steps and images, or None if a part of it is missing."""
     run = run_id(reader)
-    for name in ids:
-        steps = reader.steps(name)
-        row, member = reader.trajectory(name), reader.pool_member(name)
-        wanted = {image for step in steps for image in step.image_hashes}
-        images = reader.screenshots(wanted)
+    for trajectory_id in ids:
+        # 1. Read its steps and images, and check that all are there.
+        steps = reader.steps(trajectory_id)
+        row, member = reader.trajectory(trajectory_id), reader.pool_member(trajectory_id)
+        hashes = {image_hash for step in steps for image_hash in step.image_hashes}
+        images = reader.screenshots(hashes)
         expected = member.steps if row is None and member is not None else row and row.steps
-        if not steps or len(steps) != expected or len(images) != len(wanted):
+        if not steps or len(steps) != expected or len(images) != len(hashes):
             yield None
             continue
-        of = member if row is None else reader.groups_by_id([row.group_id])[row.group_id]
-        assert of is not None
-        found = Trajectory(
-            id=name,
-            suite=of.suite,
-            task_id=of.task_id,
-            task_seed=of.task_seed,
-            instruction=reader.instruction(of.suite, of.task_id, [name]),
+        # 2. Add its task, from its group or from the pool.
+        instance = member if row is None else reader.groups_by_id([row.group_id])[row.group_id]
+        assert instance is not None
+        suite, task_id = instance.suite, instance.task_id
+        trajectory = Trajectory(
+            id=trajectory_id,
+            suite=suite,
+            task_id=task_id,
+            task_seed=instance.task_seed,
+            instruction=reader.instruction(suite, task_id, [trajectory_id]),
             source="online" if member is None else member.source,
-            origin=f"{run}/{name}" if member is None or row is not None else member.origin,
+            origin=f"{run}/{trajectory_id}" if member is None or row is not None else member.origin,
             outcome="pass",
             reward=1.0 if member is None else member.reward,
             steps=steps,
             images=images,
         )
-        yield found if row is None else _as_played(reader, found, row)
+        yield trajectory if row is None else _with_verdict(reader, trajectory, row)
 
 
-def _as_played(reader: Reader, found: Trajectory, row: TrajectoryRow) -> Trajectory:
-    """With the verdict and the last screen of a trajectory of this run."""
+def _with_verdict(reader: Reader, trajectory: Trajectory, row: TrajectoryRow) -> Trajectory:
+    """Return a trajectory of this run with its verdict and its last screen."""
     assert row.outcome is not None
     final = row.final_screenshot
     return replace(
-        found,
+        trajectory,
         outcome=row.outcome,
         reward=row.reward,
         verdict_reason=row.verdict_reason or "",
@@ -173,29 +175,32 @@ def _as_played(reader: Reader, found: Trajectory, row: TrajectoryRow) -> Traject
 
 
 @dataclass(frozen=True)
-class Imported:
-    """What an import did."""
+class ImportCounts:
+    """What an import did with the trajectories of a folder."""
 
     joined: int
-    there: int  # in the pool or the run already
-    not_passed: int  # no successes
+    already_there: int  # in the pool or the run
+    not_passed: int
 
     def __str__(self) -> str:
         return (
-            f"{self.joined} joined the pool, {self.there} were in it already, "
+            f"{self.joined} joined the pool, {self.already_there} were in it already, "
             f"{self.not_passed} are no successes"
         )
 
 
-def import_folder(config: Config, folder: Path, progress: ProgressCallback = _quietly) -> Imported:
-    """Put a folder's successes into the pool of `config`'s run.
+def import_folder(
+    config: Config, folder: Path, progress: ProgressCallback = _no_progress
+) -> ImportCounts:
+    """Add a folder's successes to the pool of `config`'s run.
 
-    `progress` counts every row twice: when it is checked and when it is filed. Raises ExchangeError
+    `progress` is called twice for every row: when it is checked and when it is filed. Raises ExchangeError
     for the first mistake in the files, RunDirectoryError while the run is live.
     """
     about_folder(folder)
     is_new = not (config.run.dir / DATABASE).exists()
-    whole = check_folder(config, folder, progress) if is_new else None  # before anything is made
+    # A new run is made only if the folder has no mistake.
+    checked_images = check_folder(config, folder, progress) if is_new else None
     try:
         store = open_store(config.run.dir)
     except RunDirectoryError as error:
@@ -203,13 +208,14 @@ def import_folder(config: Config, folder: Path, progress: ProgressCallback = _qu
             f'{error}; or have it imported at its next start: data.pool = ["{folder}"]'
         ) from None
     with store:
-        return add_folder(store, config, folder, progress, whole)
+        return add_folder(store, config, folder, progress, checked_images)
 
 
 def import_pool(config: Config, store: Store) -> None:
-    """Put the successes of all folders of data.pool into the pool. Raises as import_folder does.
+    """Add the successes of all folders of data.pool to the pool.
 
-    A folder that has not changed since is not read again: `dart data` starts as fast as without.
+    A folder that has not changed since it was imported is not read again. Raises ExchangeError for the
+    first mistake in the files.
     """
     for folder in config.data.pool:
         place, fingerprint = str(folder.resolve()), _fingerprint(config, folder)
@@ -222,62 +228,66 @@ def import_pool(config: Config, store: Store) -> None:
 
 
 def _fingerprint(config: Config, folder: Path) -> str:
-    """Return a digest of a folder's files by name, size and times, and of all that they are checked against.
+    """Return a hash of a folder's file names, sizes and times, and of the settings for its check.
 
-    A copy that keeps the time of modification has another time of change.
+    Both times of a file are included, since a copy may keep the time of modification, but not the time of
+    change.
     """
     facts = model_facts(config)
     files = [(path.name, path.stat()) for path in parquet_files(folder)]
-    compared = [
+    content = [
         config.env.suite,
         sorted(task.id for task in heldout_tasks(config)),
         None if facts is None else asdict(facts) | {"forbidden": sorted(facts.forbidden)},
         *((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in files),
     ]
-    return blake2b(repr(compared).encode(), digest_size=16).hexdigest()
+    return blake2b(repr(content).encode(), digest_size=16).hexdigest()
 
 
-def check_folder(config: Config, folder: Path, progress: ProgressCallback = _quietly) -> set[str]:
-    """Read all of a folder; returns the hashes of its images, which are whole. Raises ExchangeError."""
-    whole: set[str] = set()
-    for _ in read_folder(folder, _check(config, folder), progress, whole):
+def check_folder(
+    config: Config, folder: Path, progress: ProgressCallback = _no_progress
+) -> set[str]:
+    """Read and check all of a folder; return the hashes of its images. Raises ExchangeError for a mistake."""
+    checked_images: set[str] = set()
+    for _ in read_folder(folder, _make_check(config, folder), progress, checked_images):
         pass
-    return whole
+    return checked_images
 
 
 def add_folder(
     store: Store,
     config: Config,
     folder: Path,
-    progress: ProgressCallback = _quietly,
-    whole: set[str] | None = None,
-) -> Imported:
-    """Put a folder's successes into the pool that `store` writes; all of it or nothing.
+    progress: ProgressCallback = _no_progress,
+    checked_images: set[str] | None = None,
+) -> ImportCounts:
+    """Add a folder's successes to the pool in `store`, unless the folder has a mistake.
 
-    `whole` is the result of `check_folder`, if that was called before.
+    `checked_images` is the result of `check_folder`, if that was called before.
     """
-    if whole is None:
-        whole = check_folder(config, folder, progress)
-    check = _check(config, folder)
-    counts = {"joined": 0, "there": 0, "not_passed": 0}
+    if checked_images is None:
+        checked_images = check_folder(config, folder, progress)
+    check = _make_check(config, folder)
+    counts = {"joined": 0, "already_there": 0, "not_passed": 0}
     now = time.time()
-    for number, trajectory in enumerate(read_folder(folder, check, progress, whole), start=1):
+    trajectories = read_folder(folder, check, progress, checked_images)
+    for number, trajectory in enumerate(trajectories, start=1):
         if trajectory.outcome != "pass":
             counts["not_passed"] += 1
         elif join(store, replace(trajectory, suite=config.env.suite), at=now):
             counts["joined"] += 1
         else:
-            counts["there"] += 1
+            counts["already_there"] += 1
         if number % COMMIT_EVERY == 0:
             store.commit()
     store.commit()
-    return Imported(**counts)
+    return ImportCounts(**counts)
 
 
 def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
-    """File one success in the pool; False if it, or its original, is in the pool or run already."""
-    home, _, name = trajectory.origin.rpartition("/")
-    if home and home == run_id(store) and store.trajectory(name) is not None:
+    """Add one success to the pool; return False if it is in the pool or comes from this run."""
+    run, _, trajectory_id = trajectory.origin.rpartition("/")
+    if run and run == run_id(store) and store.trajectory(trajectory_id) is not None:
         return False
     key = content_id(trajectory)
     source: PoolSource = "imported" if trajectory.source == "online" else trajectory.source
@@ -288,7 +298,7 @@ def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
         task_seed=trajectory.task_seed,
         source=source,
         steps=len(trajectory.steps),
-        known=trajectory.known,
+        has_logprobs=trajectory.has_logprobs,
         origin=trajectory.origin,
         added_at=at,
         evicted_at=None,
@@ -307,11 +317,14 @@ def join(store: Store, trajectory: Trajectory, *, at: float) -> bool:
     return store.add_pool_member(row, steps, trajectory.images)
 
 
-def _check(config: Config, folder: Path) -> StepCheck:
-    """Return what a trajectory must satisfy beyond its own consistency to join `config`'s run."""
+def _make_check(config: Config, folder: Path) -> StepCheck:
+    """Return the check that a trajectory fits `config`'s run: its suite, task, seed, tokens and images."""
     facts, suite = model_facts(config), config.env.suite
-    held = {task.id for task in heldout_tasks(config)}
-    names = {suite, load_suite(suite).name}  # a suite of one's own is called by its place, too
+    heldout = {task.id for task in heldout_tasks(config)}
+    names = {
+        suite,
+        load_suite(suite).name,
+    }  # env.suite may be a path, `my_package.my_module:MySuite`
     made_for = about_folder(folder).get("vocabulary", "")
     if facts is not None and made_for and made_for != facts.fingerprint:
         raise ExchangeError(
@@ -326,24 +339,21 @@ def _check(config: Config, folder: Path) -> StepCheck:
             task = find_task(suite, trajectory.task_id)
         except TaskError as error:
             return 0, "task_id", str(error)
-        if task.id in held:
+        if task.id in heldout:
             return 0, "task_id", f"{task.id} is held out: training on it would spoil the evaluation"
         if trajectory.task_seed >= TRAIN_SEEDS:
-            return (
-                0,
-                "task_seed",
-                (
-                    f"{trajectory.task_seed} is held out (training seeds are below {TRAIN_SEEDS}): "
-                    "training on it would spoil the evaluation; leave these rows out"
-                ),
+            text = (
+                f"{trajectory.task_seed} is held out (training seeds are below {TRAIN_SEEDS}): "
+                "training on it would spoil the evaluation; leave these rows out"
             )
+            return 0, "task_seed", text
         if facts is None:
             return None
         for step in trajectory.steps:
-            shown = [trajectory.images[name] for name in step.image_hashes]
-            wrong = facts.incompatibility(step.prompt_token_ids, step.sampled, shown)
-            if wrong is not None:
-                return step.step, *wrong
+            images = [trajectory.images[image_hash] for image_hash in step.image_hashes]
+            mistake = facts.incompatibility(step.prompt_token_ids, step.sampled, images)
+            if mistake is not None:
+                return step.step, *mistake
         return None
 
     return check

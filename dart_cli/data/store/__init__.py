@@ -1,11 +1,11 @@
-"""The run's database: the only code that knows SQLite. Nothing in here imports the rest of data.
+"""The run's database, in SQLite. No module in here imports the rest of `data`.
 
-open        open_reader, open_store; where the file is, and the lock of its one writer
+open        opens the database for reading or writing, with a lock for its one writer
 reader      Reader: typed queries by id, state or order
 analytics   aggregates for status, view and inspection: curves, metrics, usage, sizes, judges
-writer      Store: a Reader that also writes groups, trajectories, steps, batches, weights, decisions
-connection  one connection, reading or writing, and errors of SQLite with their cure
-rows        what the queries return
-steps       a step's row, and its numbers as blobs
+writer      Store: a Reader that also writes
+connection  a connection for reading or writing, and SQLite's errors with their fix
+rows        the rows that the queries return
+steps       the row of a step, with its numbers as blobs
 schema.sql  the tables
 """

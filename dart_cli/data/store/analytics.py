@@ -23,10 +23,10 @@ from dart_cli.data.store.rows import (
 
 
 class Analytics(Connection):
-    """Sums and series over a whole run."""
+    """Queries for sums and series over a whole run."""
 
     def counters(self) -> list[CountersRow]:
-        """How many trajectories of each task are in which state, why, and how they were judged."""
+        """Return the numbers of trajectories by task, state, reason and outcome."""
         rows = self._rows(
             "SELECT g.task_id, t.state, t.reason, t.outcome, COUNT(*) AS trajectories, "
             "COALESCE(SUM(t.steps), 0) AS steps, SUM(t.counted) AS counted, "
@@ -45,7 +45,7 @@ class Analytics(Connection):
         return {row["reason"]: row["steps"] for row in rows}
 
     def remainder(self) -> Remainder:
-        """Return what of all that was played is in no account."""
+        """Return the numbers of steps, samples, batches and reasons that do not add up."""
         [row] = self._rows(
             "SELECT (SELECT COUNT(*) FROM trajectories t WHERE t.reason <> 'incomplete' AND t.steps <> "
             "(SELECT COUNT(*) FROM steps s WHERE s.trajectory_id = t.id)) AS steps, "
@@ -60,7 +60,7 @@ class Analytics(Connection):
         return Remainder(**row)
 
     def sizes(self) -> SizesRow:
-        """How much the run holds; the blobs and images themselves are not read."""
+        """Return the size of the run's parts; blobs and images are not read for it."""
         steps = self._rows(
             "SELECT COUNT(*) AS steps, COALESCE(SUM(LENGTH(token_ids)), 0) / 4 AS tokens, "
             "COALESCE(SUM(LENGTH(prompt_token_ids) + LENGTH(token_ids) + "
@@ -75,7 +75,7 @@ class Analytics(Connection):
         return SizesRow(**steps, **images, disk_bytes=self.bytes_on_disk())
 
     def replay_counts(self) -> ReplayCounts:
-        """How many updates trained on a batch again, and which batches were not, by reason."""
+        """Return how many updates were replays, and how many batches were refused, by reason."""
         [row] = self._rows(
             "SELECT COUNT(*) AS updates, COUNT(replay_of) - (SELECT COUNT(*) FROM metrics m "
             "JOIN batches b ON b.id = m.step WHERE m.name = 'replay_skipped' AND m.value <> 0 "
@@ -85,10 +85,10 @@ class Analytics(Connection):
             "SELECT reason, COUNT(*) AS number FROM decisions "
             "WHERE subject >= 'batch ' AND subject < 'batch!' AND NOT used GROUP BY 1 ORDER BY 1"
         )
-        return ReplayCounts(**row, refused={each["reason"]: each["number"] for each in refused})
+        return ReplayCounts(**row, refused={line["reason"]: line["number"] for line in refused})
 
     def share_left_out(self, batch_id: int) -> float:
-        """Share of a fresh batch's steps that have weight 0."""
+        """Return the share of a fresh batch's steps that have weight 0."""
         rows = self._rows(
             "SELECT AVG(weight = 0) AS share FROM batch_samples WHERE batch_id = ?",
             (batch_id,),
@@ -96,7 +96,7 @@ class Analytics(Connection):
         return rows[0]["share"] or 0.0
 
     def share_of_pool(self, batch_id: int) -> float:
-        """Share of the tokens a fresh batch trains on that are of members of the pool."""
+        """Return the share of a fresh batch's trained tokens that come from members of the pool."""
         rows = self._rows(
             "SELECT SUM((b.reason = 'pool') * LENGTH(s.token_ids)) * 1.0 / SUM(LENGTH(s.token_ids)) "
             "AS share FROM batch_samples b JOIN steps s "
@@ -106,7 +106,7 @@ class Analytics(Connection):
         return rows[0]["share"] or 0.0
 
     def longest_successes(self) -> dict[str, int]:
-        """Task id -> steps of its longest success, in the run or ever in the pool."""
+        """Return task id -> steps of its longest success, in the run or ever in the pool."""
         rows = self._rows(
             "SELECT task_id, MAX(steps) AS steps FROM ("
             "SELECT g.task_id, t.steps FROM trajectories t JOIN groups g ON g.id = t.group_id "
@@ -115,12 +115,12 @@ class Analytics(Connection):
         return {row["task_id"]: row["steps"] for row in rows}
 
     def task_progress(self) -> dict[str, str]:
-        """Task id -> how it fares, of each that has had an outcome; JSON, as it was saved."""
+        """Return task id -> its progress as JSON, for each task that has had an outcome."""
         rows = self._rows("SELECT task_id, progress FROM task_progress")
         return {row["task_id"]: row["progress"] for row in rows}
 
     def own_counts(self) -> OwnCounts:
-        """How many trajectories of the run itself passed, and how many were judged since then."""
+        """Return the counts of what the policy itself played."""
         [row] = self._rows(
             "WITH last AS (SELECT COALESCE(MAX(ended_at), 0) AS at FROM trajectories "
             "WHERE outcome = 'pass') "
@@ -136,31 +136,31 @@ class Analytics(Connection):
     def own_verdicts(
         self, most: int, *, newest: bool = False
     ) -> list[tuple[Outcome, float | None]]:
-        """Outcome and reward of the first judged trajectories, or of the newest, in their order."""
-        rows = self._each(
+        """Return outcome and reward of the first `most` trajectories with a verdict, or the newest."""
+        rows = self._stream(
             "SELECT outcome, reward FROM trajectories WHERE outcome IN ('pass', 'fail') "  # noqa: S608
             f"ORDER BY rowid {'DESC' if newest else 'ASC'} LIMIT ?",
             (most,),
         )
-        found = [(outcome, reward) for outcome, reward in rows]
-        return found[::-1] if newest else found
+        verdicts = [(outcome, reward) for outcome, reward in rows]
+        return verdicts[::-1] if newest else verdicts
 
     def own_malformed(self, most: int, *, newest: bool = False) -> list[bool]:
-        """Whether each of the policy's first completions, or of the newest, was no action, in their order."""
-        rows = self._each(
+        """Return whether each of the policy's first `most` completions, or its newest, was no action."""
+        rows = self._stream(
             "SELECT action IS NULL AND error <> '' FROM steps s WHERE EXISTS "  # noqa: S608
             "(SELECT 1 FROM trajectories t WHERE t.id = s.trajectory_id) "  # not the pool's
             f"ORDER BY rowid {'DESC' if newest else 'ASC'} LIMIT ?",
             (most,),
         )
-        found = [bool(malformed) for (malformed,) in rows]
-        return found[::-1] if newest else found
+        flags = [bool(malformed) for (malformed,) in rows]
+        return flags[::-1] if newest else flags
 
     def success_curve(self, *, bucket: int = 1) -> list[CurvePoint]:
-        """Each task's success over policy versions in buckets of `bucket`, oldest first.
+        """Return each task's success by policy version, in buckets of `bucket` versions, the oldest first.
 
-        A trajectory counts where its oldest token was sampled. Only those that count for success do
-        (`Group.uncounted`): a mean over all would be too low with data.early_stop.
+        A trajectory is in the bucket of its oldest token. Only trajectories that count for success are
+        included (`Group.uncounted`); a mean over all would be too low with data.early_stop.
         """
         rows = self._rows(
             "SELECT g.task_id, (t.oldest_version / ?) * ? AS policy_version, "
@@ -174,7 +174,7 @@ class Analytics(Connection):
         return [CurvePoint(**row) for row in rows]
 
     def metrics(self, name: str | None = None, after: int = 0) -> list[MetricPoint]:
-        """Train metrics of batches with an id above `after`, by name and batch."""
+        """Return the trainer's metrics of batches with an id above `after`, in order of name and batch."""
         clause = "AND name = ?" if name else ""
         rows = self._rows(
             f"SELECT name, step, at, value FROM metrics WHERE step > ? {clause} ORDER BY name, step",  # noqa: S608
@@ -183,7 +183,7 @@ class Analytics(Connection):
         return [MetricPoint(**row) for row in rows]
 
     def metric_curves(self, most: int) -> list[MetricPoint]:
-        """Train metrics over the whole run: of each at most `most` points, means over its batches."""
+        """Return the trainer's metrics over the whole run, each as at most `most` means over batches."""
         rows = self._rows(
             "WITH buckets AS (SELECT (MAX(step) - 1) / ? + 1 AS size FROM metrics) "
             "SELECT name, MAX(step) AS step, MAX(at) AS at, AVG(value) AS value "
@@ -193,9 +193,9 @@ class Analytics(Connection):
         return [MetricPoint(**row) for row in rows]
 
     def staleness(self, after: int = 0, *, replays: bool = False) -> dict[int, int]:
-        """Trained tokens by how many versions behind the trainer they were sampled.
+        """Return versions behind the trainer -> trained tokens that were so old.
 
-        Those of fresh batches with an id above `after`; or of `replays`, which are older.
+        They are the tokens of fresh batches with an id above `after`, or of such `replays`.
         """
         rows = self._rows(
             "SELECT s.versions_behind, SUM(s.tokens) AS tokens FROM staleness s "
@@ -206,7 +206,7 @@ class Analytics(Connection):
         return {row["versions_behind"]: row["tokens"] for row in rows}
 
     def newest_syncs(self) -> list[SyncView]:
-        """Each rollout worker's newest sync, with the number of its syncs and of its refusals."""
+        """Return each rollout worker's newest sync, with the numbers of its syncs and of its refusals."""
         rows = self._rows(
             # The columns beside a single MAX are those of its row.
             "SELECT *, MAX(done_at) AS newest, COUNT(*) AS syncs, SUM(error <> '') AS refused "
@@ -215,18 +215,18 @@ class Analytics(Connection):
         return [SyncView.model_validate(row) for row in rows]
 
     def usage(self) -> list[UsageRow]:
-        """Where the processes' time went, by worker and phase."""
+        """Return the processes' time by worker and phase."""
         return [UsageRow(**row) for row in self._rows("SELECT * FROM usage ORDER BY worker, phase")]
 
     def count(self, table: Literal["groups", "trajectories"]) -> dict[tuple[str, str], int]:
-        """Rows by (state, reason)."""
+        """Return (state, reason) -> number of rows."""
         rows = self._rows(
             f"SELECT state, reason, COUNT(*) AS number FROM {table} GROUP BY state, reason"  # noqa: S608
         )
         return {(row["state"], row["reason"]): row["number"] for row in rows}
 
     def trajectories_over(self) -> int:
-        """Trajectories that are no longer played, whatever came of them."""
+        """Return the number of trajectories that are no longer played, whatever their outcome."""
         rows = self._rows(
             "SELECT COUNT(*) AS number FROM trajectories WHERE state NOT IN ('leased', 'playing')"
         )
@@ -237,7 +237,7 @@ class Analytics(Connection):
         return int(self._rows(f"SELECT COUNT(*) AS number FROM {table}")[0]["number"])  # noqa: S608
 
     def bytes_in_use(self) -> int:
-        """Size of the database without its log and without the pages that are free again."""
+        """Return the size of the database without its log and its free pages."""
         pages, free, size = (
             self._rows(f"PRAGMA {name}")[0][name]
             for name in ("page_count", "freelist_count", "page_size")
@@ -245,28 +245,31 @@ class Analytics(Connection):
         return int((pages - free) * size)
 
     def bytes_on_disk(self) -> int:
-        """Size of the database with its write-ahead log."""
-        names = (self.path, self.path.with_name(self.path.name + "-wal"))
-        return sum(name.stat().st_size for name in names if name.exists())
+        """Return the size of the database with its write-ahead log."""
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def judgements(self, trajectory_id: str) -> list[JudgementRow]:
-        """Return what judges said of a trajectory, in the order in which they said it."""
+        """Return the judgements of a trajectory, in the order in which they were made."""
         sql = "SELECT * FROM judgements WHERE trajectory_id = ? ORDER BY at, judge"
         return [JudgementRow(**row) for row in self._rows(sql, (trajectory_id,))]
 
     def judged_by(self, judge: str) -> set[str]:
-        """Trajectories of which this judge has an opinion."""
+        """Return the ids of the trajectories that this judge has judged as pass or fail."""
         sql = "SELECT trajectory_id FROM judgements WHERE judge = ? AND outcome != 'invalid'"
-        return {row[0] for row in self._each(sql, (judge,))}
+        return {row[0] for row in self._stream(sql, (judge,))}
 
     def played_steps(self, trajectory_id: str) -> list[PlayedStep]:
-        """Its steps in order, those left out whose text was no action."""
+        """Return a trajectory's steps in order, without those whose text was no action."""
         sql = "SELECT action, screenshot FROM steps WHERE trajectory_id = ? ORDER BY step"
-        rows = self._each(sql, (trajectory_id,))
+        rows = self._stream(sql, (trajectory_id,))
         return [PlayedStep(json.loads(action), shot) for action, shot in rows if action is not None]
 
     def judge_views(self) -> list[JudgeView]:
-        """Each judge beside the evaluators; a verdict that a judge gave is no evaluator's."""
+        """Return each judge's verdicts compared with the evaluators'.
+
+        A verdict that a judge gave in place of an evaluator is not compared.
+        """
         sql = (
             "SELECT j.judge, j.use = 'missing', j.outcome, "
             "CASE WHEN EXISTS (SELECT 1 FROM judgements m WHERE m.trajectory_id = t.id "
@@ -275,16 +278,21 @@ class Analytics(Connection):
             "FROM judgements j JOIN trajectories t ON t.id = j.trajectory_id GROUP BY 1, 2, 3, 4"
         )
         by_judge: dict[str, list[tuple[Any, ...]]] = {}
-        for judge, *row in self._each(sql):
+        for judge, *row in self._stream(sql):
             by_judge.setdefault(judge, []).append(tuple(row))
         return [_view(judge, rows) for judge, rows in sorted(by_judge.items())]
 
 
 def _view(judge: str, rows: list[tuple[Any, ...]]) -> JudgeView:
-    """From rows of (decided, judge's outcome, evaluator's, number, calls, tokens in, tokens out, seconds)."""
+    """Return the view of one judge.
 
-    def number(said: str, evaluator: str) -> int:
-        return sum(row[3] for row in rows if not row[0] and row[1:3] == (said, evaluator))
+    The columns of `rows`: whether the judge gave the verdict, the judge's outcome, the evaluator's, number of
+    trajectories, calls, prompt tokens, completion tokens, seconds.
+    """
+
+    def number(judge_outcome: str, evaluator_outcome: str) -> int:
+        pair = (judge_outcome, evaluator_outcome)
+        return sum(row[3] for row in rows if not row[0] and row[1:3] == pair)
 
     verdicts: dict[str, int] = {}
     for row in rows:

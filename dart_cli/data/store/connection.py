@@ -1,11 +1,11 @@
-"""One connection to the run's database, and what every query needs.
+"""A connection to the run's database, and what every query needs.
 
-Connection     opens the file read-only, checks its schema, returns rows as dicts
-Transactions   a connection that also writes, for the one process that may
-where_clause   conditions of a query, from what was asked for
-check_version  refuses a database of another dart
+    Connection     opens the file read-only, checks its schema, returns rows as dicts
+    Transactions   a connection that also writes, for the one process that may
+    where_clause   makes the WHERE clause of a query
+    check_version  refuses a database of another dart
 
-Every failure of SQLite is a StoreError that names the file and the cure.
+Every failure of SQLite becomes a StoreError with the file and the fix.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from dart_cli.runtime.sqlite_file import Mode, connect
 APPLICATION_ID = 0x44415254
 """Marks the file as dart's ("DART"), so that no other program's database is written to."""
 
-VERSION = 2
-"""Of the tables, as SQLite's `user_version`; raised by every change of them. The run of a database of
-another version goes on with the dart that began it, or leaves it with `dart data export`."""
+VERSION = 3
+"""Version of the tables, in SQLite's `user_version`; every change of a table raises it. A run whose
+database has another version can go on only with the dart that began it, or be exported by that dart with
+`dart data export`."""
 
 SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 
 CACHE_MIB = 32
 MOST_WAL_MIB = 128
-"""Size that the write-ahead log is cut back to once all of it is in the database."""
+"""Size to which the write-ahead log is cut back once all of it is in the database."""
 
 Conflict = Literal["", "OR IGNORE", "OR REPLACE"]
 
 
 class Connection:
-    """A read-only connection. Use as a context manager, or call `close`."""
+    """A read-only connection. Use it as a context manager, or call `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,7 +61,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Free the file."""
+        """Close the connection."""
         self._connection.close()
 
     def _connect(self, mode: Mode, *, threads: bool = False) -> sqlite3.Connection:
@@ -79,11 +80,11 @@ class Connection:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise explain(self.path, error) from error
-        except (OverflowError, UnicodeEncodeError) as error:  # of a word on the command line
+        except (OverflowError, UnicodeEncodeError) as error:  # a value from the command line
             raise UserError(f"{self.path} holds no such value: {error}") from None
 
-    def _each(self, sql: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-        """Rows without their columns' names, one at a time: for tables of very many rows."""
+    def _stream(self, sql: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield rows as tuples, one at a time, for tables of very many rows."""
         try:
             cursor = self._connection.cursor()
             cursor.row_factory = None
@@ -93,21 +94,21 @@ class Connection:
 
 
 class Transactions(Connection):
-    """A connection that also writes; holds the run directory's lock until `close`.
+    """A connection that also writes. It has the run directory's lock until `close`.
 
     Writes are collected in one open transaction until `commit`, so that many requests share it. The
-    database is in write-ahead mode. With synchronous=NORMAL a commit survives the death of any process
-    (kill -9); a loss of power costs at most the commits since the last checkpoint, never the file.
+    database is in write-ahead mode with synchronous=NORMAL: a commit survives the death of any process
+    (kill -9), and a loss of power costs at most the commits since the last checkpoint, never the file.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
         self._lock = lock
-        self._fault: StoreError | None = None  # why nothing is written any more
+        self._fault: StoreError | None = None  # the first fault; nothing is written after it
         self.path = path
         self._connection = self._connect("rwc")
         try:
             self._prepare()
-            # Moves pages from the log into the database in another thread: see checkpoint.
+            # Used by `checkpoint` alone, in another thread.
             self._checkpointer = self._connect("rwc", threads=True)
             self._checkpointing = threading.Lock()
         except BaseException:
@@ -115,7 +116,7 @@ class Transactions(Connection):
             raise
 
     def close(self) -> None:
-        """Commit what is written, fold the log into the database, and free the run directory."""
+        """Commit what is written, and release the run directory."""
         try:
             self.commit()
         finally:
@@ -130,9 +131,9 @@ class Transactions(Connection):
             self._write("COMMIT")
 
     def abandon(self, fault: StoreError) -> None:
-        """Forget everything written since the last commit, and write nothing more.
+        """Roll back everything written since the last commit, and write nothing more.
 
-        Every later attempt to write raises `fault`, the first fault.
+        Every later attempt to write raises the first fault.
         """
         self._fault = self._fault or fault
         if self._connection.in_transaction:
@@ -142,7 +143,7 @@ class Transactions(Connection):
     def checkpoint(self) -> None:
         """Move committed pages from the log into the database, as far as readers allow.
 
-        Meant for another thread: it waits for the disk, while the writer goes on.
+        Call it in another thread: it waits for the disk while the writer goes on.
         """
         with self._checkpointing:
             try:
@@ -153,7 +154,7 @@ class Transactions(Connection):
                 raise explain(self.path, error) from error
 
     def _prepare(self) -> None:
-        """Check that the file is ours and whole, set the modes; make the tables of a new one."""
+        """Check that the file is dart's and whole, set the modes, and make the tables of a new file."""
         try:
             database = Database(self._connection, execute_plugins=False)
             [[mark]] = self._connection.execute("PRAGMA application_id")
@@ -168,13 +169,13 @@ class Transactions(Connection):
             self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(f"PRAGMA cache_size = -{CACHE_MIB * 1024}")
-            # The service moves the log in another thread; this bounds it where that does not run.
+            # The service checkpoints the log in another thread; this bounds the log elsewhere.
             self._connection.execute("PRAGMA wal_autocheckpoint = 8000").fetchall()
-            # A reader of minutes makes the log grow; it shrinks again when that reader has ended.
+            # The log grows while a reader takes minutes, and shrinks again when it has ended.
             self._connection.execute(
                 f"PRAGMA journal_size_limit = {MOST_WAL_MIB * 2**20}"
             ).fetchall()
-            if not tables:  # pragmas are part of the transaction: all of it is there, or nothing
+            if not tables:  # pragmas are part of the transaction, so all of it is done or nothing
                 database.executescript(
                     f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "
                     f"PRAGMA user_version = {VERSION}; COMMIT;"
@@ -186,7 +187,7 @@ class Transactions(Connection):
         self._connection.row_factory = as_dict
 
     def _insert(self, table: str, *rows: Mapping[str, object], conflict: Conflict = "") -> int:
-        """Insert rows of the same columns; how many were."""
+        """Insert rows with the same columns; return how many were inserted."""
         if not rows:
             return 0
         columns = list(rows[0])
@@ -197,7 +198,7 @@ class Transactions(Connection):
         )
 
     def _write(self, sql: str, values: Sequence[object] = ()) -> int:
-        """Execute within the open transaction; the number of rows it changed."""
+        """Execute within the open transaction; return the number of rows that it changed."""
         return self._changed(self._connection.execute, sql, values)
 
     def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> int:
@@ -215,7 +216,7 @@ class Transactions(Connection):
 
 
 def explain(path: Path, error: Exception) -> StoreError:
-    """Return the StoreError for a failure of SQLite: file, fault and cure in one line."""
+    """Return the StoreError for a failure of SQLite, with file, fault and fix in one line."""
     return sqlite_file.explain(path, error, damaged=recovery(path))
 
 
@@ -228,7 +229,7 @@ def recovery(path: Path) -> str:
 
 
 def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a row factory: column -> value."""
+    """Return a row as column -> value; this is a row factory of SQLite."""
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
 
@@ -239,12 +240,13 @@ def where_clause(
     group_ids: Sequence[str] | None = None,
     but_reason: str | None = None,
 ) -> tuple[str, list[object]]:
-    """Return the WHERE clause for columns that must equal what is not None, and its values.
+    """Return the WHERE clause for columns that must equal the values that are not None, and its parameters.
 
-    `but_reason` leaves out what was dropped for that reason.
+    `version` must be one of those that sampled the trajectory; `but_reason` leaves out trajectories that were
+    dropped for this reason.
     """
-    clauses = [f"{column} = ?" for column, wanted in equal.items() if wanted is not None]
-    values = [wanted for wanted in equal.values() if wanted is not None]
+    clauses = [f"{column} = ?" for column, value in equal.items() if value is not None]
+    values = [value for value in equal.values() if value is not None]
     if version is not None:
         clauses.append("? BETWEEN t.oldest_version AND t.newest_version")
         values.append(version)
@@ -258,12 +260,12 @@ def where_clause(
 
 
 def marks(values: Sequence[object]) -> str:
-    """Return a question mark for each value of an IN clause."""
+    """Return question marks for the values of an IN clause."""
     return ",".join("?" * len(values))
 
 
 def check_version(path: Path, version: int) -> None:
-    """Raise RunDirectoryError for the database of a dart whose tables are others."""
+    """Raise RunDirectoryError if a database has other tables than this dart's."""
     if version != VERSION:
         age = "an older" if version < VERSION else "a newer"
         raise RunDirectoryError(

@@ -1,9 +1,9 @@
-"""Opening the run's database: where it is, and which process may write it.
+"""Open the run's database for reading or writing.
 
-    open_reader(run_dir)   a Reader, beside a live writer or long after
-    open_store(run_dir)    a Store; one per run directory
+    open_reader   returns a Reader; a writer may be live
+    open_store    returns the Store, of which there is one for each run directory
 
-The database is `run.db`. `data.lock` is held while a Store is open and names its process.
+The database is `run.db`. While a Store is open, `data.lock` is locked and contains its process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LOCK = "data.lock"
 
 
 def open_store(run_dir: Path) -> Store:
-    """Open the run's database for writing; create or migrate it first.
+    """Open the run's database for writing, and create it if there is none.
 
-    Raises RunDirectoryError if another process writes to it or a newer dart made it, StoreError
-    if it is damaged or cannot be written.
+    Raises RunDirectoryError if another process writes to it or its schema is not this dart's, StoreError if
+    it is damaged or cannot be written.
     """
     make_private_dir(run_dir)
     lock = _take_lock(run_dir)
@@ -49,7 +49,7 @@ def open_reader(run_dir: Path) -> Reader:
 
 
 def _take_lock(run_dir: Path) -> int:
-    """File descriptor that holds the run directory for this process, until it is closed."""
+    """Lock the run directory, and return the file descriptor that holds the lock until it is closed."""
     path = run_dir / LOCK
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,6 @@
-"""Typed queries on a run, beside a live writer or long after.
+"""Typed queries on a run's database; a writer may be live.
 
-Reader   rows of a run by id, state or order; with the aggregates of Analytics
+Reader   rows of a run by id, state or order, with the aggregates of Analytics
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bus.messages import Outcome
 from dart_cli.data.store.analytics import Analytics
 from dart_cli.data.store.connection import marks, where_clause
 from dart_cli.data.store.rows import (
+    BaselineRow,
     BatchRow,
     Decision,
     GroupRow,
@@ -24,7 +25,6 @@ from dart_cli.data.store.rows import (
     RunRow,
     SampleRow,
     SyncRow,
-    TrackerRow,
     TrajectoryRow,
     TrajectoryState,
     VersionRow,
@@ -41,33 +41,34 @@ from dart_cli.data.store.steps import (
 from dart_cli.language.pointer_tokens import drawn
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
-"""Of a batch: it has the groups and samples of its replays, which have no rows of their own."""
+"""Id of the fresh use of a batch. A replay has no rows of groups and samples; those of its first use are
+read."""
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 
 class Matching(TypedDict, total=False):
-    """What trajectories must be; None, as an absent key, for any."""
+    """The values that trajectories must have; None, like an absent key, stands for any."""
 
     state: TrajectoryState | None
     task_id: str | None
     outcome: Outcome | None
     reason: str | None
-    but_reason: str | None  # leaves out those dropped for it
-    version: int | None  # one of the weights that sampled it
+    but_reason: str | None  # leaves out trajectories that were dropped for it
+    version: int | None  # one of those that sampled it
 
 
 class Reader(Analytics):
-    """Typed queries on one run. Use as a context manager, or call `close`."""
+    """Typed queries on one run. Use it as a context manager, or call `close`."""
 
     def run(self) -> RunRow:
-        """Return the run. Raises StoreError before `dart data` has started it."""
+        """Return the run. Raises StoreError if `dart data` has not started it yet."""
         rows = self._rows("SELECT * FROM runs ORDER BY created_at LIMIT 1")
         if not rows:
             raise StoreError(f"{self.path}: no run was started in it; start `dart data`")
         return RunRow(**rows[0])
 
     def groups(self, *states: GroupState) -> list[GroupRow]:
-        """Return groups in the order they were opened: all, or those in one of the states."""
+        """Return all groups, or those in one of the states, in the order they were opened."""
         where = f"WHERE state IN ({marks(states)})" if states else ""
         rows = self._rows(f"SELECT * FROM groups {where} ORDER BY number", states)  # noqa: S608
         return [GroupRow(**row) for row in rows]
@@ -80,7 +81,7 @@ class Reader(Analytics):
         offset: int = 0,
         **match: Unpack[Matching],
     ) -> list[TrajectoryRow]:
-        """Trajectories that match, in order of lease; of very many the newest `limit`.
+        """Return the newest `limit` trajectories that match, in order of lease.
 
         `offset` leaves out that many of the newest.
         """
@@ -93,7 +94,7 @@ class Reader(Analytics):
         return [TrajectoryRow(**row) for row in reversed(rows)]
 
     def count_trajectories(self, **match: Unpack[Matching]) -> int:
-        """How many trajectories match."""
+        """Return how many trajectories match."""
         where, values = _where(match)
         [row] = self._rows(
             "SELECT COUNT(*) AS number "  # noqa: S608
@@ -110,7 +111,7 @@ class Reader(Analytics):
         limit: int,
         offset: int = 0,
     ) -> list[GroupRow]:
-        """Return groups that match, the newest first, without the `offset` newest."""
+        """Return at most `limit` groups that match, the newest first, without the `offset` newest."""
         where, values = where_clause({"state": state, "task_id": task_id})
         rows = self._rows(
             f"SELECT * FROM groups {where} ORDER BY number DESC LIMIT ? OFFSET ?",  # noqa: S608
@@ -119,23 +120,23 @@ class Reader(Analytics):
         return [GroupRow(**row) for row in rows]
 
     def count_groups(self, *, state: GroupState | None = None, task_id: str | None = None) -> int:
-        """How many groups match."""
+        """Return how many groups match."""
         where, values = where_clause({"state": state, "task_id": task_id})
         [row] = self._rows(f"SELECT COUNT(*) AS number FROM groups {where}", values)  # noqa: S608
         return int(row["number"])
 
     def processes(self) -> list[ProcessRow]:
-        """Each worker's newest heartbeat, as `dart data` saved it every few seconds."""
+        """Return each worker's newest heartbeat, which `dart data` saves every few seconds."""
         rows = self._rows("SELECT * FROM processes ORDER BY role, worker")
         return [ProcessRow(**row) for row in rows]
 
     def trajectory(self, trajectory_id: str) -> TrajectoryRow | None:
-        """One trajectory, or None."""
+        """Return one trajectory, or None if there is none of that id."""
         rows = self._rows("SELECT * FROM trajectories WHERE id = ?", (trajectory_id,))
         return TrajectoryRow(**rows[0]) if rows else None
 
     def groups_by_id(self, ids: Iterable[str]) -> dict[str, GroupRow]:
-        """Those of the groups that exist, by id."""
+        """Return id -> group, for the ids that exist."""
         rows = self._rows(
             "SELECT * FROM groups WHERE id IN (SELECT value FROM json_each(?))",
             (json.dumps(sorted(set(ids))),),
@@ -143,19 +144,19 @@ class Reader(Analytics):
         return {row["id"]: GroupRow(**row) for row in rows}
 
     def instructions(self) -> dict[tuple[str, str], str]:
-        """Each task's instruction, by (suite, task); {fields} as the suite wrote them."""
+        """Return (suite, task id) -> the task's instruction, with its {fields} not filled in."""
         rows = self._rows("SELECT suite, task_id, instruction FROM tasks")
         return {(row["suite"], row["task_id"]): row["instruction"] for row in rows}
 
     def instruction(self, suite: str, task_id: str, trajectory_ids: Iterable[str]) -> str:
-        """Return the instruction that the policy read, of the first of these trajectories that holds one.
+        """Return the instruction that the policy read in the first of these trajectories that has one.
 
-        They are of one group, or one alone. Where none knows, having no step yet or being of an older
-        dart, it is the task's, {fields} as the suite wrote them; empty where that is unknown, too.
+        The trajectories are of one group. If none has a step yet, the task's instruction is returned, with
+        its {fields} not filled in; if the task is unknown, an empty text.
         """
         rows = self._rows(
-            "SELECT instruction FROM (SELECT s.instruction FROM json_each(?) AS wanted "
-            "JOIN steps s ON s.trajectory_id = wanted.value AND s.step = 0 "
+            "SELECT instruction FROM (SELECT s.instruction FROM json_each(?) AS ids "
+            "JOIN steps s ON s.trajectory_id = ids.value AND s.step = 0 "
             "WHERE s.instruction != '' LIMIT 1) UNION ALL "
             "SELECT instruction FROM tasks WHERE suite = ? AND task_id = ?",
             (json.dumps(list(trajectory_ids)), suite, task_id),
@@ -170,37 +171,37 @@ class Reader(Analytics):
         return [step_of(row) for row in rows]
 
     def screenshots(self, hashes: Iterable[str]) -> dict[str, bytes]:
-        """Return encoded images by content hash; unknown hashes are absent."""
-        wanted = list(dict.fromkeys(hashes))
-        found: dict[str, bytes] = {}
-        for start in range(0, len(wanted), _HASHES_PER_QUERY):
-            part = wanted[start : start + _HASHES_PER_QUERY]
+        """Return content hash -> encoded image; hashes that are not stored are left out."""
+        keys = list(dict.fromkeys(hashes))
+        images: dict[str, bytes] = {}
+        for start in range(0, len(keys), _HASHES_PER_QUERY):
+            part = keys[start : start + _HASHES_PER_QUERY]
             rows = self._rows(
                 f"SELECT hash, bytes FROM screenshots WHERE hash IN ({marks(part)})",  # noqa: S608
                 part,
             )
-            found.update((row["hash"], row["bytes"]) for row in rows)
-        return found
+            images.update((row["hash"], row["bytes"]) for row in rows)
+        return images
 
     def batches(self, after: int = 0) -> list[BatchRow]:
-        """Batches with an id above `after`, in order."""
+        """Return the batches with an id above `after`, in order."""
         rows = self._rows("SELECT * FROM batches WHERE id > ? ORDER BY id", (after,))
         return [BatchRow(**row) for row in rows]
 
     def batch(self, batch_id: int) -> BatchRow:
-        """One batch. Raises StoreError if there is none of that id."""
+        """Return one batch. Raises StoreError if there is none of that id."""
         rows = self._rows("SELECT * FROM batches WHERE id = ?", (batch_id,))
         if not rows:
             raise StoreError(f"{self.path}: no batch {batch_id}")
         return BatchRow(**rows[0])
 
     def replays(self, batch_id: int) -> list[BatchRow]:
-        """When the samples of one fresh batch were trained on again, in order."""
+        """Return the replays of a fresh batch, in order."""
         rows = self._rows("SELECT * FROM batches WHERE replay_of = ? ORDER BY id", (batch_id,))
         return [BatchRow(**row) for row in rows]
 
     def refused_replays(self, after_batch: int = 0) -> dict[int, str]:
-        """Id of a batch above `after_batch` -> why it is not trained on again; only of those refused."""
+        """Return id of a batch above `after_batch` -> why it is not trained on again, for refused batches."""
         rows = self._rows(
             "SELECT CAST(SUBSTR(subject, 7) AS INTEGER) AS batch, reason FROM decisions "
             "WHERE subject >= 'batch ' AND subject < 'batch!' AND NOT used AND batch > ? ORDER BY id",
@@ -209,7 +210,7 @@ class Reader(Analytics):
         return {row["batch"]: row["reason"] for row in rows}
 
     def versions_of_batch(self, batch_id: int) -> list[int]:
-        """Return the oldest and the newest weights that sampled a token of a fresh batch; [] if unknown."""
+        """Return the oldest and the newest version that sampled a token of a fresh batch; [] if unknown."""
         rows = self._rows(
             "SELECT MIN(oldest_version) AS oldest, MAX(newest_version) AS newest "
             "FROM trajectories WHERE batch_id = ?",
@@ -218,7 +219,7 @@ class Reader(Analytics):
         return [version for version in rows[0].values() if version is not None]
 
     def batch_groups(self, batch_id: int) -> list[str]:
-        """Ids of the groups in one batch; of a replay those of its first use."""
+        """Return the ids of the groups in a batch, or in the first use of a replay."""
         rows = self._rows(
             f"SELECT id FROM groups WHERE batch_id = {_FIRST_USE} ORDER BY number",  # noqa: S608
             (batch_id,),
@@ -226,9 +227,9 @@ class Reader(Analytics):
         return [row["id"] for row in rows]
 
     def planned_samples(self, batch_id: int, *, again: bool = False) -> list[PlannedSample]:
-        """Return the steps of one batch that are trained on, in their order, without what they hold.
+        """Return the steps of a batch that are trained on, in order, without their tokens.
 
-        `again`: with the advantages that they were trained on with, where a critic made them.
+        With `again` their advantages are those of the trainer's critic, if there was one.
         """
         advantage = "COALESCE(valued, advantage) AS advantage" if again else "advantage"
         rows = self._rows(
@@ -240,25 +241,25 @@ class Reader(Analytics):
         return [PlannedSample(**row) for row in rows]
 
     def batch_steps(self, batch_id: int) -> list[BatchStep]:
-        """Return the steps of one batch that are trained on, exactly as they were first served."""
+        """Return the steps of a batch that are trained on, exactly as they were first served."""
         return list(self.planned_steps(self.planned_samples(batch_id)))
 
     def planned_steps(self, planned: Sequence[PlannedSample]) -> Iterator[BatchStep]:
-        """Yield these steps in the same order, each with what it holds; each is read when asked for."""
+        """Yield the planned steps with their tokens, in the same order; each is read when it is needed."""
         columns = ", ".join(f"s.{name}" for name in BATCH_COLUMNS)
-        rows = self._each(
-            f"SELECT {columns} FROM json_each(?) AS wanted "  # noqa: S608
-            "JOIN steps s ON s.trajectory_id = json_extract(wanted.value, '$[0]') "
-            "AND s.step = json_extract(wanted.value, '$[1]') ORDER BY wanted.key",
-            (json.dumps([(each.trajectory_id, each.step) for each in planned]),),
+        rows = self._stream(
+            f"SELECT {columns} FROM json_each(?) AS keys "  # noqa: S608
+            "JOIN steps s ON s.trajectory_id = json_extract(keys.value, '$[0]') "
+            "AND s.step = json_extract(keys.value, '$[1]') ORDER BY keys.key",
+            (json.dumps([(sample.trajectory_id, sample.step) for sample in planned]),),
         )
-        for each, row in zip(planned, rows, strict=True):
-            yield batch_step_of(each, row)
+        for sample, row in zip(planned, rows, strict=True):
+            yield batch_step_of(sample, row)
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
-        """Every step of the trajectories of one batch: trained on or left out, and why.
+        """Return every step of the trajectories of a batch, trained on or left out, with the reason.
 
-        Of a replay those of its first use, whose id they have.
+        For a replay they are the rows of its first use, with that batch's id.
         """
         rows = self._rows(
             f"SELECT * FROM batch_samples WHERE batch_id = {_FIRST_USE} ORDER BY position",  # noqa: S608
@@ -267,7 +268,7 @@ class Reader(Analytics):
         return [SampleRow(**row) for row in rows]
 
     def sample_rows(self, trajectory_id: str) -> list[SampleRow]:
-        """Return the steps of one trajectory in each fresh batch it was part of, the oldest batch first."""
+        """Return the steps of a trajectory in each fresh batch that had it, the oldest batch first."""
         rows = self._rows(
             "SELECT * FROM batch_samples WHERE trajectory_id = ? ORDER BY batch_id, position",
             (trajectory_id,),
@@ -275,7 +276,7 @@ class Reader(Analytics):
         return [SampleRow(**row) for row in rows]
 
     def pool(self, task_id: str | None = None, evicted: bool = False) -> list[PoolRow]:
-        """Members of the experience pool, oldest first; with `evicted` those it no longer has, too."""
+        """Return the members of the experience pool, the oldest first; with `evicted` former ones, too."""
         clauses = ["1"] if evicted else ["evicted_at IS NULL"]
         if task_id is not None:
             clauses.append("task_id = ?")
@@ -286,12 +287,12 @@ class Reader(Analytics):
         return [_pool_row(row) for row in rows]
 
     def pool_member(self, trajectory_id: str) -> PoolRow | None:
-        """One member of the pool, or one it had; else None."""
+        """Return a present or evicted member of the pool; None if there is none of that id."""
         rows = self._rows("SELECT * FROM pool WHERE trajectory_id = ?", (trajectory_id,))
         return _pool_row(rows[0]) if rows else None
 
     def entropies(self, trajectory_id: str) -> dict[int, list[float]]:
-        """Step -> the entropies of its tokens that were drawn, nats; empty where they are not known."""
+        """Return step -> the entropies of its tokens that were drawn, in nats; empty if they are unknown."""
         rows = self._rows(
             "SELECT step, entropies, patches FROM steps WHERE trajectory_id = ? ORDER BY step",
             (trajectory_id,),
@@ -303,7 +304,7 @@ class Reader(Analytics):
         }
 
     def decisions(self, subject: str | None = None) -> list[Decision]:
-        """Return what was decided, oldest first: of one group or trajectory, or of all."""
+        """Return the decisions on one subject, or all of them, the oldest first."""
         where, values = ("WHERE subject = ?", (subject,)) if subject else ("", ())
         rows = self._rows(
             f"SELECT subject, used, reason, weight, batch_id FROM decisions {where} ORDER BY id",  # noqa: S608
@@ -329,31 +330,31 @@ class Reader(Analytics):
         return VersionRow(**rows[0]) if rows else None
 
     def versions(self) -> list[VersionRow]:
-        """Every published weight set, by number."""
+        """Return every published weight set, in order of number."""
         rows = self._rows("SELECT * FROM versions ORDER BY policy_version")
         return [VersionRow(**row) for row in rows]
 
     def version(self, policy_version: int) -> VersionRow | None:
-        """One published weight set, or None."""
+        """Return one published weight set, or None if there is none of that version."""
         rows = self._rows("SELECT * FROM versions WHERE policy_version = ?", (policy_version,))
         return VersionRow(**rows[0]) if rows else None
 
     def syncs(self, worker: str | None = None) -> list[SyncRow]:
-        """How rollout workers took new weights, oldest first: one worker, or all."""
+        """Return how one rollout worker, or all, took new weights, the oldest first."""
         where, values = ("WHERE worker = ?", (worker,)) if worker else ("", ())
         rows = self._rows(f"SELECT * FROM syncs {where} ORDER BY done_at, id", values)  # noqa: S608
         return [SyncRow(**row) for row in rows]
 
-    def trackers(self) -> list[TrackerRow]:
+    def baselines(self) -> list[BaselineRow]:
         """Return the expected rewards of tasks by step, as they were saved last."""
-        rows = self._rows("SELECT * FROM trackers ORDER BY task_id, step")
-        return [TrackerRow(**row) for row in rows]
+        rows = self._rows("SELECT * FROM baselines ORDER BY task_id, step")
+        return [BaselineRow(**row) for row in rows]
 
     def first_group(self, after_batch: int, fresh_batch: int | None = None) -> int | None:
-        """Return the number of the oldest group in a batch with an id above `after_batch`; None without one.
+        """Return the number of the oldest group in the batches above `after_batch`; None if there is none.
 
-        A replay among them has the groups of its first use. Those of `fresh_batch` and of the fresh
-        ones after it count, too.
+        A replay has the groups of its first use. The groups of `fresh_batch`, and of later fresh batches,
+        count, too.
         """
         rows = self._rows(
             "SELECT MIN(number) AS first FROM groups WHERE batch_id >= (SELECT MIN(batch) FROM ("
@@ -374,7 +375,7 @@ class Reader(Analytics):
         return rows[0]["first"]  # type: ignore[no-any-return]
 
     def has_screenshots(self, batch_id: int) -> bool:
-        """Whether a fresh batch has all of its screenshots."""
+        """Return True if a fresh batch has all of its screenshots."""
         rows = self._rows(
             "SELECT 1 FROM batch_samples b JOIN steps s "
             "ON s.trajectory_id = b.trajectory_id AND s.step = b.step WHERE b.batch_id = ? "
@@ -385,7 +386,7 @@ class Reader(Analytics):
 
 
 def _pool_row(row: dict[str, Any]) -> PoolRow:
-    return PoolRow(**{**row, "known": bool(row["known"])})
+    return PoolRow(**{**row, "has_logprobs": bool(row["has_logprobs"])})
 
 
 def _where(match: Matching, group_ids: Sequence[str] | None = None) -> tuple[str, list[object]]:

@@ -1,12 +1,12 @@
-"""What the store's queries return: one frozen dataclass for each kind of row.
+"""The rows that the store's queries return: a frozen dataclass for each kind.
 
-Moments are unix seconds, durations seconds, log-probabilities and entropies nats.
+Points in time are in unix seconds, durations in seconds, log-probabilities and entropies in nats.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bus.messages import Outcome
 
@@ -16,12 +16,26 @@ GroupReason = Literal[
     "all_success", "all_fail", "equal_rewards", "single_member", "no_valid_member", "stale"
 ]
 DROP_REASONS = (
-    *("all_success", "all_fail", "equal_rewards", "stale", "single_member"),
-    *("no_valid_member", "task_removed"),
-    *("surplus", "invalid", "cancelled", "lease_expired", "worker_lost", "incomplete"),
+    *get_args(GroupReason),
+    "task_removed",
+    "surplus",
+    "invalid",
+    "cancelled",
+    "lease_expired",
+    "worker_lost",
+    "incomplete",
 )
-"""Why a trajectory is not trained on, its group's reasons first; docs/data.md explains each."""
-SampleReason = Literal["mixed", "tracked", "pool", "low_entropy"]
+"""Reasons for which a trajectory or its group is not trained on. curate.py explains GroupReason.
+
+    task_removed    (a group's) the run was started again without its task
+    surplus         (a group's) it was in play when the batch was full, with data.scheduling = "oversample"
+    invalid         the environment or the evaluator broke
+    cancelled       the environment gave the trajectory up
+    lease_expired   the trajectory's process gave no sign of life
+    worker_lost     its process died or was restarted
+    incomplete      steps or images of it are missing
+"""
+SampleReason = Literal["mixed", "baseline", "pool", "low_entropy"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +46,8 @@ class RunRow:
     created_at: float  # unix seconds
     seed: int
     config: str  # JSON, of the newest start
-    active_s: float  # `dart data` has served this long, over all starts
-    stop_reason: str  # why a stop was requested; empty if it was not, or once it was carried out
+    active_s: float  # time for which `dart data` has served it, over all starts
+    stop_reason: str  # why a stop was requested; empty if none was, or once it is carried out
     learned: float = 0.0  # success that was proved when train.stop_at ended it; 0 if it did not
 
 
@@ -46,7 +60,7 @@ class GroupRow:
     suite: str
     task_id: str
     task_seed: int
-    size: int  # trajectories wanted
+    size: int  # trajectories that it needs
     state: GroupState
     reason: str  # why dropped; else empty
     opened_at: float
@@ -81,16 +95,17 @@ class TrajectoryRow:
     batch_id: int | None
     max_steps: int  # of its lease
     reward: float | None = None  # the verdict's, in [0, 1]; None without a valid one
-    counted: int = 0  # 1 if its outcome is part of its task's success; see dart_cli.data.groups
+    counted: int = 0  # 1 if its outcome counts for its task's success; see dart_cli.data.groups
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
-"""The task's own solution, a person's or hinted policy's, this run's policy, another run's."""
+"""Played by the task's own solution, by a person or a hinted policy, by this run's policy, or in another
+run."""
 
 
 @dataclass(frozen=True)
 class PoolRow:
-    """One success of the experience pool."""
+    """One member of the experience pool: a success."""
 
     trajectory_id: str  # its steps are in `steps` under this id
     suite: str
@@ -98,8 +113,8 @@ class PoolRow:
     task_seed: int
     source: PoolSource
     steps: int
-    known: bool  # behaviour log-probabilities are those it was sampled with
-    origin: str  # where it was first: run id and trajectory; empty if nowhere
+    has_logprobs: bool  # its behaviour log-probabilities are known
+    origin: str  # the run id and trajectory that it comes from; empty if it comes from no run
     added_at: float  # unix seconds
     evicted_at: float | None  # None while it may be drawn
     used: int  # batches it was part of
@@ -108,41 +123,41 @@ class PoolRow:
 
 @dataclass(frozen=True)
 class PlannedSample:
-    """A step of a trajectory that is used: trained on, or left out."""
+    """A step of a trajectory in a batch: trained on, or left out."""
 
-    group_id: str  # in which it is compared; a member of the pool may be in several
+    group_id: str  # the group it is compared in; a member of the pool may be in several
     trajectory_id: str
     step: int
     advantage: float
-    weight: float  # multiplies the sample's loss; 0 where it is left out
+    weight: float  # multiplies the sample's loss; 0 if it is left out
     reason: SampleReason = "mixed"
     entropy: float | None = None  # mean over its tokens, nats
-    baseline: float | None = None  # reward that its task's tracker expected; None without trackers
-    reward: float | None = None  # of its trajectory; None without trackers
+    baseline: float | None = None  # reward that the running baseline expected; None without one
+    reward: float | None = None  # of its trajectory; None without a running baseline
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRow(PlannedSample):
-    """A step of a batch, trained on or left out, and why."""
+    """A stored step of a batch: trained on or left out, and why."""
 
     batch_id: int
     position: int
-    gap_mean: float | None  # of proximal minus behaviour log-probability, nats; None: not reported
-    gap_largest: float | None  # of the absolute differences
+    gap_mean: float | None  # mean proximal minus behaviour log-probability; None: not reported
+    gap_largest: float | None  # largest absolute difference of these
     value: float | None  # reward that the trainer's critic expected; None: not reported
-    valued: float | None  # the advantage by it, which was trained on
+    valued: float | None  # the advantage by the critic, which was trained on
 
     @property
     def trained_advantage(self) -> float:
-        """The critic's where there is one."""
+        """Advantage that was trained on: the critic's if there is one."""
         return self.advantage if self.valued is None else self.valued
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a group or a trajectory was used, and why."""
+    """The decision whether a group, a trajectory or a batch's replay was used, and why."""
 
-    subject: str  # id of the group or trajectory
+    subject: str  # id of the group or trajectory, or `batch N`
     used: bool
     reason: str
     weight: float = 1.0
@@ -151,50 +166,52 @@ class Decision:
 
 @dataclass(frozen=True)
 class CountersRow:
-    """Trajectories of one task with the same state, reason and outcome."""
+    """Numbers of one task's trajectories with the same state, reason and outcome."""
 
     task_id: str
     state: TrajectoryState
     reason: str  # why dropped; else empty
     outcome: Outcome | None
     trajectories: int
-    steps: int  # of them together, where they are over
-    counted: int  # of these trajectories, how many are part of their task's success
-    rewards: float  # sum over those
-    acted: int  # of these trajectories, how many had a step
+    steps: int  # of those that have ended
+    counted: int  # trajectories that count for their task's success
+    rewards: float  # sum over the counted ones
+    acted: int  # trajectories with a step
 
     @property
     def verdict(self) -> Outcome | None:
-        """The outcome; None for what the end of a run or a lease cancelled, which broke nothing."""
+        """The outcome; None for trajectories that the end of a run or a lease has cancelled."""
         return None if self.reason == "cancelled" else self.outcome
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """What does not add up in a run: all are 0 where nothing was lost."""
+    """Numbers of what does not add up in a run; all are 0 if nothing was lost."""
 
-    steps: int  # episodes that are over, and have not as many steps stored as they told
-    samples: int  # trajectories of a batch that have not each of their steps in it once
-    batches: int  # fresh batches of which the trainer told other numbers of steps than were planned
-    reasons: int  # trajectories that were dropped for no reason
+    steps: int  # ended episodes with another number of stored steps than they reported
+    samples: int  # trajectories of a batch without each of their steps once in it
+    batches: (
+        int  # fresh batches for which the trainer reported another number of steps than planned
+    )
+    reasons: int  # trajectories that were dropped without a reason
 
     @property
     def total(self) -> int:
-        """All together."""
+        """Sum of all."""
         return self.steps + self.samples + self.batches + self.reasons
 
 
 @dataclass(frozen=True)
 class ReplayCounts:
-    """Batches that were trained on again, and those that were not although it was their turn."""
+    """Numbers of replays, and of batches that were refused when it was their turn."""
 
     updates: int  # batches in the weights
-    replays: int  # of these, further uses of earlier ones, without those that were skipped
-    refused: dict[str, int]  # batches by reason
+    replays: int  # replays among them that were not skipped
+    refused: dict[str, int]  # reason -> batches
 
     @property
     def refused_words(self) -> str:
-        """The reasons in one line, e.g. "3 batches not again: 2 low_ess, 1 stale"; empty without any."""
+        """The refused batches in words, e.g. "3 batches not again: 2 low_ess, 1 stale"; empty without any."""
         if not self.refused:
             return ""
         number = sum(self.refused.values())
@@ -204,19 +221,19 @@ class ReplayCounts:
 
 @dataclass(frozen=True)
 class SizesRow:
-    """How much a run holds."""
+    """The size of a run's parts."""
 
     steps: int
     tokens: int  # of completions
-    step_bytes: int  # texts, tokens and their numbers, as they are stored
+    step_bytes: int  # texts, tokens and their numbers, as stored
     screenshots: int
     screenshot_bytes: int
-    disk_bytes: int  # the database with its log
+    disk_bytes: int  # the database with its write-ahead log
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One update's work."""
+    """One batch: the work of one update."""
 
     id: int
     state: Literal["batched", "trained"]
@@ -228,23 +245,23 @@ class BatchRow:
     trained_version: int | None = None
     run_s: float = 0.0  # how long the run had been served when it was formed
     trajectories: int = 0  # as in Batch
-    replay_of: int | None = None  # the batch whose samples come again; None of a fresh one
-    reuse: int = 0  # how often they were trained on before
+    replay_of: int | None = None  # the batch whose samples it has; None for a fresh batch
+    reuse: int = 0  # how often these samples were trained on before
 
 
 @dataclass(frozen=True)
 class OwnCounts:
-    """What the policy itself played; see dart_cli.data.progress.OwnPlay."""
+    """Counts of what the policy itself played; see dart_cli.data.progress.OwnPlay."""
 
     passed: int
     completions: int
-    failed_since: int  # trajectories judged since the newest that passed
-    updates_then: int  # trained batches when that one ended; 0 where none passed
+    failed_since: int  # trajectories that failed since the newest one that passed
+    updates_then: int  # trained batches when that one ended; 0 if none passed
 
 
 @dataclass(frozen=True)
-class TrackerRow:
-    """Expected reward of a task at one step of its episodes; see dart_cli/algo/success_trackers.py."""
+class BaselineRow:
+    """Expected reward of a task at one step of its episodes; see dart_cli/algo/running_baselines.py."""
 
     task_id: str
     step: int  # 0-based; -1 for the whole task
@@ -258,19 +275,19 @@ class CurvePoint:
 
     task_id: str
     policy_version: int  # first version of the bucket
-    trajectories: int  # that count for success
+    trajectories: int  # those that count for success
     passed: int
     ended_at: float  # unix seconds of the last of them
 
     @property
     def success(self) -> float:
-        """Fraction passed."""
+        """Share that passed."""
         return self.passed / self.trajectories
 
 
 @dataclass(frozen=True)
 class MetricPoint:
-    """One value of one train metric."""
+    """One value of one metric of the trainer."""
 
     name: str
     step: int  # batch id
@@ -286,7 +303,7 @@ class VersionRow:
     path: str
     digest: str
     published_at: float
-    updates: int  # that changed these weights
+    updates: int  # updates in these weights
 
 
 @dataclass(frozen=True)
@@ -322,7 +339,7 @@ class ProcessRow:
 
 @dataclass(frozen=True)
 class JudgementRow:
-    """What one judge said of one trajectory; fields as in bus.messages.Judgement."""
+    """The judgement of one trajectory by one judge; fields as in bus.messages.Judgement."""
 
     trajectory_id: str
     judge: str
@@ -342,21 +359,21 @@ class PlayedStep:
     """One step that had an action."""
 
     action: dict[str, Any]
-    screenshot: str  # key of screenshots: the screen before it
+    screenshot: str  # key of screenshots: the screen before the action
 
 
 @dataclass(frozen=True)
 class UsageRow:
-    """Time of one worker in one phase: the process of that name now, and those before it."""
+    """Time in one phase of the processes that have had one worker's name."""
 
     worker: str
     phase: str
     role: str
     started_at: float  # of the newest process
-    seconds: float  # of that process, by its newest heartbeat
-    before_s: float  # of those before it, and between them
+    seconds: float  # of that process, as its newest heartbeat reports
+    before_s: float  # of its predecessors, and between them
 
     @property
     def total_s(self) -> float:
-        """Over the whole run."""
+        """Seconds over the whole run."""
         return self.before_s + self.seconds

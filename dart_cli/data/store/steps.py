@@ -1,18 +1,19 @@
-"""A step as it is stored: its row, and its numbers <-> the compact blobs there.
+"""A step as it is stored: its row, and the compact blobs of its numbers.
 
-StepRow     a step that was submitted, with all that it holds
-BatchStep   a step of a batch, with what is trained on
-columns_of  a step -> the columns of its row
-step_of     the columns -> a StepRow; batch_step_of -> a BatchStep
+    StepRow         a step that was submitted, complete
+    BatchStep       the parts of a step that a batch needs
+    columns_of      a step -> the columns of its row
+    step_of         the columns -> a StepRow
+    batch_step_of   the columns -> a BatchStep
 
 Blobs are little-endian on every machine:
 
-ids      int32                      token ids, version spans
-prompt   three bytes an id, in planes, of which the one that most often comes in a row, the image
-         placeholder, is written once for every 8 or 128 of them: 50 KB of a five-screenshot
-         prompt become 3 KB. What this cannot hold is int32, deflated, as older versions wrote it
-floats   float64                    log-probabilities and entropies, bit for bit as they came
-maps     length, JSON, deflate      where pointers looked: their shapes and candidates, then their heat
+    ids      int32: token ids, version spans
+    prompt   three bytes an id, in planes. The id that is most often repeated, the image placeholder, is written
+             once for every 8 or 128 of them, so that 50 KB of a prompt with five screenshots become 3 KB. A
+             prompt that this format cannot represent is int32, deflated
+    floats   float64: log-probabilities and entropies, bit for bit as they came
+    maps     a length, JSON, deflate: the shapes and candidates of pointer maps, then their heat
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from bus.packed import FloatArray, IntArray, float64s, int32s, little_endian
 from dart_cli.data.store.rows import PlannedSample
 
 _SHORT = b"R"
-"""First byte of a prompt that is written short; never that of zlib."""
+"""First byte of a prompt in the short form; zlib never begins with it."""
 
 _EIGHT = b"\xff\xff\xff\0"
-"""Stands for eight of the same id in a row, and _MANY for sixteen of it."""
+"""Stands for eight times the repeated id."""
 _MANY = b"\xfe\xff\xff\0"
+"""Stands for sixteen times _EIGHT."""
 
 _HIGHEST = 3 if sys.byteorder == "little" else 0
-"""Of the four bytes of a machine's integer."""
+"""Index of the highest of the four bytes of a machine's integer."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class StepRow:
     error: str
     model_s: float
     env_s: float
-    worker: str  # the rollout worker that finished the completion; empty of a pool's member
-    instruction: str = ""  # as the policy read it, in step 0
-    reward: float | None = None  # what the environment gave for it; None where it gave nothing
-    observed_text: str = ""  # what the policy read beside the screenshot
+    worker: str  # the rollout worker that finished the completion; empty for a pool's member
+    instruction: str = ""  # as the policy read it; in step 0 alone
+    reward: float | None = None  # the environment's reward for this step; None if it gave none
+    observed_text: str = ""  # text that the policy read beside the screenshot
     pointed: list[PointerMap] = field(default_factory=list)  # as in StepRecord
 
 
@@ -71,7 +73,7 @@ class StepRow:
 class BatchStep:
     """A step of a batch that is trained on, before steps that extend one another are chained."""
 
-    group_id: str  # in which it is compared
+    group_id: str  # the group it is compared in
     trajectory_id: str
     step: int
     prompt_token_ids: IntArray  # [P], image placeholders expanded
@@ -83,15 +85,20 @@ class BatchStep:
     weight: float  # multiplies the sample's loss
     patches: list[int] = field(default_factory=list)  # [A], as in SampledTokens
     worker: str = ""
-    reward: float | None = None  # as in PlannedSample, as is the next
-    baseline: float | None = None
+    reward: float | None = None  # as in PlannedSample
+    baseline: float | None = None  # likewise
 
 
 BATCH_COLUMNS = (
-    *("image_hashes", "prompt_token_ids", "token_ids"),
-    *("behaviour_logprobs", "version_spans", "patches", "worker"),
+    "image_hashes",
+    "prompt_token_ids",
+    "token_ids",
+    "behaviour_logprobs",
+    "version_spans",
+    "patches",
+    "worker",
 )
-"""Those that `batch_step_of` reads, in its order."""
+"""The columns that `batch_step_of` reads, in its order."""
 
 
 def columns_of(
@@ -125,7 +132,7 @@ def columns_of(
 
 
 def step_of(row: dict[str, Any]) -> StepRow:
-    """Inverse of `columns_of`."""
+    """Return the step of a row: the inverse of `columns_of`."""
     sampled = SampledTokens.model_construct(
         token_ids=unpack_ids(row.pop("token_ids")),
         behaviour_logprobs=unpack_floats(row.pop("behaviour_logprobs")),
@@ -144,7 +151,7 @@ def step_of(row: dict[str, Any]) -> StepRow:
 
 
 def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
-    """Return a step's BATCH_COLUMNS, of which no list of numbers is made."""
+    """Return a step of a batch from its BATCH_COLUMNS; its numbers stay packed arrays."""
     hashes, prompt, token_ids, logprobs, spans, patches, worker = columns
     return BatchStep(
         group_id=planned.group_id,
@@ -154,7 +161,7 @@ def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
         token_ids=int32s(token_ids),
         image_hashes=from_json(hashes),
         behaviour_logprobs=float64s(logprobs),
-        # A member of the pool is as old as it is: no version of now to be behind.
+        # Staleness does not apply to a member of the pool.
         version_spans=[] if planned.reason == "pool" else unpack_spans(spans),
         advantage=planned.advantage,
         weight=planned.weight,
@@ -166,36 +173,38 @@ def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
 
 
 def _json(value: object) -> str:
-    """As json.dumps, at a quarter of its time."""
+    """Return what json.dumps returns, in a quarter of its time."""
     return to_json(value).decode()
 
 
 def pack_ids(values: Sequence[int]) -> bytes:
-    """Integers [N] in int32. Raises struct.error for one that does not fit."""
+    """Return integers [N] as int32. Raises struct.error for one that does not fit."""
     if isinstance(values, array) and values.typecode == "i":
         return little_endian(values)
     return struct.pack(f"<{len(values)}i", *values)
 
 
 def unpack_ids(blob: bytes) -> list[int]:
-    """Inverse of pack_ids."""
+    """Return the integers that `pack_ids` packed."""
     return list(struct.unpack(f"<{len(blob) // 4}i", blob))
 
 
 def pack_prompt(values: Sequence[int]) -> bytes:
-    """Return the ids [P] of a prompt, in a quarter of the time that deflating them takes."""
+    """Return the ids [P] of a prompt in the format `prompt`, in a quarter of the time of deflating them."""
+    # 1. Replace runs of the repeated id by marks.
     plain = pack_ids(values)
-    unit = pack_ids([_in_a_row(values)])
+    unit = pack_ids([_repeated_id(values)])
     short = plain.replace(unit * 8, _EIGHT).replace(_EIGHT * 16, _MANY)
-    # Where the top bytes are all zero, every id fits and every mark stands where an id would (a
-    # mark elsewhere puts its 0xff there); and no bytes but a mark's own look like one.
+    # 2. Deflate the prompt if the short form is ambiguous. It is not if all top bytes are zero (then every id
+    # fits in three bytes, and every mark is aligned with the ids) and no id looks like a mark.
     if short[3::4].strip(b"\0") or _EIGHT in plain or _MANY in plain:
         return zlib.compress(plain, 1)
+    # 3. Write the three lower bytes as planes.
     return b"".join((_SHORT, unit, short[0::4], short[1::4], short[2::4]))
 
 
 def prompt_ids(blob: bytes) -> bytes:
-    """Return the ids of pack_prompt as those of pack_ids: no integer is made."""
+    """Return the ids that `pack_prompt` packed in the format of `pack_ids`, without making integers."""
     if blob[:1] != _SHORT:
         return zlib.decompress(blob)
     unit, planes = blob[1:5], blob[5:]
@@ -206,67 +215,66 @@ def prompt_ids(blob: bytes) -> bytes:
     return bytes(short).replace(_MANY, _EIGHT * 16).replace(_EIGHT, unit * 8)
 
 
-def _in_a_row(values: Sequence[int]) -> int:
-    """Return an id that comes often in a row, found by looking at one in 16; 0 where there is none."""
-    some = values[::16]
-    at = bytes(map(eq, some, some[1:])).find(b"\1\1")  # three of the same
-    return some[at] if at >= 0 else 0
+def _repeated_id(values: Sequence[int]) -> int:
+    """Return an id that is repeated many times in a row, by a look at one in 16; 0 if there is none."""
+    sample = values[::16]
+    index = bytes(map(eq, sample, sample[1:])).find(b"\1\1")  # three of the same id
+    return sample[index] if index >= 0 else 0
 
 
 def in_range(values: Sequence[int]) -> bool:
-    """Whether every integer is in [0, 2 ** 31), as pack_ids stores it and no id is below zero."""
+    """Return True if every integer is in [0, 2 ** 31), as a stored id must be."""
     try:
         is_packed = isinstance(values, array) and values.typecode == "i"
         plain = bytes(values) if is_packed else bytes(array("I", values))
     except OverflowError:
         return False
-    return plain[_HIGHEST::4].isascii()  # its top bit is clear
+    return plain[_HIGHEST::4].isascii()  # true if all top bits are clear
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Floats [N] in float64."""
+    """Return floats [N] as float64."""
     return struct.pack(f"<{len(values)}d", *values)
 
 
 def unpack_floats(blob: bytes) -> list[float]:
-    """Inverse of pack_floats."""
+    """Return the floats that `pack_floats` packed."""
     return list(struct.unpack(f"<{len(blob) // 8}d", blob))
 
 
 def pack_spans(spans: Sequence[VersionSpan]) -> bytes:
-    """Version spans as triples (version, start, end)."""
+    """Return version spans as triples (version, start, end) in int32."""
     return pack_ids([part for span in spans for part in (span.version, span.start, span.end)])
 
 
 def unpack_spans(blob: bytes) -> list[VersionSpan]:
-    """Inverse of pack_spans."""
+    """Return the version spans that `pack_spans` packed; they were checked before that."""
     parts = iter(unpack_ids(blob))
-    return [  # they were checked when they came in
+    return [
         VersionSpan.model_construct(version=version, start=start, end=end)
         for version, start, end in zip(parts, parts, parts, strict=True)
     ]
 
 
 def span_versions(blob: bytes) -> list[int]:
-    """Return the versions alone of packed spans, in order."""
+    """Return only the versions of packed spans, in order."""
     return unpack_ids(blob)[::3]
 
 
 def pack_maps(maps: Sequence[PointerMap]) -> bytes:
-    """Where the pointers of a step looked; empty for one without."""
+    """Return a step's pointer maps in the format `maps`; empty if there are none."""
     if not maps:
         return b""
     shapes = [
-        [each.position, each.rows, each.columns, [[c.x, c.y, c.score] for c in each.candidates]]
-        for each in maps
+        [m.position, m.rows, m.columns, [[c.x, c.y, c.score] for c in m.candidates]] for m in maps
     ]
     head = json.dumps(shapes, separators=(",", ":")).encode()
-    heat = zlib.compress(b"".join(each.heat for each in maps))
+    heat = zlib.compress(b"".join(pointer_map.heat for pointer_map in maps))
     return struct.pack("<I", len(head)) + head + heat
 
 
 def unpack_maps(blob: bytes) -> list[PointerMap]:
-    """Inverse of pack_maps."""
+    """Return the pointer maps that `pack_maps` packed."""
     if not blob:
         return []
     end = 4 + struct.unpack_from("<I", blob)[0]

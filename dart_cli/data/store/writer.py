@@ -1,6 +1,6 @@
 """The run's database as `dart data` writes it.
 
-Store   groups, trajectories, steps, screenshots, batches, weights, decisions; one per run directory
+Store   writes groups, trajectories, steps, screenshots, batches, weights and decisions
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bus.weights import SyncDone, WeightsPublished
 from dart_cli.data.store.connection import Transactions
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import (
+    BaselineRow,
     BatchRow,
     Decision,
     GroupRow,
@@ -29,28 +30,29 @@ from dart_cli.data.store.rows import (
     PoolRow,
     ProcessRow,
     RunRow,
-    TrackerRow,
     UsageRow,
 )
 from dart_cli.data.store.steps import StepRow, columns_of, span_versions
 from envs.contract.base import Task, content_hash, image_type, reward_of
 
 _MAX_NUMBERS = 4096
+"""Most group numbers in the cache."""
 _ALWAYS = 2**62
-"""In place of the newest group that shows a screenshot: members of the pool do."""
+"""Stands for the newest group that shows a screenshot if a member of the pool shows it: it is never
+removed."""
 
 
 class Store(Reader, Transactions):
-    """The one writer of a run. Writes are durable, and visible to others, after `commit`."""
+    """The one writer of a run's database. Writes are durable, and visible to others, after `commit`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         super().__init__(path, lock)
-        self._group_numbers: dict[str, int] = {}  # of trajectories in play, by id; a cache
+        self._group_numbers: dict[str, int] = {}  # trajectory id -> its group's number; a cache
 
     # --- the run --------------------------------------------------------------------------------
 
     def begin_run(self, seed: int, config: str, tasks: Iterable[Task]) -> RunRow:
-        """Start the run, or start it again with a changed configuration (JSON)."""
+        """Write the run, its configuration (JSON) and its tasks; return the run. A started run goes on."""
         self._write(
             "INSERT INTO runs (id, created_at, seed, config) "
             "SELECT ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM runs)",
@@ -66,25 +68,25 @@ class Store(Reader, Transactions):
         return self.run()
 
     def save_config(self, config: str) -> None:
-        """Note the configuration (JSON) that the run is used with, since a process joined with another."""
+        """Write the configuration (JSON) that the run uses, after a process joined with other settings."""
         self._write("UPDATE runs SET config = ?", (config,))
 
     def save_active_s(self, active_s: float) -> None:
-        """Note how long the run has been served, over all starts."""
+        """Write for how long the run has been served, over all starts."""
         self._write("UPDATE runs SET active_s = ?", (active_s,))
 
     def save_stop_reason(self, reason: str) -> None:
-        """Record why the run was asked to end; an empty reason once that is done."""
+        """Write why a stop was requested, or an empty reason once the stop is carried out."""
         self._write("UPDATE runs SET stop_reason = ?", (reason,))
 
     def save_learned(self, success: float) -> None:
-        """Record that the run has ended because its tasks' success is at least this."""
+        """Write that train.stop_at has ended the run, as its tasks' success is at least `success`."""
         self._write("UPDATE runs SET learned = ?", (success,))
 
     # --- groups and trajectories ----------------------------------------------------------------
 
     def add_group(self, group: GroupRow) -> None:
-        """File a group that was just opened."""
+        """Add a group that was just opened."""
         self._insert("groups", vars(group))
 
     def add_lease(
@@ -99,7 +101,7 @@ class Store(Reader, Transactions):
         at: float,
         max_steps: int,
     ) -> None:
-        """File a trajectory that was just leased, the group's `attempt` (from 0)."""
+        """Add a trajectory that was just leased; it is the group's attempt number `attempt`, from 0."""
         self._insert(
             "trajectories",
             {
@@ -116,17 +118,17 @@ class Store(Reader, Transactions):
         )
 
     def start_playing(self, trajectory_id: str) -> None:
-        """Record that the first step of a leased trajectory came in."""
+        """Write that the first step of a leased trajectory has come."""
         self._write("UPDATE trajectories SET state = 'playing' WHERE id = ?", (trajectory_id,))
 
     def finish(self, end: TrajectoryEnd, at: float, oldest: int | None, newest: int | None) -> None:
-        """Record that a trajectory is over; `oldest` and `newest` are the versions that sampled it."""
+        """Write that a trajectory has ended; `oldest` and `newest` are the versions that sampled it."""
         final = None
         if end.screenshot is not None:
             final = content_hash(end.screenshot)
             group = self._group_number(end.trajectory_id)
             self._add_screenshot(group, final, media_type(end.screenshot), end.screenshot)
-        told = {
+        row = {
             "ended_at": at,
             "outcome": end.outcome,
             "verdict_reason": end.reason,
@@ -139,25 +141,25 @@ class Store(Reader, Transactions):
             "wall_s": end.wall_s,
             "reward": reward_of(end.outcome, end.reward),
         }
-        columns = ", ".join(f"{name} = ?" for name in told)
+        columns = ", ".join(f"{name} = ?" for name in row)
         self._write(
             f"UPDATE trajectories SET state = 'finished', {columns} WHERE id = ?",  # noqa: S608
-            [*told.values(), end.trajectory_id],
+            [*row.values(), end.trajectory_id],
         )
         if end.judgement is not None:
             self.add_judgement(end.trajectory_id, end.judgement, at)
 
     def add_judgement(self, trajectory_id: str, judgement: Judgement, at: float) -> None:
-        """File what a judge said of a trajectory; replaces what the same judge said before."""
+        """Add a judgement of a trajectory; it replaces an earlier one by the same judge."""
         row = {"trajectory_id": trajectory_id, **vars(judgement), "at": at}
         self._insert("judgements", row, conflict="OR REPLACE")
 
     def count_trajectory(self, trajectory_id: str) -> None:
-        """Record that the trajectory's outcome is part of its task's success."""
+        """Write that the trajectory's outcome counts for its task's success."""
         self._write("UPDATE trajectories SET counted = 1 WHERE id = ?", (trajectory_id,))
 
     def drop_trajectory(self, trajectory_id: str, reason: str, at: float) -> None:
-        """Drop a trajectory from training; one that is still in play ends with the steps it has."""
+        """Write that a trajectory is dropped; one that is still in play ends with the steps that it has."""
         self._write(
             "UPDATE trajectories SET state = 'dropped', reason = ?, "
             "ended_at = COALESCE(ended_at, ?), steps = COALESCE(steps, "
@@ -166,20 +168,20 @@ class Store(Reader, Transactions):
         )
 
     def close_group(self, group_id: str, state: GroupState, reason: str, at: float) -> None:
-        """All members of the group are over: it is ready, or dropped for a reason."""
+        """Write that a group is ready, or dropped for a reason."""
         self._write(
             "UPDATE groups SET state = ?, reason = ?, closed_at = ? WHERE id = ?",
             (state, reason, at, group_id),
         )
 
     def add_decisions(self, decisions: Iterable[Decision], at: float) -> None:
-        """Write down what was decided."""
-        self._insert("decisions", *({**vars(each), "at": at} for each in decisions))
+        """Add decisions."""
+        self._insert("decisions", *({**vars(decision), "at": at} for decision in decisions))
 
     # --- steps and screenshots ------------------------------------------------------------------
 
     def add_step(self, record: StepRecord, at: float) -> bool:
-        """File one step and its images; False if that step is filed already."""
+        """Add one step and its images; return False if the step was added before."""
         screenshot = record.image_hashes[-1]
         if not self._add_step(record, at, screenshot, record.sampled.version_spans):
             return False
@@ -196,7 +198,7 @@ class Store(Reader, Transactions):
         return self._insert("steps", columns, conflict="OR IGNORE") > 0
 
     def _add_screenshot(self, group: int, key: str, media_type: str, image: bytes) -> None:
-        """Keep an encoded image under its content hash, once, and note the group that shows it."""
+        """Add an encoded image by its content hash, if it is new, and the newest group that shows it."""
         row = {"hash": key, "media_type": media_type, "bytes": image}
         self._insert("screenshots", row, conflict="OR IGNORE")
         self._write(
@@ -207,7 +209,7 @@ class Store(Reader, Transactions):
         )
 
     def _group_number(self, trajectory_id: str) -> int:
-        """Of the trajectory's group. Raises StoreError for a trajectory that was never leased."""
+        """Return the number of the trajectory's group. Raises StoreError if it was never leased."""
         number = self._group_numbers.get(trajectory_id)
         if number is None:
             rows = self._rows(
@@ -223,52 +225,53 @@ class Store(Reader, Transactions):
         return number
 
     def remove_screenshots(self, before_group: int, limit: int) -> int:
-        """Remove up to `limit` screenshots that no group from `before_group` on shows; how many.
+        """Remove up to `limit` screenshots that only groups before `before_group` show; return how many.
 
-        The oldest go first. Their place in the file is used again.
+        The oldest are removed first. Their space in the file is used again.
         """
         rows = self._rows(
             "SELECT hash FROM screenshot_uses WHERE group_number < ? ORDER BY group_number LIMIT ?",
             (before_group, limit),
         )
-        gone = [(row["hash"],) for row in rows]
+        hashes = [(row["hash"],) for row in rows]
         for table in ("screenshots", "screenshot_uses"):
-            self._write_many(f"DELETE FROM {table} WHERE hash = ?", gone)  # noqa: S608
-        return len(gone)
+            self._write_many(f"DELETE FROM {table} WHERE hash = ?", hashes)  # noqa: S608
+        return len(hashes)
 
     def versions_sampled(self, trajectory_id: str) -> set[int]:
-        """Return the weights that sampled the trajectory's tokens."""
+        """Return the versions that sampled the trajectory's tokens."""
         rows = self._rows(
             "SELECT version_spans FROM steps WHERE trajectory_id = ?", (trajectory_id,)
         )
         return {version for row in rows for version in span_versions(row["version_spans"])}
 
     def missing_parts(self, trajectory_id: str, steps: int) -> str:
-        """Return what the trajectory lacks of `steps` steps and their images; empty if nothing."""
+        """Return which of `steps` steps and their images are missing, in words; empty if none."""
         rows = self._rows(
             "SELECT step, image_hashes FROM steps WHERE trajectory_id = ? ORDER BY step",
             (trajectory_id,),
         )
         if [row["step"] for row in rows] != list(range(steps)):
             return f"{len(rows)} of {steps} steps were submitted"
-        hashes = {name for row in rows for name in from_json(row["image_hashes"])}
-        [[known]] = self._each(
+        hashes = {key for row in rows for key in from_json(row["image_hashes"])}
+        [[stored]] = self._stream(
             "SELECT COUNT(*) FROM screenshots WHERE hash IN (SELECT value FROM json_each(?))",
             (json.dumps(sorted(hashes)),),
         )
-        return f"{len(hashes) - known} prompt images are unknown" if known < len(hashes) else ""
+        missing = len(hashes) - stored
+        return f"{missing} prompt images are unknown" if missing else ""
 
     # --- the experience pool --------------------------------------------------------------------
 
     def add_pool_member(
         self, row: PoolRow, steps: Sequence[StepRow], screenshots: Mapping[str, bytes]
     ) -> bool:
-        """File a success from outside the run; False, and nothing changes, if it is filed already.
+        """Add a success from outside the run to the pool; return False, and change nothing, if it is there.
 
-        Its id is `x` and a hash of its content; exchange/ has checked it. `screenshots`: content hash
-        -> encoded image. Weights of another run mean nothing in this one, so version spans are left
-        out, and log-probabilities where they are not `known`. How many members a task may have is
-        decided by dart_cli/data/pool.py, at the next start.
+        Its id is `x` and a hash of its content; exchange/ has checked it. `screenshots` is content hash ->
+        encoded image. Version spans are left out, since another run's versions mean nothing in this one,
+        and so are log-probabilities without `has_logprobs`. dart_cli/data/pool.py limits the members of a
+        task at the next start.
         """
         if self.pool_member(row.trajectory_id) is not None:
             return False
@@ -276,15 +279,15 @@ class Store(Reader, Transactions):
             self._add_screenshot(0, key, media_type(image), image)
         for step in steps:
             sampled = step.sampled
-            if not row.known:
+            if not row.has_logprobs:
                 sampled = sampled.model_copy(update={"behaviour_logprobs": []})
             self._add_step(replace(step, sampled=sampled), step.at, step.screenshot, [])
         return self.join_pool(row)
 
     def join_pool(self, row: PoolRow) -> bool:
-        """Add a success whose steps are filed to the pool; return False if it is there already.
+        """Add a success whose steps are stored to the pool; return False if it is there already.
 
-        Its screenshots stay until it is evicted.
+        Its screenshots are not removed before it is evicted.
         """
         if not self._insert("pool", vars(row), conflict="OR IGNORE"):
             return False
@@ -301,7 +304,7 @@ class Store(Reader, Transactions):
         return True
 
     def evict_from_pool(self, trajectory_id: str, at: float) -> None:
-        """Evict a member, which is drawn no more; groups open now may still need its screenshots."""
+        """Evict a member of the pool. Its screenshots stay while groups that are open now may need them."""
         self._write(
             "UPDATE pool SET evicted_at = ? WHERE trajectory_id = ?",
             (at, trajectory_id),
@@ -316,16 +319,16 @@ class Store(Reader, Transactions):
         self._write("DELETE FROM pool_images WHERE trajectory_id = ?", (trajectory_id,))
 
     def draw_from_pool(self, group_id: str, trajectory_id: str) -> None:
-        """Record that the member of the pool joins the group."""
+        """Write that a member of the pool joins the group."""
         self._write("UPDATE groups SET pool_member = ? WHERE id = ?", (trajectory_id, group_id))
 
     def pool_folder(self, folder: str) -> str:
-        """Fingerprint that the folder had when it was imported; empty if it was not."""
+        """Return the fingerprint that a folder had when it was imported; empty if it was not imported."""
         rows = self._rows("SELECT fingerprint FROM pool_folders WHERE folder = ?", (folder,))
         return str(rows[0]["fingerprint"]) if rows else ""
 
     def save_pool_folder(self, folder: str, fingerprint: str) -> None:
-        """Note that the folder was imported whole."""
+        """Write that a folder was imported completely."""
         self._write("INSERT OR REPLACE INTO pool_folders VALUES (?, ?)", (folder, fingerprint))
 
     # --- batches and weights --------------------------------------------------------------------
@@ -338,7 +341,7 @@ class Store(Reader, Transactions):
         trajectory_ids: Iterable[str] = (),
         pool_ids: Iterable[str] = (),
     ) -> None:
-        """File a batch: its samples, groups, trajectories, and members of the pool."""
+        """Add a batch with its samples, and write which groups, trajectories and pool members are in it."""
         self._insert("batches", vars(batch))
         self._insert(
             "batch_samples",
@@ -350,7 +353,7 @@ class Store(Reader, Transactions):
         for table, ids in (("groups", group_ids), ("trajectories", trajectory_ids)):
             self._write_many(
                 f"UPDATE {table} SET state = 'batched', batch_id = ? WHERE id = ?",  # noqa: S608
-                [(batch.id, each) for each in ids],
+                [(batch.id, row_id) for row_id in ids],
             )
         self._write_many(
             "UPDATE pool SET used = used + 1 WHERE trajectory_id = ?",
@@ -358,16 +361,16 @@ class Store(Reader, Transactions):
         )
 
     def add_staleness(self, batch_id: int, tokens: Mapping[int, int]) -> None:
-        """Tokens of the batch by how many versions behind the trainer they were sampled."""
+        """Add the staleness of a batch: versions behind the trainer -> tokens that are so old."""
         self._write_many(
             "INSERT INTO staleness VALUES (?, ?, ?)",
             [(batch_id, behind, number) for behind, number in tokens.items()],
         )
 
     def batch_trained(self, trained: BatchTrained, metrics: Mapping[str, float], at: float) -> None:
-        """Record that the batch is in the weights; keep its finite metrics, and its steps' gaps.
+        """Write that a batch is in the weights, with its metrics and its steps' log-probability gaps.
 
-        A replay's gaps are not kept: it has no rows of samples, and its first use keeps its own.
+        The gaps of a replay are not stored, since its rows of samples are those of its first use.
         """
         self._set_batch_state(trained.batch_id, "trained", at, trained.policy_version)
         self._write_many(
@@ -387,19 +390,23 @@ class Store(Reader, Transactions):
             "WHERE batch_id = ? AND group_id = ? AND trajectory_id = ? AND step = ?",
             [
                 (
-                    *(each.value, each.advantage, trained.batch_id),
-                    *(each.group_id, each.trajectory_id, each.step),
+                    sample.value,
+                    sample.advantage,
+                    trained.batch_id,
+                    sample.group_id,
+                    sample.trajectory_id,
+                    sample.step,
                 )
-                for each in trained.values
+                for sample in trained.values
             ],
         )
 
     def batch_in_checkpoint(self, batch_id: int, at: float) -> None:
-        """Record that the trainer's checkpoint holds a batch whose acknowledgement never came."""
+        """Write that a batch is in the trainer's checkpoint although its acknowledgement never came."""
         self._set_batch_state(batch_id, "trained", at, None)
 
     def batch_untrained(self, batch_id: int) -> None:
-        """Record that the trainer went back to before this batch, which is to be served again."""
+        """Write that a batch is served again, as the trainer went back to a checkpoint before it."""
         self._set_batch_state(batch_id, "batched", None, None)
 
     def _set_batch_state(
@@ -420,42 +427,39 @@ class Store(Reader, Transactions):
             )
 
     def add_version(self, weights: WeightsPublished, at: float) -> None:
-        """Add a weight set that may be taken; of one published again after a restart the newer counts."""
+        """Add a published weight set; one that is published again after a restart replaces the earlier."""
         self._insert("versions", {**vars(weights), "published_at": at}, conflict="OR REPLACE")
 
-    def add_sync(self, done: SyncDone, granted_at: float, at: float) -> None:
-        """Record that a rollout worker has taken new weights, or refused them.
-
-        A second report of it is not counted.
-        """
-        told = self._rows(
+    def add_sync(self, sync: SyncDone, granted_at: float, at: float) -> None:
+        """Add that a rollout worker has taken new weights, or refused them; a second report is ignored."""
+        earlier = self._rows(
             "SELECT 1 FROM syncs WHERE worker = ? AND policy_version = ? AND transfer_s = ? "
             "AND waited_s = ?",
-            (done.worker, done.policy_version, done.transfer_s, done.waited_s),
+            (sync.worker, sync.policy_version, sync.transfer_s, sync.waited_s),
         )
-        if not told:
-            self._insert("syncs", {**vars(done), "granted_at": granted_at, "done_at": at})
+        if not earlier:
+            self._insert("syncs", {**vars(sync), "granted_at": granted_at, "done_at": at})
 
-    # --- what a start goes on with --------------------------------------------------------------
+    # --- what the next start reads --------------------------------------------------------------
 
     def save_usage(self, rows: Iterable[UsageRow]) -> None:
-        """Keep where the processes' time went; a row replaces that of its worker and phase."""
+        """Write the processes' time; a row replaces that of its worker and phase."""
         self._insert("usage", *map(vars, rows), conflict="OR REPLACE")
 
     def save_task(self, task_id: str, progress: str) -> None:
-        """Keep how a task fares (JSON), after one more outcome."""
+        """Write a task's progress (JSON)."""
         row = {"task_id": task_id, "progress": progress}
         self._insert("task_progress", row, conflict="OR REPLACE")
 
-    def save_trackers(self, rows: Iterable[TrackerRow]) -> None:
-        """Keep the expected rewards of tasks; a row replaces that of its task and step."""
-        self._insert("trackers", *map(vars, rows), conflict="OR REPLACE")
+    def save_baselines(self, rows: Iterable[BaselineRow]) -> None:
+        """Write running baselines; a row replaces that of its task and step."""
+        self._insert("baselines", *map(vars, rows), conflict="OR REPLACE")
 
     def save_processes(self, rows: Iterable[ProcessRow]) -> None:
-        """Keep each worker's newest heartbeat."""
+        """Write each worker's newest heartbeat."""
         self._insert("processes", *map(vars, rows), conflict="OR REPLACE")
 
 
 def media_type(image: bytes) -> str:
-    """Of an encoded screenshot, by its first bytes."""
+    """Return the media type of an encoded screenshot, by its first bytes."""
     return image_type(image) or "application/octet-stream"

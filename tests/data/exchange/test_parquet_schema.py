@@ -42,7 +42,7 @@ def any_trajectory(draw: st.DrawFn) -> Trajectory:
                 if known
                 else [],
                 entropies=draw(st.lists(st.floats(0, 20), min_size=count, max_size=count)),
-                text=draw(st.text(st.characters(action_parser="utf-8"), max_size=20)),
+                text=draw(st.text(st.characters(codec="utf-8"), max_size=20)),
                 model_s=draw(st.floats(0, 1e6)),
                 reward=draw(st.none() | st.floats(-10, 10)),
             )

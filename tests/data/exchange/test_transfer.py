@@ -15,13 +15,13 @@ from dart_cli.data.exchange import transfer
 from dart_cli.data.exchange.parquet_read import read_folder
 from dart_cli.data.exchange.parquet_schema import content_id
 from dart_cli.data.exchange.transfer import (
-    Choice,
-    Imported,
+    ImportCounts,
+    Selection,
     add_folder,
-    chosen,
     export_run,
     import_folder,
     import_pool,
+    select_ids,
 )
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.rows import PlannedSample
@@ -37,13 +37,13 @@ def test_successes_join_the_pool_once_however_often_they_come(
     sent = [trajectory(), trajectory("t1", outcome="fail"), trajectory("t2", steps=3)]
     folder = written(tmp_path / "out", *sent)
     first = import_folder(config, folder)
-    assert (first.joined, first.there, first.not_passed) == (2, 0, 1)
+    assert (first.joined, first.already_there, first.not_passed) == (2, 0, 1)
     again = import_folder(config, folder)
-    assert (again.joined, again.there, again.not_passed) == (0, 2, 1)
+    assert (again.joined, again.already_there, again.not_passed) == (0, 2, 1)
     with open_reader(config.run.dir) as reader:
         members = reader.pool()
         assert {m.trajectory_id for m in members} == {content_id(sent[0]), content_id(sent[2])}
-        assert {(m.source, m.known, m.origin) for m in members} == {
+        assert {(m.source, m.has_logprobs, m.origin) for m in members} == {
             ("imported", True, "elsewhere/t0"),
             ("imported", True, "elsewhere/t2"),
         }
@@ -79,7 +79,7 @@ def test_a_run_does_not_import_what_it_played_itself(tmp_path: Path, config: Con
         store.commit()
         folder = written(tmp_path / "out", trajectory(origin=f"{run.id}/{group}-00"))
         done = add_folder(store, config, folder)
-    assert (done.joined, done.there) == (0, 1)
+    assert (done.joined, done.already_there) == (0, 1)
 
 
 def test_a_live_run_is_refused_with_the_cure(tmp_path: Path, config: Config) -> None:
@@ -96,7 +96,7 @@ def test_the_folders_of_data_pool_join_at_the_start_and_are_read_again_when_they
 ) -> None:
     read: list[Path] = []
 
-    def adding(store: Store, config: Config, folder: Path) -> Imported:
+    def adding(store: Store, config: Config, folder: Path) -> ImportCounts:
         read.append(folder)
         return add_folder(store, config, folder)
 
@@ -131,12 +131,12 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
         play_group(ledger, ["pass", "fail", "fail", "pass"])
         store.commit()
     with open_reader(source.run.dir) as reader:
-        ids = chosen(reader, Choice(outcome="fail"))
+        ids = select_ids(reader, Selection(outcome="fail"))
         assert len(ids) == 2
-        assert len(chosen(reader, Choice())) == 4
-        assert chosen(reader, Choice(tasks=("mini/none",))) == []
+        assert len(select_ids(reader, Selection())) == 4
+        assert select_ids(reader, Selection(tasks=("mini/none",))) == []
         twice = tuple(row.task_id for row in reader.groups()) * 2
-        assert chosen(reader, Choice(tasks=twice)) == chosen(reader, Choice())
+        assert select_ids(reader, Selection(tasks=twice)) == select_ids(reader, Selection())
         done = export_run(reader, ids, tmp_path / "out")
         assert (done.trajectories, done.steps, done.skipped) == (2, 4, 0)
         rows = pq.read_table(tmp_path / "out").to_pylist()

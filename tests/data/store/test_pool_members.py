@@ -15,7 +15,7 @@ from tests.data.store.parts import fill
 def test_a_success_from_outside_joins_the_pool_once_and_keeps_what_is_trained_on(
     run_dir: Path,
 ) -> None:
-    row, steps, images = pool_member("xa", known=True)
+    row, steps, images = pool_member("xa", has_logprobs=True)
     with open_store(run_dir) as store:
         store.begin_run(1, "{}", [])
         assert store.add_pool_member(row, steps, images)
@@ -33,7 +33,7 @@ def test_a_success_from_outside_joins_the_pool_once_and_keeps_what_is_trained_on
 
 
 def test_unknown_log_probabilities_are_not_kept(run_dir: Path) -> None:
-    row, steps, images = pool_member("xa", known=False)
+    row, steps, images = pool_member("xa", has_logprobs=False)
     with open_store(run_dir) as store:
         store.add_pool_member(row, steps, images)
         assert [step.sampled.behaviour_logprobs for step in store.steps("xa")] == [[], []]
@@ -46,7 +46,7 @@ def test_screenshots_of_the_pool_stay_until_the_last_member_that_shows_them_is_e
     with open_store(run_dir) as store:
         name = fill(store)
         for member in ("xa", "xb"):
-            row, steps, images = pool_member(member, known=True, first=common)
+            row, steps, images = pool_member(member, has_logprobs=True, first=common)
             store.add_pool_member(row, steps, images)
         kept = [step.screenshot for step in store.steps("xa")]
 
@@ -69,7 +69,7 @@ def test_a_screenshot_of_an_evicted_member_stays_for_the_groups_that_are_open(
 ) -> None:
     with open_store(run_dir) as store:
         fill(store)
-        row, steps, images = pool_member("xa", known=True)
+        row, steps, images = pool_member("xa", has_logprobs=True)
         store.add_pool_member(row, steps, images)
         store.evict_from_pool("xa", 9.0)
         store.remove_screenshots(1, 1000)  # group 1 is still needed
