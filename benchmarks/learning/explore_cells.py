@@ -28,7 +28,7 @@ from bus.errors import UserError
 from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import read_graph
 from dart_cli.explore.rows import make_rows
-from dart_cli.policy.pointer.folder import add_pointer
+from dart_cli.policy.pointer_folder import add_pointer
 from envs.contract.base import Task
 from envs.contract.registry import select_tasks
 

@@ -31,7 +31,8 @@ from dart_cli.data.loading import chained
 from dart_cli.data.scheduler import task_seed
 from dart_cli.data.store.rows import TrackerRow
 from dart_cli.engines.transformers_engine import TransformersEngine
-from dart_cli.policy.loader import load_policy, pick_device
+from dart_cli.hardware.device import pick_device
+from dart_cli.policy.loader import load_policy
 from dart_cli.train.critic import key_of
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.trained_policy import TrainModel

@@ -32,7 +32,7 @@ from dart_cli.engines.caches import (
     PrefixCache,
     kv_bytes_per_token,
 )
-from dart_cli.engines.pointing import Pointing
+from dart_cli.engines.pointer_sampling import PointerSampler
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
@@ -89,7 +89,7 @@ class RunningBatch:
         self.tokens = PromptTokens()
         self._policy = policy
         self._features = features
-        self._pointing = Pointing(policy, features)
+        self._pointers = PointerSampler(policy, features)
         self._cache = BatchKVCache()
         self._most_tokens = max(1, cache_bytes // kv_bytes_per_token(policy.model))
         self._prefixes = PrefixCache(policy.model, prefix_bytes)
@@ -284,7 +284,7 @@ class RunningBatch:
     def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor, version: int) -> None:
         """Add a token to each of `jobs` [B], from the last hidden states [B, H]."""
         values = vocabulary_logits(self._policy.model, hidden)
-        forced = self._pointing.forced(jobs, hidden)
+        forced = self._pointers.sample_forced(jobs, hidden)
         drawn = sample(
             values,
             [job.next_uniform for job in jobs],

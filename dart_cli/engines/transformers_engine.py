@@ -53,7 +53,8 @@ from dart_cli.engines.caches import NO_VISION, FeatureCache, vision_digest
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.requests import ActiveRequest, JoinPolicy, RequestValidator
 from dart_cli.hardware import accelerator
-from dart_cli.policy.loader import LoadedPolicy, fits, weight_tensors
+from dart_cli.hardware.device import check_memory
+from dart_cli.policy.loader import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -109,7 +110,7 @@ class TransformersEngine:
         self._finished = 0
         self._features = FeatureCache(feature_bytes)
         self._vision = None if policy.lora is None else NO_VISION  # digest of what serves
-        with fits("the engine's cache of keys and values", policy.device):
+        with check_memory("the engine's cache of keys and values", policy.device):
             self._batch = RunningBatch(policy, self._features, cache_bytes, prefix_bytes)
         self._join_policy = JoinPolicy()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)

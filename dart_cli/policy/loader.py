@@ -12,8 +12,7 @@ Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import (
-    DartError,
-    MissingPartError,
     ModelError,
     cure_of,
     first_line,
@@ -42,7 +39,7 @@ from dart_cli.config import model_folder as files
 from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
 from dart_cli.config.schema import LoraConfig, Pointing
-from dart_cli.hardware import accelerator
+from dart_cli.hardware.device import check_memory
 from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.language.vocabulary import CUT, END, LiteralText, forbidden_ids
 from dart_cli.policy.forward import ModelInputs, collate, device_of, use_batched_vision
@@ -50,8 +47,8 @@ from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
 from dart_cli.policy.model_files import PolicyFiles
 from dart_cli.policy.packed import use_packed
-from dart_cli.policy.pointer.folder import attach_head, without_head
-from dart_cli.policy.pointer.head import PointerHead, head_of
+from dart_cli.policy.pointer_folder import attach_head, without_head
+from dart_cli.policy.pointer_head import PointerHead, head_of
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Nothing is fetched, and no code of a folder (`auto_map`) is run or asked about."""
@@ -141,43 +138,6 @@ class LoadedPolicy:
         return [*self.encode(self.literal.mark(text)), end]
 
 
-def pick_device(asked: str) -> torch.device:
-    """Return the device of a configuration's `device`; `auto` is the first GPU, else the CPU.
-
-    A GPU has its number, without which none can be made the current one. Raises MissingPartError for one
-    that torch does not see.
-    """
-    if asked == "auto":
-        asked = accelerator.KIND if accelerator.is_available() else "cpu"
-    device = torch.device(f"{asked}:0" if asked == accelerator.KIND else asked)
-    if accelerator.is_gpu(device) and device.index >= accelerator.device_count():
-        raise MissingPartError(
-            f"device {asked}: torch sees {accelerator.device_count()} GPUs; "
-            "install a CUDA build of torch, or set the device to auto or cpu"
-        )
-    return device
-
-
-_SMALLER = 'load a smaller model, or set model.dtype = "bfloat16"; `dart doctor CONFIG` says what a run takes'
-
-
-@contextmanager
-def fits(what: str | Path, device: str | torch.device, cure: str = _SMALLER) -> Iterator[None]:
-    """Raise DartError where the memory of `device` is too small for `what`, which is made inside.
-
-    Not the user's mistake by class: another process may still hold the memory, so a supervisor tries again.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise DartError(
-            f"{what} does not fit into the memory of {device} ({first_line(error)}); end what else uses it "
-            f"(nvidia-smi lists it for a GPU), or {cure}"
-        ) from None
-
-
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return the tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
 
@@ -214,7 +174,7 @@ def load_policy(
     if pointer is None and pointing == "pointer":
         raise ModelError(without_head(name))
     processor = files.preprocessor(folder)
-    with fits(name, device):
+    with check_memory(name, device):
         model = _load_weights(folder, dtype) if weights else _without_weights(folder)
         if pointer is not None:
             attach_head(model, folder, weights=weights)

@@ -35,7 +35,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bus.errors import ModelError
 from dart_cli.hardware import accelerator
 from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
-from dart_cli.policy.pointer.head import head_of
+from dart_cli.policy.pointer_head import head_of
 
 if (
     TYPE_CHECKING

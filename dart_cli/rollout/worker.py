@@ -209,9 +209,10 @@ def load_model(config: Config) -> Model:
 
     import torch
 
-    from dart_cli.engines.responder import PolicyResponder, VerifiedResponder
+    from dart_cli.engines.responder import PolicyResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
-    from dart_cli.policy.loader import load_policy, pick_device
+    from dart_cli.hardware.device import pick_device
+    from dart_cli.policy.loader import load_policy
     from dart_cli.policy.prompt import make_renderer
     from dart_cli.weights.file import load
 
@@ -237,6 +238,7 @@ def load_model(config: Config) -> Model:
     renderer = make_renderer(policy, config.policy)
     responder = PolicyResponder(policy, engine, renderer, config.policy.coordinates)
     if config.policy.verifier:
+        from dart_cli.engines.verified_responder import VerifiedResponder
         from dart_cli.policy.verifier import THRESHOLD, load_verifier
 
         folder = model_folder(config.policy.verifier)

@@ -44,7 +44,7 @@ from dart_cli.config.model_folder import (
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.policy.model_files import PolicyFiles, new_folder
-from dart_cli.policy.pointer.head import PointerHead, initial_head
+from dart_cli.policy.pointer_head import PointerHead, initial_head
 
 _EMBEDDINGS = ("language_model.embed_tokens.weight", "lm_head.weight")
 _HEAD_FILE = "model-pointer-head.safetensors"

@@ -30,7 +30,7 @@ CANDIDATES = 3
 """Regions that a pointer's map has at most, as published (arXiv 2506.03143)."""
 
 
-class Pointing:
+class PointerSampler:
     """The forced tokens of a policy's rows; none where it does not point. Used by one thread."""
 
     def __init__(self, policy: LoadedPolicy, features: FeatureCache) -> None:
@@ -38,7 +38,7 @@ class Pointing:
         self._features = features
         self._tokens = policy.pointer if policy.pointing == "pointer" else None
 
-    def forced(
+    def sample_forced(
         self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor
     ) -> Mapping[int, DrawnToken]:
         """By row, the next tokens that are not drawn from the vocabulary; `hidden` [rows, H] is behind the norm.
