@@ -314,7 +314,7 @@ class Bench:
         inputs = self._other.inputs(
             [ask.request.prompt_token_ids for ask in batch], [ask.request.images for ask in batch]
         )
-        shown = [inputs.images[index] for index in inputs.shown]
+        shown = [inputs.images[index] for index in inputs.image_order]
         self._plain.generate(
             input_ids=inputs.input_ids,
             attention_mask=inputs.attention_mask,

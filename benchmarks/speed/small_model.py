@@ -368,7 +368,7 @@ class BareLoop:
             [[*batch.prompt(sample), *batch.completion(sample)] for sample in samples],
             [[batch.images[name] for name in batch.image_hashes(sample)] for sample in samples],
         )
-        shown = [inputs.images[index] for index in inputs.shown]
+        shown = [inputs.images[index] for index in inputs.image_order]
         most = max(map(len, samples))
         scores = self._model(
             input_ids=inputs.input_ids,

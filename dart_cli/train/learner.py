@@ -301,7 +301,7 @@ def _judged_pack(pack: Pack, judged: Judged) -> Pack:
 
 def _without_screens(pack: Pack) -> Pack:
     """Return what is compared after the pass, without what is large."""
-    return replace(pack, features=None, inputs=replace(pack.inputs, images=(), shown=()))
+    return replace(pack, features=None, inputs=replace(pack.inputs, images=(), image_order=()))
 
 
 def _run_point(batch: Batch, updates_done: int) -> RunPoint:

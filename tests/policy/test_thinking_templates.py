@@ -267,7 +267,7 @@ def test_a_text_without_a_thought_stands_as_the_template_shows_it(policy: Loaded
     [
         (
             template(PLAIN + "{{- TEXT }}", THINKING).replace("+ m.role", "+ ('' if loop.last else 'past ') + m.role"),
-            "the chat template shows a past message otherwise than the newest",
+            "the chat template shows a past message differently from the newest",
         ),
         (template(PLAIN, THINKING), "the prompt shows 0 of 2 past completions; .*"),
         (
