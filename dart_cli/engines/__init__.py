@@ -1,6 +1,6 @@
 """Inference engines: they take prompts and return samples with exact log-probabilities.
 
-base                 the interfaces Engine, PromptEncoder and Responder, the types they exchange, the load meter
+base                 the interfaces Engine, PromptEncoder and Responder, and the types that they exchange
 completions          a completion under construction, and its conversion to messages
 responder            answers an ActRequest: renders the prompt, calls the engine, decodes the text
 verified_responder   the same, with greedy clicks moved to a place that a verifier accepts

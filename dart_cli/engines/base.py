@@ -78,24 +78,24 @@ class Engine(Protocol):
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Load a weight set without losing a request.
 
-        Raises WeightsError, before anything has changed, if the set is incomplete or does not fit the model. The old
-        weights then continue to serve.
+        Raises WeightsError, before anything has changed, if the set is incomplete or does not fit the model.
+        The old weights then continue to serve.
         """
         ...
 
     def interrupt(self) -> None:
         """End every running or waiting request now; each returns its tokens so far, as `suspended`.
 
-        Such a completion can be passed as a partial to any engine. Under the same weights it then continues token for
-        token as it would have.
+        Such a completion can be passed as a partial to any engine. Under the same weights it then continues
+        token for token as it would have.
         """
         ...
 
     def gauges(self) -> dict[str, float]:
         """Return the load for the heartbeat: in_flight, waiting, tokens, and the gauges of a LoadMeter.
 
-        An engine with a prefix cache adds prompt_tokens, prefilled_tokens and cached_tokens; the first is the sum of
-        the others.
+        An engine with a prefix cache adds prompt_tokens, prefilled_tokens and cached_tokens; the first is the
+        sum of the others.
         """
         ...
 
@@ -114,8 +114,8 @@ class PromptEncoder(Protocol):
     def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
         """Return `text` as a completion of `request`, with its end token; its log-probabilities are unknown.
 
-        If the policy points, each point of the text becomes a pointer with its patch. Raises EngineError if the text
-        has no such tokens.
+        If the policy points, each point of the text becomes a pointer with its patch. Raises EngineError if
+        the text has no such tokens.
         """
         ...
 
@@ -129,7 +129,10 @@ class Responder(Protocol):
         ...
 
     async def preload_images(self, request: ActRequest) -> object:
-        """Prepare the images of `request`. The caller keeps the result until the answer. Raises EngineError."""
+        """Prepare the images of `request`.
+
+        The caller keeps the result until the answer. Raises EngineError.
+        """
         ...
 
     async def answer(self, request: ActRequest) -> Completion:
@@ -152,7 +155,10 @@ class EngineMaker(Protocol):
     """
 
     def __call__(self, config: Config) -> Model:
-        """Return the loaded parts. The engine's version is -1 until it takes its first weights. Raises UserError."""
+        """Return the loaded parts.
+
+        The engine's version is -1 until it takes its first weights. Raises UserError.
+        """
         ...
 
 
@@ -164,8 +170,8 @@ def load_own_engine(config: Config) -> Model:
 class LoadMeter:
     """Counts the seconds of an engine by phase; the engine reports each change.
 
-    `starting` is the time before the first weights, `syncing` are the later halts for weights, `busy` is the time
-    with at least one running request, and `idle` is the rest. Not thread-safe: the engine holds a lock.
+    `starting` is the time before the first weights, `syncing` are the later halts for weights, `busy` is the
+    time with at least one running request, and `idle` is the rest. Not thread-safe: the engine holds a lock.
     """
 
     def __init__(

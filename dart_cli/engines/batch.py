@@ -3,13 +3,13 @@
     RunningBatch    prefills the rows that join, decodes one token for all rows, removes rows
     PromptTokens    counts tokens of prompts: all, those computed, those taken from the prefix cache
 
-Requests join between two passes. The prompts of all requests that join together run in a separate forward pass,
-which draws their first tokens. Then their keys and values are added to those of the batch. Every row has its own
-length, position, temperature and random numbers.
+Requests join between two passes. The prompts of all requests that join together run in a separate forward
+pass, which draws their first tokens. Then their keys and values are added to those of the batch. Every row
+has its own length, position, temperature and random numbers.
 
-A prefill computes the tokens that the prefix cache (dart_cli.engines.caches) does not have. All rows of a prefill end
-in the same column, so each computes as many tokens as the row with the most to compute; rows that differ much run in
-separate passes. Equal prompts that join together are computed once.
+A prefill computes the tokens that the prefix cache (dart_cli.engines.caches) does not have. All rows of a
+prefill end in the same column, so each computes as many tokens as the row with the most to compute; rows that
+differ much run in separate passes. Equal prompts that join together are computed once.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class _Prompt:
 class RunningBatch:
     """The rows that are decoded, in no particular order. For one thread.
 
-    `cache_bytes` bounds the keys and values of the rows, where every row counts with the greatest length that any of
-    them can reach; a single request is served whatever its size. `prefix_bytes` bounds the keys and values of earlier
-    requests.
+    `cache_bytes` bounds the keys and values of the rows, where every row counts with the greatest length that
+    any of them can reach; a single request is served whatever its size. `prefix_bytes` bounds the keys and
+    values of earlier requests.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class RunningBatch:
         return rows - len(self.jobs)
 
     def drop_prefixes(self) -> None:
-        """Note that the weights have changed: no request that joins later begins from earlier keys and values."""
+        """Drop the prefix cache after a change of weights; rows of the batch keep their keys and values."""
         self._weights += 1
         self._prefixes.clear()
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
-        """Compute the prompts of `jobs` and draw a token of `version` for each, without touching the batch."""
+        """Compute the prompts of `jobs` and draw a token of `version` for each; the batch stays as it is."""
         prompts = self._prompts(jobs)
         passes = [self._prefill(part, version) for part in _alike(prompts)]
         for prefilled in passes:
@@ -176,8 +176,8 @@ class RunningBatch:
     ) -> tuple[ModelInputs, ImageFeatures | None]:
         """Return the last `new` columns of `inputs`, and the features of the placeholders in these columns.
 
-        The mask stays whole. If the placeholders of a screen begin before these columns, its features begin with the
-        first placeholder in them.
+        The mask stays whole. If the placeholders of a screen begin before these columns, its features begin
+        with the first placeholder in them.
         """
         columns = inputs.input_ids.shape[1]
         if new == columns:

@@ -14,20 +14,20 @@
     row 1       .  .  .  .  p  q  r  .  .      length 3
                       ^ start        ^ end
 
-A pass writes one token of each row into column `end` and reads the columns [start, end]. Nothing is copied, whereas
-transformers' own cache copies everything for each token. A row that joins is written with its last token in the last
-column, and a row that is removed is overwritten by the last row. If there are too few rows or columns, everything is
-copied once into a layout with spare columns.
+A pass writes one token of each row into column `end` and reads the columns [start, end]. Nothing is copied,
+whereas transformers' own cache copies everything for each token. A row that joins is written with its last
+token in the last column, and a row that is removed is overwritten by the last row. If there are too few rows
+or columns, everything is copied once into a layout with spare columns.
 
-Rows end together, as with padding on the left, because masks by index require it (a sliding window counts columns).
-The caller passes the positions that rotate the keys, one per row.
+Rows end together, as with padding on the left, because masks by index require it (a sliding window counts
+columns). The caller passes the positions that rotate the keys, one per row.
 
-**Earlier prompts.** A block is BLOCK tokens of one sequence. Its digest covers all tokens up to its end and the
-content hashes of the screens among them, so a block matches only a sequence that is equal from its first token on.
-Sequences that begin alike share blocks, such as the turns of a trajectory, or the first prompt of a group. This
-follows vLLM's prefix cache (arXiv 2309.06180, 4.3), except that blocks are copied out instead of being referred to.
-Block b is tokens [b * BLOCK, (b + 1) * BLOCK) of one tensor for keys and one for values in each layer. Block 0 holds
-zeros, for padding.
+**Earlier prompts.** A block is BLOCK tokens of one sequence. Its digest covers all tokens up to its end and
+the content hashes of the screens among them, so a block matches only a sequence that is equal from its first
+token on. Sequences that begin alike share blocks, such as the turns of a trajectory, or the first prompt of a
+group. This follows vLLM's prefix cache (arXiv 2309.06180, 4.3), except that blocks are copied out instead of
+being referred to. Block b is tokens [b * BLOCK, (b + 1) * BLOCK) of one tensor for keys and one for values in
+each layer. Block 0 holds zeros, for padding.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches a
 class BatchKVCache(Cache):  # type: ignore[misc]
     """The keys and values of the running batch; the module's docstring has the layout.
 
-    Rows join and are removed between two passes. A pass is `begin_pass`, the forward pass, `end_pass`. After a failure
-    in any of these calls the content is undefined, and `clear` must be called.
+    Rows join and are removed between two passes. A pass is `begin_pass`, the forward pass, `end_pass`. After
+    a failure in any of these calls the content is undefined, and `clear` must be called.
     """
 
     def __init__(self) -> None:
@@ -164,8 +164,8 @@ class BatchKVCache(Cache):  # type: ignore[misc]
     def clear(self) -> None:
         """Remove all rows and free the memory.
 
-        The sizes of a layout can change the last bits of the results. Because of this call they depend only on the
-        present rows and on the rows that shared a batch with them, never on earlier requests.
+        The sizes of a layout can change the last bits of the results. Because of this call they depend only
+        on the present rows and on the rows that shared a batch with them, never on earlier requests.
         """
         self.layers.clear()
         self.lengths.clear()
@@ -228,7 +228,7 @@ class BlockKeys:
         self._keys: list[bytes] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[bytes]:
-        """Return the keys of the whole blocks of `token_ids` [L], which extend the tokens of the last call."""
+        """Return the keys of the whole blocks of `token_ids` [L], which extend those of the last call."""
         start = len(self._keys) * BLOCK
         fresh = np.asarray(token_ids[start : len(token_ids) // BLOCK * BLOCK], dtype=np.int64)
         for block in fresh.reshape(-1, BLOCK):
@@ -262,10 +262,10 @@ class CachedRow:
 
 
 class PrefixCache:
-    """The blocks of sequences that were served under the present weights, at most `limit_bytes`. For one thread.
+    """The blocks of sequences served under the present weights, at most `limit_bytes`. For one thread.
 
-    A block never outlives the one before it in a sequence. The memory is allocated at the start; on a CPU it is used
-    only as blocks are filled. Raises torch.OutOfMemoryError.
+    A block never outlives the one before it in a sequence. The memory is allocated at the start; on a CPU it
+    is used only as blocks are filled. Raises torch.OutOfMemoryError.
     """
 
     def __init__(self, model: PreTrainedModel, limit_bytes: int) -> None:
@@ -323,7 +323,7 @@ class PrefixCache:
         return cache
 
     def store(self, cache: Any, rows: Sequence[CachedRow]) -> None:
-        """Copy the blocks of `rows` that are not cached yet from `cache`, whose layers have keys and values."""
+        """Copy the blocks of `rows` that are not stored yet from `cache`, whose layers have keys and values."""
         copies: dict[int, tuple[int, int]] = {}  # block -> row and column
         for row in rows:
             keys = row.keys[: self._capacity]

@@ -1,12 +1,12 @@
-"""Sampling of pointers in a running batch: the tokens that they force, and the patch that `end` is drawn with.
+"""Sampling of pointers in a running batch: the tokens that they force, and the patch drawn with `end`.
 
     PointerSampler   returns the forced tokens of the rows of a pass
     pointer_map      makes the map of a pointer from the probabilities of its patches
 
-The token `start` forces `pad`, and `pad` forces `end`. With `end` a patch of the prompt's last screenshot is drawn,
-from the head's softmax at the row's temperature and with the row's uniform number for that position. At temperature
-0 it is the patch with the centre of the best region. Log-probability and entropy of `end` are those of the patch;
-those of `pad` are 0. See docs/pointing.md.
+The token `start` forces `pad`, and `pad` forces `end`. With `end` a patch of the prompt's last screenshot is
+drawn, from the head's softmax at the row's temperature and with the row's uniform number for that position.
+At temperature 0 it is the patch with the centre of the best region. Log-probability and entropy of `end` are
+those of the patch; those of `pad` are 0. See docs/pointing.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PointerSampler:
     def sample_forced(
         self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor
     ) -> Mapping[int, DrawnToken]:
-        """Return the next token of each row whose token is forced, by row; `hidden` [rows, H] is after the norm.
+        """Return the next token of each row in which it is forced; `hidden` [rows, H] is after the norm.
 
         Raises EngineError if the head's logits are not finite.
         """
@@ -95,7 +95,7 @@ class PointerSampler:
 
 
 def pointer_map(position: int, probabilities: NDArray[np.float64]) -> PointerMap:
-    """Return the map of a pointer whose `end` is at `position`, from untempered probabilities [rows, columns]."""
+    """Return the map of a pointer with `end` at `position`, from untempered probabilities [rows, columns]."""
     rows, columns = probabilities.shape
     heat = np.rint(255 * probabilities / probabilities.max()).astype(np.uint8)
     return PointerMap(

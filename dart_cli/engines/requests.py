@@ -30,7 +30,10 @@ PREFILL_ITERATIONS = 2
 
 
 class RequestValidator:
-    """Checks requests to one policy. A request has at most `max_model_len` tokens; 0 is the model's own limit."""
+    """Checks requests to one policy.
+
+    A request has at most `max_model_len` tokens; 0 is the model's own limit.
+    """
 
     def __init__(self, policy: LoadedPolicy, max_model_len: int = 0) -> None:
         self._policy = policy
@@ -137,7 +140,7 @@ class ActiveRequest:
         return float(self.uniform[len(self.builder)])
 
     def block_keys(self, token_ids: Sequence[int], image_token: int) -> Sequence[bytes]:
-        """Return the keys of the whole blocks of `token_ids`, which are this request's tokens or a prefix of them."""
+        """Return the keys of the whole blocks of `token_ids`, a prefix of this request's tokens."""
         if self._block_keys is None:
             self._block_keys = BlockKeys(self.images, image_token)
         return self._block_keys.of(token_ids)
@@ -150,11 +153,11 @@ class ActiveRequest:
 class JoinPolicy:
     """Decides when waiting requests join a running batch, and when they wait for more to join with them.
 
-    A prefill delays all rows of the batch, and much of this delay is the same for one joiner as for ten. So joiners
-    wait until the iterations that they have waited add up to the iterations that their prefill will cost the
-    others. This loses at most twice as much as the best policy with foresight (Dooly, Goldman and Scott, "On-line
-    analysis of the TCP acknowledgment delay problem", J. ACM 48, 2001). Iterations are counted, not seconds, so that
-    the same requests make the same batches.
+    A prefill delays all rows of the batch, and much of this delay is the same for one joiner as for ten. So
+    joiners wait until the iterations that they have waited add up to the iterations that their prefill will
+    cost the others. This loses at most twice as much as the best policy with foresight (Dooly, Goldman and
+    Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM 48, 2001). Iterations are
+    counted, not seconds, so that the same requests make the same batches.
     """
 
     def __init__(self, prefill_iterations: float = PREFILL_ITERATIONS) -> None:

@@ -86,8 +86,8 @@ class PolicyPromptEncoder:
     def opening(self, text: str) -> SampledTokens:
         """Return the beginning of a completion: `text`, special tokens included, and an unfinished pointer.
 
-        If prompts end within a thought, the completion first closes it. Passed as a partial to a policy that points,
-        it yields the pointer's map after one forward pass. Its log-probabilities and entropies are 0.
+        If prompts end within a thought, the completion first closes it. Passed as a partial to a policy that
+        points, it yields the pointer's map after one forward pass. Its log-probabilities and entropies are 0.
         """
         assert self._policy.pointer is not None
         text = self._renderer.closed_thought() + text

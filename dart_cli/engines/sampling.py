@@ -5,14 +5,14 @@ sample            draws tokens from logits, with their log-probabilities and ent
 draw              draws tokens from probabilities
 entropies         computes the entropies of the distributions
 
-Every engine draws with these functions. The number at a position depends on the seed and the position alone. So a
-request gets the same completion whatever else is in its batch, however often it was suspended, and whichever engine
-continues it.
+Every engine draws with these functions. The number at a position depends on the seed and the position alone.
+So a request gets the same completion whatever else is in its batch, however often it was suspended, and
+whichever engine continues it.
 
 Values over the vocabulary are float32. A running sum of so many terms is too coarse in float32: for a flat
-distribution it draws another token than float64 about once in a thousand times. For this reason tokens are summed
-in groups of GROUP, and only the sums of groups, and the tokens of the one group that is drawn from, are added up in
-float64.
+distribution it draws another token than float64 about once in a thousand times. For this reason tokens are
+summed in groups of GROUP, and only the sums of groups, and the tokens of the one group that is drawn from,
+are added up in float64.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def sample(
     forbidden: torch.Tensor,
     greedy: torch.Tensor | None = None,
 ) -> list[DrawnToken]:
-    """Draw a token from each row of logits [B, V], with one number [B] in [0, 1) and one temperature [B] per row.
+    """Draw a token from each row of logits [B, V], with a number [B] in [0, 1) and a temperature [B] for each.
 
-    The `forbidden` token ids [K] have probability 0. At temperature 0 the token is that of `greedy` [B], by default
-    the likeliest one, and log-probability and entropy are those of the untempered distribution. Raises EngineError
-    for logits that are not finite.
+    The `forbidden` token ids [K] have probability 0. At temperature 0 the token is that of `greedy` [B], by
+    default the likeliest one, and log-probability and entropy are those of the untempered distribution.
+    Raises EngineError for logits that are not finite.
     """
     divisor = torch.tensor(temperatures)
     is_greedy = (divisor == 0).to(values.device)
@@ -73,8 +73,8 @@ def sample(
 def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Return token ids [B] drawn from probabilities [B, V] with `uniform` [B], float64 in [0, 1).
 
-    The probabilities need not sum to 1. A token of probability 0 is never drawn. The token of a row that is not
-    finite is undefined.
+    The probabilities need not sum to 1. A token of probability 0 is never drawn. The token of a row that is
+    not finite is undefined.
     """
     # 1. Find the group that the number falls into.
     cumulative = _group_sums(probabilities).cumsum(dim=-1)  # [B, groups]
@@ -102,7 +102,7 @@ def entropies(probabilities: torch.Tensor, logprobs: torch.Tensor) -> torch.Tens
 def _first_above(
     cumulative: torch.Tensor, share: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, for each row of sums [B, N], float64, the first index above `share` [B] of its total, and the goal.
+    """Return the first index of each row of sums [B, N], float64, above `share` [B] of its total, and that goal.
 
     The term that was added at that index is always greater than 0.
     """

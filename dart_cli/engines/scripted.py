@@ -5,8 +5,8 @@
     BytePromptEncoder   encodes prompts and completions as bytes
     random_clicks       a function for a ScriptedEngine, which clicks anywhere
 
-The same request always gets the same sample. Weight sets are accepted at once and change only the version, so that
-tests can tell the tokens before and after a set apart.
+The same request always gets the same sample. Weight sets are accepted at once and change only the version, so
+that tests can tell the tokens before and after a set apart.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def say(text: str, logprob: float = 0.0, entropy: float = 0.0) -> Script:
 
 
 def random_clicks(action_parser: str) -> ScriptSource:
-    """Return a function that clicks anywhere, in the action language of `action_parser`, by the request's seed."""
+    """Return a function that clicks anywhere by the request's seed, in the language of `action_parser`."""
     parser = make_action_parser(action_parser)
     # A screen with a pixel for each number that the model can write.
     coordinates = CoordinateMap(THOUSAND, THOUSAND, THOUSAND, THOUSAND)

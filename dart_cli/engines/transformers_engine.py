@@ -5,22 +5,24 @@
     update_weights   checks the set first, then swaps the tensors between two passes
     interrupt        ends all waiting requests now, and all rows after the present pass
 
-Batching is continuous (dart_cli.engines.batch): a request joins the running batch between two passes, and a row that
-has ended, or that no caller awaits any more, is removed after the pass. Rows are bounded by `max_batch` and by the
-memory of their keys and values; other requests wait in order of arrival. Tokens do not depend on the rest of the
-batch (dart_cli.engines.sampling).
+Batching is continuous (dart_cli.engines.batch): a request joins the running batch between two passes, and a
+row that has ended, or that no caller awaits any more, is removed after the pass. Rows are bounded by
+`max_batch` and by the memory of their keys and values; other requests wait in order of arrival. Tokens do not
+depend on the rest of the batch (dart_cli.engines.sampling).
 
-A request that begins like an earlier one, such as the next step of a trajectory, is prefilled from the token on where
-they differ (dart_cli.engines.caches). Keys and values that other weights computed are never used for this.
+A request that begins like an earlier one, such as the next step of a trajectory, is prefilled from the token
+on where they differ (dart_cli.engines.caches). Keys and values that other weights computed are never used for
+this.
 
-A swap keeps the keys and values of the tokens before it, although older weights computed them, as vLLM's in-flight
-updates do. So no request waits longer than one pass, and nothing is computed twice. The version of a token names the
-weights whose forward pass drew it. Its behaviour log-probability is that of the distribution it was drawn from, mixed
-cache included; truncated importance sampling corrects for the difference to the trainer's forward pass. A completion
-that continues from a partial is prefilled again, so that its cache has one version again.
+A swap keeps the keys and values of the tokens before it, although older weights computed them, as vLLM's
+in-flight updates do. So no request waits longer than one pass, and nothing is computed twice. The version of
+a token names the weights whose forward pass drew it. Its behaviour log-probability is that of the
+distribution it was drawn from, mixed cache included; truncated importance sampling corrects for the
+difference to the trainer's forward pass. A completion that continues from a partial is prefilled again, so
+that its cache has one version again.
 
-Temperature 0 is greedy and meant for evaluation: log-probabilities and entropies are then those of the untempered
-distribution. At any temperature the forbidden tokens have probability 0.
+Temperature 0 is greedy and meant for evaluation: log-probabilities and entropies are then those of the
+untempered distribution. At any temperature the forbidden tokens have probability 0.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ from dart_cli.policy.loader import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 
 TensorLoader = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""Takes a directory and the model's tensors by name, and returns new ones; raises WeightsError if they do not fit."""
+"""Takes a directory and the model's tensors by name, and returns new ones; raises WeightsError if they do not
+fit."""
 
 
 @dataclass
@@ -73,10 +76,11 @@ class _Swap:
 class TransformersEngine:
     """An Engine that serves one policy from a worker thread.
 
-    The queue is bounded by the callers: the handlers of a Replier, or a player. `load_weights` reads and checks a
-    published set (dart_cli.weights.file.load). An idle worker waits `linger_s` seconds for more requests after the
-    first. `cache_bytes` bounds the keys and values of the batch (see RunningBatch), `prefix_bytes` those of earlier
-    requests (0 keeps none), and `feature_bytes` the cached output of the vision tower.
+    The queue is bounded by the callers: the handlers of a Replier, or a player. `load_weights` reads and
+    checks a published set (dart_cli.weights.file.load). An idle worker waits `linger_s` seconds for more
+    requests after the first. `cache_bytes` bounds the keys and values of the batch (see RunningBatch),
+    `prefix_bytes` those of earlier requests (0 keeps none), and `feature_bytes` the cached output of the
+    vision tower.
     """
 
     def __init__(
@@ -133,9 +137,9 @@ class TransformersEngine:
     async def generate_together(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         """Sample several completions, whose requests join the batch together if there is room for them.
 
-        The last bits of logits depend on which requests share a pass, and on which prompts are cached. Two engines
-        that get the same calls of this method in the same order, and no other requests, return the same numbers.
-        Raises EngineError as `generate`.
+        The last bits of logits depend on which requests share a pass, and on which prompts are cached. Two
+        engines that get the same calls of this method in the same order, and no other requests, return the
+        same numbers. Raises EngineError as `generate`.
         """
         jobs = [
             ActiveRequest(
@@ -175,9 +179,9 @@ class TransformersEngine:
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Load a weight set between two forward passes, without losing a request.
 
-        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue to
-        serve. An error in the swap itself is raised unchanged, and the engine closes, because its tensors belong to
-        two versions.
+        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue
+        to serve. An error in the swap itself is raised unchanged, and the engine closes, because its tensors
+        belong to two versions.
         """
         started = time.monotonic()
         expected = weight_tensors(self.policy.model)

@@ -1,13 +1,13 @@
 """A responder whose greedy completions click where a verifier finds the target (`policy.verifier`).
 
 The candidates of a pointer come from the map that the policy returned with the completion: the centres of its
-regions, then single cells. The verifier (dart_cli/policy/verifier.py) scores them in this order, and the first one
-that it is sure enough of is clicked.
+regions, then single cells. The verifier (dart_cli/policy/verifier.py) scores them in this order, and the
+first one that it is sure enough of is clicked.
 
-Only the place in the text changes. Tokens, patches and log-probabilities stay those of the policy. For this reason
-sampled completions, which may be trained on, are returned unchanged. The prompts of other programs
-(`ActRequest.messages`) have no instruction that the verifier could check a place against, so their completions are
-returned unchanged as well.
+Only the place in the text changes. Tokens, patches and log-probabilities stay those of the policy. For this
+reason sampled completions, which may be trained on, are returned unchanged. The prompts of other programs
+(`ActRequest.messages`) have no instruction that the verifier could check a place against, so their
+completions are returned unchanged as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The functions of torch that need a GPU. No other module of dart names a vendor of GPUs.
 
-    KIND                               the name of a GPU in torch and in configurations: CUDA, which ROCm also uses
+    KIND                               the name of a GPU in torch and configurations: CUDA, also for ROCm
     is_gpu                             tells whether a device is a GPU
     is_available, device_count, current_device_index, set_device_index, synchronize, current_stream,
     max_memory_allocated               the same as in `torch.accelerator`
@@ -12,8 +12,8 @@
     takes_packs, packed_attention      the GPU's attention kernel for packs
     use_any_length                     avoids the attention that makes a plan for each length of a sequence
 
-docs/hardware.md lists the functions of this module. It does not use `torch.accelerator` throughout, because that also
-accepts GPUs that dart was never tried on (Apple's).
+docs/hardware.md lists the functions of this module. It does not use `torch.accelerator` throughout, because
+that also accepts GPUs that dart was never tried on (Apple's).
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def max_memory_allocated(device: torch.device) -> int:
 def host_bytes(*shape: int, pinned: bool) -> torch.Tensor:
     """Return an uninitialised tensor of bytes in main memory.
 
-    A GPU copies from and to `pinned` memory while it computes. torch rounds the size of pinned memory up to a power
-    of two.
+    A GPU copies from and to `pinned` memory while it computes. torch rounds the size of pinned memory up to a
+    power of two.
     """
     return torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
 
@@ -136,7 +136,7 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
 
 
 def backend(device: torch.device) -> str:
-    """Return the backend of the ranks' collectives for a model on `device`: NCCL on GPUs, gloo in main memory."""
+    """Return the backend of collectives for a model on `device`: NCCL on GPUs, gloo in main memory."""
     return f"cpu:gloo,{KIND}:nccl" if is_gpu(device) else "gloo"
 
 
@@ -191,8 +191,8 @@ def packed_attention(
 ) -> torch.Tensor:
     """Return the attention [Q, heads, D] of packed sequences, causal from the bottom right.
 
-    Calls FlashAttention (arXiv 2307.08691) through `torch.nn.attention.varlen.varlen_attn`. Raises ModelError if
-    this version of torch has no such function.
+    Calls FlashAttention (arXiv 2307.08691) through `torch.nn.attention.varlen.varlen_attn`. Raises ModelError
+    if this version of torch has no such function.
     """
     call, parameters = _varlen_call()
     groups = query.shape[1] // key.shape[1]
@@ -216,8 +216,8 @@ def packed_attention(
 def use_any_length() -> None:
     """Keep `scaled_dot_product_attention` from using cuDNN in this process.
 
-    cuDNN makes a plan for each new shape, and every sampled token has a new one (docs/log.md, 2026-11-27: the first
-    GPU).
+    cuDNN makes a plan for each new shape, and every sampled token has a new one (docs/log.md, 2026-11-27: the
+    first GPU).
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 

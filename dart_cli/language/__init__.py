@@ -1,6 +1,6 @@
-"""The language of the model: the texts and tokens that it reads and writes. This package does not import torch.
+"""The language of the model: the texts and tokens that it reads and writes. Nothing here imports torch.
 
-parsers/         action parsers, which turn model text into GUI actions and back; one module per action language
+parsers/         action parsers, which turn model text into GUI actions and back
 coordinates      maps the numbers that a model writes to pixels of the screenshot, and back
 thoughts         finds where a thought ends and the reply begins
 history          chooses which past turns and screenshots are in the prompt

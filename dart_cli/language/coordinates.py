@@ -7,13 +7,13 @@
     screen_tokens         returns the number of tokens of a screen
     pointer_after         returns where the mouse pointer is after an action
 
-A number of the model names a cell of the model's grid. It maps to the pixel that contains the centre of the cell, and
-a pixel maps to the cell that contains the centre of the pixel. If the grid is at least as fine as the screen, the way
-from pixel to number to pixel is exact.
+A number of the model names a cell of the model's grid. It maps to the pixel that contains the centre of the
+cell, and a pixel maps to the cell that contains the centre of the pixel. If the grid is at least as fine as
+the screen, the way from pixel to number to pixel is exact.
 
-Numbers beyond the grid raise ActionError and are never clamped: a click off the screen is the policy's mistake, and
-it should see the error. There is one exception: `resized` and `unit` numbers may be the width or height itself, which
-means the last pixel.
+Numbers beyond the grid raise ActionError and are never clamped: a click off the screen is the policy's
+mistake, and it should see the error. There is one exception: `resized` and `unit` numbers may be the width or
+height itself, which means the last pixel.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ UI_TARS = Screens(28, 100 * 28 * 28, 16384 * 28 * 28)
 def resize_of(config: Config) -> Screens:
     """Return how the model's image processor resizes a screen.
 
-    Only `resized` coordinates depend on it; for the others the model's folder is not read. Raises ModelError if the
-    folder does not state it.
+    Only `resized` coordinates depend on it; for the others the model's folder is not read. Raises ModelError
+    if the folder does not state it.
     """
     return screens_of(config) if config.policy.coordinates == "resized" else UI_TARS
 
@@ -58,11 +58,11 @@ class CoordinateMap:
     has_edge: bool = False  # x = grid_width and y = grid_height are read, too, as the last pixel
     decimals: int = 0  # a cell is written as its number divided by 10 ** decimals
     pointer: tuple[int, int] | None = None
-    """The pixel of the mouse pointer after the actions so far; None if no action has moved it. It is needed by
-    languages with calls that act where the pointer is."""
+    """The pixel of the mouse pointer after the actions so far; None if no action has moved it. It is needed
+    by languages with calls that act where the pointer is."""
     assumes_places: bool = True
-    """Whether a call without a place acts where the pointer is, or in the middle of the screen. It does when an episode
-    is played. When pointing is measured, such a call is an error."""
+    """Whether a call without a place acts where the pointer is, or in the middle of the screen. It does when
+    an episode is played. When pointing is measured, such a call is an error."""
 
     @property
     def centre(self) -> tuple[int, int]:
@@ -90,7 +90,10 @@ class CoordinateMap:
         )
 
     def to_model(self, x: int, y: int) -> tuple[int, int]:
-        """Return the numbers that a model writes for pixel (x, y). Raises ActionError if it is beyond the screen."""
+        """Return the numbers that a model writes for pixel (x, y).
+
+        Raises ActionError if it is beyond the screen.
+        """
         return (
             _rescale("x", x, self.width, self.grid_width),
             _rescale("y", y, self.height, self.grid_height),
@@ -136,8 +139,8 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Return (height, width) after Qwen2-VL's resize (arXiv 2409.12191; transformers Qwen2VLImageProcessor).
 
-    Both sides become multiples of `factor`, the area stays within the bounds, and the aspect ratio changes as little
-    as that allows. Raises ActionError for a strip longer than 200 : 1.
+    Both sides become multiples of `factor`, the area stays within the bounds, and the aspect ratio changes as
+    little as that allows. Raises ActionError for a strip longer than 200 : 1.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ActionError(f"a {width}x{height} screenshot is too long a strip (over 200 : 1)")
@@ -155,7 +158,10 @@ def smart_resize(
 
 
 def screen_tokens(screen: tuple[int, int], resize: Screens) -> int:
-    """Return the number of tokens of a screen of (width, height) pixels. Raises ActionError as `smart_resize`."""
+    """Return the number of tokens of a screen of (width, height) pixels.
+
+    Raises ActionError as `smart_resize`.
+    """
     height, width = smart_resize(screen[1], screen[0], **resize._asdict())
     return max(1, width * height // resize.factor**2)
 

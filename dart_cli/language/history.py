@@ -20,13 +20,13 @@ from dart_cli.config.schema import PolicyConfig
 class History:
     """Chooses the past that a prompt shows: the last `turns` turns, with the newest screenshots and texts.
 
-    `images` counts the current screenshot, which belongs to no past turn, so at most `images - 1` past screenshots
-    are shown, and likewise `texts - 1` texts beside screenshots. The paper's setting is images 5, turns 35
-    (arXiv 2509.23866).
+    `images` counts the current screenshot, which belongs to no past turn, so at most `images - 1` past
+    screenshots are shown, and likewise `texts - 1` texts beside screenshots. The paper's setting is images 5,
+    turns 35 (arXiv 2509.23866).
 
-    With `images_most` 0 this holds for every prompt, and the window slides. Otherwise it holds after an eviction:
-    nothing is dropped until a prompt would show more than `images_most` screenshots, so that each prompt until then
-    extends the one before.
+    With `images_most` 0 this holds for every prompt, and the window slides. Otherwise it holds after an
+    eviction: nothing is dropped until a prompt would show more than `images_most` screenshots, so that each
+    prompt until then extends the one before.
     """
 
     images: int
@@ -48,8 +48,8 @@ class History:
     def visible(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return the turns that go into the next prompt, oldest first.
 
-        `turns` is either the whole past, or the result for the previous prompt with the turn since; both give the
-        same result. With evictions, a turn without a screenshot must have lost it in an earlier call.
+        `turns` is either the whole past, or the result for the previous prompt with the turn since; both give
+        the same result. With evictions, a turn without a screenshot must have lost it in an earlier call.
         """
         if not self.evicts:
             return self._newest(turns)

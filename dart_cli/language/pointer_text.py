@@ -1,13 +1,13 @@
-"""Conversion between the numbers of a text and the pointers among its tokens. This module does not import torch.
+"""Conversion between the numbers of a text and the pointers among its tokens, without torch.
 
     Cells          the cells of a screenshot, and the model's numbers in each
     jitter         returns where in its cell a sampled pointer clicks
     split_text     splits a text into its points and the texts around them
     PointerText    converts tokens of completions to texts and back, for one policy and action parser
 
-Only the prompts and completions of a model that points have pointers. A rollout worker returns texts with numbers in
-their place, and the prompts it makes have pointers in the place of numbers. So environments, action parsers, the
-store and the pages handle numbers alone.
+Only the prompts and completions of a model that points have pointers. A rollout worker returns texts with
+numbers in their place, and the prompts it makes have pointers in the place of numbers. So environments,
+action parsers, the store and the pages handle numbers alone.
 """
 
 from __future__ import annotations
@@ -34,17 +34,26 @@ class Cells:
     columns: int
 
     def at(self, x: float, y: float) -> int:
-        """Return the cell of a point in fractions [0, 1] of the screen; cells are counted row by row from 0."""
+        """Return the cell of a point in fractions [0, 1] of the screen.
+
+        Cells are counted row by row from 0.
+        """
         row, column = min(int(y * self.rows), self.rows - 1), int(x * self.columns)
         return row * self.columns + min(column, self.columns - 1)
 
     def holding(self, point: Numbers, coordinates: CoordinateMap) -> int:
-        """Return the cell that contains the centre of the point's pixel. Raises ActionError beyond the screen."""
+        """Return the cell that contains the centre of the point's pixel.
+
+        Raises ActionError beyond the screen.
+        """
         column, row = self._place(*point, coordinates)
         return row * self.columns + column
 
     def numbers_at(self, x: float, y: float, coordinates: CoordinateMap) -> Numbers:
-        """Return the numbers of a point in fractions of the screen; they lie in the same cell as the point."""
+        """Return the numbers of a point in fractions of the screen.
+
+        They lie in the same cell as the point.
+        """
         cell = self.at(x, y)
         row, column = divmod(cell, self.columns)
         return self.numbers(cell, x * self.columns - column, y * self.rows - row, coordinates)
@@ -52,8 +61,8 @@ class Cells:
     def numbers(self, cell: int, across: float, down: float, coordinates: CoordinateMap) -> Numbers:
         """Return the numbers at the fractions [0, 1) of a cell's width and height.
 
-        Uniform fractions give each number of the cell with the same probability. On a screen so small that the cell
-        contains no number, the result is the next number after it.
+        Uniform fractions give each number of the cell with the same probability. On a screen so small that
+        the cell contains no number, the result is the next number after it.
         """
         row, column = divmod(cell, self.columns)
 

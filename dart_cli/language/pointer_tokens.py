@@ -8,9 +8,9 @@
     DrawnPatch      a patch with its log-probability and entropy
     drawn_patches   returns the patches of a completion
 
-A pointer is three tokens in a row. `start` is sampled like any token. It forces `pad`, and `pad` forces `end`. With
-`end` a patch is drawn, from the last hidden state at `pad`. So `end` counts as drawn, because its patch is; only
-`pad` is determined by the token before it.
+A pointer is three tokens in a row. `start` is sampled like any token. It forces `pad`, and `pad` forces
+`end`. With `end` a patch is drawn, from the last hidden state at `pad`. So `end` counts as drawn, because its
+patch is; only `pad` is determined by the token before it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class PointerTokens:
 
 
 def pointer_tokens(config: Mapping[str, Any]) -> PointerTokens | None:
-    """Return the tokens of a config.json; None if the model has no head. Raises ModelError if some are missing."""
+    """Return the tokens of a config.json.
+
+    None if the model has no head. Raises ModelError if some are missing.
+    """
     ids = pointer_ids(config)
     return None if ids is None else PointerTokens(*ids)
 
@@ -71,9 +74,10 @@ def patch_mistake(
 ) -> str:
     """Return what is wrong with the patches of a completion, or "" if nothing is.
 
-    All sequences are [A]; `patches` and `numbers` may be empty. `numbers` are log-probabilities or entropies, which
-    must be 0 for a forced token. `triple` are the model's pointer tokens. If they are not known, all patches must
-    have the tokens of the first one. `cells` is the number of cells of the screenshot that is pointed into, if known.
+    All sequences are [A]; `patches` and `numbers` may be empty. `numbers` are log-probabilities or entropies,
+    which must be 0 for a forced token. `triple` are the model's pointer tokens. If they are not known, all
+    patches must have the tokens of the first one. `cells` is the number of cells of the screenshot that is
+    pointed into, if known.
     """
     if patches:
         if len(patches) != len(token_ids):
@@ -106,7 +110,8 @@ def patch_mistake(
 def _order_mistake(token_ids: Sequence[int], patches: Sequence[int], triple: Triple) -> str:
     """Return what is wrong with the order of pointer tokens, or "" if nothing is.
 
-    start, pad and end must follow one another, and each end must have a patch. The last pointer may be cut off.
+    start, pad and end must follow one another, and each end must have a patch. The last pointer may be cut
+    off.
     """
     following = {triple[0]: triple[1], triple[1]: triple[2]}
     before: int | None = None
@@ -136,7 +141,8 @@ def map_mistake(pointed: Sequence[PointerMap], patches: Sequence[int]) -> str:
 def drop_forced(values: Sequence[float], patches: Sequence[int]) -> list[float]:
     """Return `values` [A] of a completion's tokens without those of forced tokens: each pad before a patch.
 
-    The value of a pad that ends the completion is kept: without the model's token ids it cannot be told apart.
+    The value of a pad that ends the completion is kept: without the model's token ids it cannot be told
+    apart.
     """
     following = [*patches[1:], -1] if patches else [-1] * len(values)
     return [value for value, after in zip(values, following, strict=True) if after < 0]

@@ -33,7 +33,8 @@ def refuse_cut_off(config: Config, source: Source | None = None) -> None:
 def find_cut_off(config: Config) -> Finding | None:
     """Return the mistake in `rollout.max_tokens` if no click fits, else None.
 
-    Return None as well if this cannot be told: without a model, a tokenizer, or clicks in the action language.
+    Return None as well if this cannot be told: without a model, a tokenizer, or clicks in the action
+    language.
     """
     # Agents of other programs may write any text.
     if config.rollout.engine not in MODEL_ENGINES or config.env.suite.startswith(_SERVED):
@@ -50,13 +51,17 @@ def find_cut_off(config: Config) -> Finding | None:
         return None
     return broken_rule(
         "rollout.max_tokens",
-        f"must be >= {text_tokens + pointer_tokens}, the tokens of the shortest click in policy.action_parser = "
-        f'"{config.policy.action_parser}" ({text!r}), or every action is cut off, got {most}',
+        f"must be >= {text_tokens + pointer_tokens}, the tokens of the shortest click in "
+        f'policy.action_parser = "{config.policy.action_parser}" ({text!r}), or every action is cut off, '
+        f"got {most}",
     )
 
 
 def _shortest(config: Config) -> list[str]:
-    """Return the text of a click, or, if the policy points, the parts around its points; [] without clicks."""
+    """Return the text of a click, or, if the policy points, the parts around its points.
+
+    [] without clicks.
+    """
     policy = config.policy
     coordinates = make_coordinate_map(policy.coordinates, _SIDE, _SIDE)
     try:

@@ -50,9 +50,10 @@ def unopened(text: str, beginning: str) -> str:
 def reply_starts(text: str) -> list[int]:
     """Return the places where the reply may begin, the most likely one last.
 
-    A text that begins with thoughts has a place after each of them. If the prompt has opened the thought, only the
-    closing tag is in the text. A closing tag may also be a part of a text that the reply types, so the beginning of
-    the text is a place, too. Raises ActionError if the thought that begins the text does not end.
+    A text that begins with thoughts has a place after each of them. If the prompt has opened the thought,
+    only the closing tag is in the text. A closing tag may also be a part of a text that the reply types, so
+    the beginning of the text is a place, too. Raises ActionError if the thought that begins the text does not
+    end.
     """
     starts: list[int] = []
     while opening := _BEGIN.match(text, starts[-1] if starts else 0):

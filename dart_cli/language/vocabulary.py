@@ -1,4 +1,4 @@
-"""The special tokens of the supported vocabularies, and outside text without them. This module does not import torch.
+"""The special tokens of the supported vocabularies, and outside text without them. torch is not imported.
 
 forbidden_ids   returns the tokens that a policy never samples
 LiteralText     marks text from outside, so that a tokenizer reads no special token in it
@@ -19,14 +19,16 @@ STRUCTURAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Tokens that structure a prompt. In a completion they would break the next forward pass or the next prompt."""
+"""Tokens that structure a prompt. In a completion they would break the next forward pass or the next
+prompt."""
 
 BOXES = ("<|box_start|>", "<|box_end|>")
 THOUGHTS = ("<think>", "</think>")
 """Special tokens that completions contain and that do not structure prompts. They may be read in any text."""
 
 CUT = "\ufdd0"
-"""A mark between two parts of a text that are tokenised one by one: a Unicode noncharacter, which no text has."""
+"""A mark between two parts of a text that are tokenised one by one: a Unicode noncharacter, which no text
+has."""
 SLOT = "\ufdd1"
 """A mark in the place of tokens that are known already: another noncharacter."""
 
@@ -44,7 +46,7 @@ def forbidden_ids(
 
 
 class LiteralText:
-    """Marks text from outside, so that a tokenizer reads no `special` token in it except BOXES and THOUGHTS."""
+    """Marks text from outside, so that a tokenizer reads no special token in it but BOXES and THOUGHTS."""
 
     def __init__(self, special: Iterable[str]) -> None:
         # A token of one character cannot be cut; no supported vocabulary has one.
@@ -53,6 +55,6 @@ class LiteralText:
         self._first = re.compile(rf"(?=(?:{alternatives}))([\s\S])") if names else None
 
     def mark(self, text: str) -> str:
-        """Return `text` with a CUT within each special token that it spells, and without other CUTs and SLOTs."""
+        """Return `text` with a CUT within each special token that it spells, and no other CUTs or SLOTs."""
         plain = text.replace(CUT, "").replace(SLOT, "")
         return plain if self._first is None else self._first.sub(rf"\1{CUT}", plain)

@@ -9,9 +9,9 @@
     masked_logprobs      turns logits into log-probabilities of the distribution that is sampled from
     use_batched_vision   lets images and windows of one size attend in one call, not one by one
 
-Screens repeat: the trajectories of a group share the first screen, and a click without effect leaves the screen as
-it was. Each distinct image goes through the vision tower once. Its features are scattered to all placeholders of
-that image, and gradients add up over them.
+Screens repeat: the trajectories of a group share the first screen, and a click without effect leaves the
+screen as it was. Each distinct image goes through the vision tower once. Its features are scattered to all
+placeholders of that image, and gradients add up over them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from transformers import AttentionInterface, Cache, PreTrainedModel
 from dart_cli.policy.images import PreparedImage, patches_of
 
 BATCHED_VISION = "dart_flash_equal_lengths"
-"""The name of our vision attention in transformers, which makes a packed call for names that contain `flash`."""
+"""The name of our vision attention in transformers, which makes a packed call for names that contain
+`flash`."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def rope_positions(
 ) -> tuple[torch.Tensor, int]:
     """Return the positions [3, L] of one sequence in Qwen's multi-modal RoPE, and the next free position.
 
-    Text advances all three axes together. The tokens of an image share their time and spread over rows and columns,
-    and text continues after the larger side (arXiv 2409.12191, 2.1). Raises ValueError if placeholders and `grids`
-    do not agree.
+    Text advances all three axes together. The tokens of an image share their time and spread over rows and
+    columns, and text continues after the larger side (arXiv 2409.12191, 2.1). Raises ValueError if
+    placeholders and `grids` do not agree.
     """
     parts: list[torch.Tensor] = []
     position, index, waiting = 0, 0, list(grids)
@@ -142,7 +143,7 @@ def collate(
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Return the device that a model computes on: that of its buffers, since weights may wait in main memory."""
+    """Return the device that a model computes on, where its buffers are; weights may wait in main memory."""
     device: torch.device = next(model.buffers()).device
     return device
 
@@ -198,7 +199,8 @@ def last_hidden(
 ) -> torch.Tensor:
     """Return the hidden states [B, last, H] of the last positions, after the final norm.
 
-    `features` belong to `inputs.images` and are computed here if absent. `cache` is read and extended if passed.
+    `features` belong to `inputs.images` and are computed here if absent. `cache` is read and extended if
+    passed.
     """
     device = device_of(model)
     inner: Any = model.model
@@ -238,9 +240,9 @@ def masked_logprobs(
 ) -> torch.Tensor:
     """Return the log-probabilities [..., V], natural log, of the distribution that is sampled from.
 
-    `values` are logits [..., V]. The `forbidden` token ids [K] get probability 0, and `temperature` (a number, or
-    [..., 1]) divides the logits. The engine samples from this distribution and the trainer scores with it. The
-    result is float32, or float64 if `values` are.
+    `values` are logits [..., V]. The `forbidden` token ids [K] get probability 0, and `temperature` (a
+    number, or [..., 1]) divides the logits. The engine samples from this distribution and the trainer scores
+    with it. The result is float32, or float64 if `values` are.
     """
     masked = _precise(values).index_fill(-1, forbidden, float("-inf"))
     return F.log_softmax(masked / temperature, dim=-1)
@@ -254,9 +256,10 @@ def _precise(values: torch.Tensor) -> torch.Tensor:
 def use_batched_vision(model: PreTrainedModel) -> None:
     """Let images and windows of one size attend in one call, and embed patches by a matrix product.
 
-    transformers splits the packed images and attends to them one after another (a 1280x720 screen has 84 windows in
-    28 of Qwen2.5-VL's layers), and embeds patches through a Conv3d whose kernel is the whole patch. Both cost more
-    than their arithmetic. The results are the same up to rounding (tests/policy/test_loader.py).
+    transformers splits the packed images and attends to them one after another (a 1280x720 screen has 84
+    windows in 28 of Qwen2.5-VL's layers), and embeds patches through a Conv3d whose kernel is the whole
+    patch. Both cost more than their arithmetic. The results are the same up to rounding
+    (tests/policy/test_loader.py).
     """
     inner: Any = model.model
     visual = inner.visual
@@ -331,7 +334,7 @@ def _equal_length_attention(
 
 
 def _by_length(starts: list[int]) -> tuple[torch.Tensor | None, list[tuple[int, int]]]:
-    """Return an order of rows that puts sequences of one length side by side, and the (count, length) of each.
+    """Return an order of rows with sequences of one length side by side, and the (count, length) of each.
 
     The order is None if they lie so already. Sequence n has the rows [starts[n], starts[n + 1]).
     """

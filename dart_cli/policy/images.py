@@ -4,9 +4,9 @@
     ImagePreparer.token_count  counts the placeholder tokens of a screenshot, from its header alone
     PixelTable                 turns pixels into patches, on any device
 
-The processor scales and normalises each byte independently, so a table of 256 values per channel replaces it. The
-processor itself computes the table, which makes this faster way exact. Screenshots are kept and sent as bytes:
-their patches are float32 and hold each frame twice, which is eight times as much.
+The processor scales and normalises each byte independently, so a table of 256 values per channel replaces it.
+The processor itself computes the table, which makes this faster way exact. Screenshots are kept and sent as
+bytes: their patches are float32 and hold each frame twice, which is eight times as much.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PixelTable:
     frames: int  # temporal slots of a patch; a screen fills all of them
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return patches [N, channels * frames * patch * patch], float32, of pixels [N, channels * patch * patch].
+        """Return patches [N, channels * frames * patch²], float32, of pixels [N, channels * patch²], uint8.
 
-        They are bit for bit those of the processor, and on the device of `pixels` (uint8).
+        They are bit for bit those of the processor, and on the device of `pixels`.
         """
         channels = len(self.values)
         values = self.values.to(pixels.device)
@@ -67,7 +67,7 @@ class PreparedImage:
 
     @property
     def patches(self) -> torch.Tensor:
-        """The input of the vision tower [patches, channels * frames * patch * patch], float32, computed anew."""
+        """The input of the vision tower [patches, channels * frames * patch²], float32, computed anew."""
         return self.table.patches(self.pixels)
 
 
@@ -89,8 +89,8 @@ def with_hashes(images: Sequence[bytes], hashes: Sequence[str]) -> list[tuple[by
 class ImagePreparer:
     """Turns encoded screenshots into pixels by patch. Thread-safe.
 
-    A prepared image is found again by its content hash as long as any caller holds it. Beside that, a cache of
-    at most `cache_bytes` keeps the recent ones alive. Preparing a 1280x720 screenshot takes some 40 ms and
+    A prepared image is found again by its content hash as long as any caller holds it. Beside that, a cache
+    of at most `cache_bytes` keeps the recent ones alive. Preparing a 1280x720 screenshot takes some 40 ms and
     2.7 MiB, a 1920x1080 one 95 ms and 6.0 MiB.
     """
 
@@ -167,7 +167,10 @@ class ImagePreparer:
             return self.of_image(key, as_seen(opened))
 
     def of_image(self, key: str, image: Image.Image) -> PreparedImage:
-        """Return the pixels by patch of a decoded image, turned as `as_seen` does; `key` identifies its content."""
+        """Return the pixels by patch of a decoded image, turned as `as_seen` does.
+
+        `key` identifies its content.
+        """
         image = image.convert("RGB")
         size = self.resized(*image.size)
         if size != image.size:

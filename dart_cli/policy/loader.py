@@ -2,7 +2,7 @@
 
     load_policy     loads a Hugging Face folder (or `builtin:tiny`) as a LoadedPolicy
     check_weights   checks that a folder would load, without reading its weights
-    LoadedPolicy    the model, its tokenizer, its image preparer, and the token ids that engine and trainer need
+    LoadedPolicy    the model, its tokenizer, its image preparer, and its special token ids
     weight_tensors  returns the tensors that the trainer publishes and the engine loads
 
 Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL are supported. Nothing is downloaded.
@@ -49,7 +49,8 @@ from dart_cli.policy.pointer_folder import attach_head, without_head
 from dart_cli.policy.pointer_head import PointerHead, head_of
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""Arguments with which transformers fetches nothing, and neither runs a folder's code (`auto_map`) nor asks to."""
+"""Arguments with which transformers fetches nothing, and neither runs a folder's code (`auto_map`) nor asks
+to."""
 
 
 @dataclass
@@ -120,7 +121,10 @@ class LoadedPolicy:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, special tokens included. Parts between CUTs are tokenised one by one."""
+        """Return the token ids of a text, special tokens included.
+
+        Parts between CUTs are tokenised one by one.
+        """
         encode = self.tokenizer.encode
         parts = [part for part in text.split(CUT) if part]
         return [token for part in parts for token in encode(part, add_special_tokens=False)]
@@ -158,12 +162,13 @@ def load_policy(
 ) -> LoadedPolicy:
     """Load a policy folder in evaluation mode; `dtype` "auto" is the dtype of the folder.
 
-    Without `weights` the policy only encodes and decodes tokens; its model is on `meta` and cannot run. With `lora`
-    the model gets adapters (lora.py), read from the folder `adapters` or drawn with `seed`. A pointer head of the
-    folder is always loaded, but only with `pointing` "pointer" can the model sample pointers.
+    Without `weights` the policy only encodes and decodes tokens; its model is on `meta` and cannot run. With
+    `lora` the model gets adapters (lora.py), read from the folder `adapters` or drawn with `seed`. A pointer
+    head of the folder is always loaded, but only with `pointing` "pointer" can the model sample pointers.
 
     Raises ModelError, which names the file and the fix, if the folder is missing, incomplete, or of an
-    unsupported model class. Raises MissingPartError for adapters without peft, and DartError as `check_memory`.
+    unsupported model class. Raises MissingPartError for adapters without peft, and DartError as
+    `check_memory`.
     """
     folder = resolve(name)
     config = check_folder(folder)
@@ -252,7 +257,7 @@ def _assemble(
 
 
 def _factor(config: Any) -> int:
-    """Return the pixels of one image token's side: the model's patch size times the patches that it merges."""
+    """Return the pixels of one image token's side: the patch size times the number of merged patches."""
     return int(config.vision_config.patch_size * config.vision_config.spatial_merge_size)
 
 

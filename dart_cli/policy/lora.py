@@ -11,7 +11,8 @@
     merge_into         adds published adapters to the weights of a model without adapters
     adapters_by_layer  groups published tensors into the (A, B) of each layer
 
-A is [rank, inputs] and B is [outputs, rank]. B begins at zero, so that the first version equals the base model.
+A is [rank, inputs] and B is [outputs, rank]. B begins at zero, so that the first version equals the base
+model.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _LAYERS = rf"(.*\.)?language_model\.layers\.\d+\..*\.({'|'.join(TARGETS)})"
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder: str = "") -> None:
     """Inject adapters into `model`, in its dtype, and freeze all its other parameters.
 
-    Their values are read from `folder` (`model.adapters`) if it is named, else drawn with `seed`. A model on the
-    meta device gets adapters without values. Raises MissingPartError if peft is not installed.
+    Their values are read from `folder` (`model.adapters`) if it is named, else drawn with `seed`. A model on
+    the meta device gets adapters without values. Raises MissingPartError if peft is not installed.
     """
     if problem := lora_problem():
         raise MissingPartError(f"model.lora: {problem}")
@@ -134,8 +135,8 @@ def is_adapter(name: str) -> bool:
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
     """Let the model compute without its adapters in the block. Not thread-safe.
 
-    peft's own switch also changes which parameters need gradients. This one does not, so that a graph that was
-    built before stays valid.
+    peft's own switch also changes which parameters need gradients. This one does not, so that a graph that
+    was built before stays valid.
     """
     layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
     for layer in layers:
@@ -197,8 +198,8 @@ def with_adapters(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of `base` with their adapters added, and the other tensors of the same modules.
 
-    An engine may have joined all tensors of an attention or an MLP into one, so it needs all of them if one has
-    changed. The tensors of `base` may have any of their names (dart_cli/config/architecture.py).
+    An engine may have joined all tensors of an attention or an MLP into one, so it needs all of them if one
+    has changed. The tensors of `base` may have any of their names (dart_cli/config/architecture.py).
     """
     by_layer = {canonical(f"{n}.weight"): ab for n, ab in adapters_by_layer(adapters).items()}
     parents = {name.rsplit(".", 2)[0] for name in by_layer}

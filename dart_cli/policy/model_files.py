@@ -8,8 +8,8 @@
     write_adapters  writes adapters alone, in peft's format
     copy_rest       copies tokenizer, template and preprocessor from the folder of the base model
 
-Each of N ranks holds 1/N of a sharded tensor. The files are mapped into memory and a rank copies only the rows of
-its shard, so that neither the host nor the device ever holds the whole model for one rank.
+Each of N ranks holds 1/N of a sharded tensor. The files are mapped into memory and a rank copies only the
+rows of its shard, so that neither the host nor the device ever holds the whole model for one rank.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class PolicyFiles:
         return list(self._files)
 
     def check(self, model: nn.Module, skip: Collection[str] = ()) -> None:
-        """Raise ModelError unless the files have every parameter of `model` in its shape; `skip` is not checked."""
+        """Raise ModelError unless the files have every parameter of `model` in its shape.
+
+        `skip` is not checked.
+        """
         wrong = sorted(
             name
             for name, parameter in model.named_parameters()
@@ -139,11 +142,11 @@ def fill(
     home: Callable[[nn.Parameter], torch.device],
     initial: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Replace the model's parameters on `meta` by real ones on the device `home(parameter)`, keeping their dtype.
+    """Replace parameters on `meta` by real ones of the same dtype on the device `home(parameter)`.
 
-    Values come from `initial` (whole tensors by name, such as adapters), else from the files. A DTensor gets the
-    rows of its own shard. Parameters that are real already are left alone, and tied parameters stay tied. Raises
-    ModelError for a tensor that is missing or has another shape.
+    Values come from `initial` (whole tensors by name, such as adapters), else from the files. A DTensor gets
+    the rows of its own shard. Parameters that are real already are left alone, and tied parameters stay tied.
+    Raises ModelError for a tensor that is missing or has another shape.
     """
     values = initial or {}
     parameters = dict(model.named_parameters())
@@ -223,7 +226,7 @@ _DTYPES = ("dtype", "torch_dtype")
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to write into. It is renamed to `out` when the block ends, and removed if the block fails.
+    """Yield a folder to write into, which is renamed to `out` after the block, or removed if the block fails.
 
     Raises UserError as `refuse_out` does, and DiskError if the folder cannot be written.
     """
@@ -256,7 +259,10 @@ def write_model(
 def write_adapters(
     tensors: Mapping[str, torch.Tensor], lora: LoraConfig, base: str, draft: Path
 ) -> None:
-    """Write adapters, given by their names in the model; `base` is the folder of the model that they adapt."""
+    """Write adapters, given by their names in the model.
+
+    `base` is the folder of the model that they adapt.
+    """
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(peft_names(whole), draft / "adapter_model.safetensors", metadata={"format": "pt"})
     config = json.dumps(peft_config(lora, base), indent=2)

@@ -5,15 +5,15 @@
     plan_pack    makes the PackPlan of a PackLayout
     PackPlans    the plans of one pack, each made when a layer first needs it
 
-The queries of a node attend to all keys of its ancestors and, causally, to the node's own keys. Gathering these
-keys side by side makes each node an ordinary sequence with at most as many queries as keys, causal from the
-bottom right. A plan has one of two forms (dart_cli/policy/packed.py):
+The queries of a node attend to all keys of its ancestors and, causally, to the node's own keys. Gathering
+these keys side by side makes each node an ordinary sequence with at most as many queries as keys, causal from
+the bottom right. A plan has one of two forms (dart_cli/policy/packed.py):
 
     varlen     cumulative lengths of the sequences, for a GPU in bfloat16 or float16
     buckets    padded sequences of similar length, elsewhere
 
-A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries. All large pieces
-take their masks from one shared mask of QUERY_BLOCK queries times the keys of the longest path.
+A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries. All large
+pieces take their masks from one shared mask of QUERY_BLOCK queries times the keys of the longest path.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ LARGE = 2**16  # query-key pairs; a piece with at least as many attends in a cal
 class PackLayout:
     """The nodes of one or more trees, one behind another in a pack of L tokens.
 
-    Node i has the tokens [starts[i], starts[i+1]). Each of them sees all tokens of the node's ancestors, and the
-    tokens of the node up to itself. A sequence that shares nothing is a root node. Raises ValueError if `starts`
-    and `parents` are no such layout.
+    Node i has the tokens [starts[i], starts[i+1]). Each of them sees all tokens of the node's ancestors, and
+    the tokens of the node up to itself. A sequence that shares nothing is a root node. Raises ValueError if
+    `starts` and `parents` are no such layout.
     """
 
     starts: tuple[int, ...]  # [M + 1], from 0 to L, increasing
@@ -230,7 +230,8 @@ def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 def _bias(group: Sequence[_Piece], window: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the bias [B, 1, queries, keys] that hides later keys, padding and keys before the window.
 
-    Query i of a piece of q queries and k keys sees the keys up to i + k - q. Queries that are padding see more.
+    Query i of a piece of q queries and k keys sees the keys up to i + k - q. Queries that are padding see
+    more.
     """
     most_keys, most_queries = _most(group)
     lengths = torch.tensor([piece.shape for piece in group])  # [B, 2]

@@ -7,16 +7,17 @@
     packed_attention  computes the attention of a pack, without an L x L mask
     use_recompute     lets layers keep their input alone and compute the rest again in the backward pass
 
-The steps of one trajectory extend one another, and the trajectories of a group share their first screen. A pack
-holds each shared token once. A token sees its path from the root (pack_plan.py), so up to rounding its hidden state
-is the one that `forward.logits` computes for this path alone.
+The steps of one trajectory extend one another, and the trajectories of a group share their first screen. A
+pack holds each shared token once. A token sees its path from the root (pack_plan.py), so up to rounding its
+hidden state is the one that `forward.logits` computes for this path alone.
 
-Attention runs in one of two kernels, by the form of the plan: the kernel of a GPU (dart_cli/hardware/accelerator.py)
-in bfloat16 and float16, elsewhere `scaled_dot_product_attention`, once for each bucket of sequences of similar length.
+Attention runs in one of two kernels, by the form of the plan: the kernel of a GPU
+(dart_cli/hardware/accelerator.py) in bfloat16 and float16, elsewhere `scaled_dot_product_attention`, once for
+each bucket of sequences of similar length.
 
-Recomputing is activation checkpointing (arXiv 1604.06174) through transformers' own switch. The switch has no effect
-in evaluation mode, so the model is put into training mode. This changes no number if nothing is dropped at random;
-every dropout must therefore be 0.
+Recomputing is activation checkpointing (arXiv 1604.06174) through transformers' own switch. The switch has no
+effect in evaluation mode, so the model is put into training mode. This changes no number if nothing is
+dropped at random; every dropout must therefore be 0.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Padded(torch.autograd.Function):
-    """Gathers rows [Q, ...] of a tensor [L, ...], each once except for padding; `places` [L] inverts `index`."""
+    """Gathers rows [Q, ...] of a tensor [L, ...], each once except for padding.
+
+    `places` [L] inverts `index`.
+    """
 
     @staticmethod
     def forward(
@@ -100,7 +104,7 @@ class _Unpadded(torch.autograd.Function):
 def packed_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
 ) -> torch.Tensor:
-    """Return the attention [L, heads, D] of a pack, of query [L, heads, D], key and value [L, kv_heads, D]."""
+    """Return a pack's attention [L, heads, D], from query [L, heads, D], key and value [L, kv_heads, D]."""
     if plan.keys is not None:
         key, value = _gathered(key, plan.keys), _gathered(value, plan.keys)
     if plan.buckets:
@@ -252,11 +256,11 @@ def packed_hidden(
 
 
 def use_recompute(model: PreTrainedModel) -> None:
-    """Recompute each language layer in the backward pass, and each vision block if the vision tower is trained.
+    """Recompute each language layer in the backward pass, and each vision block if it is trained.
 
     Gradients stay bit-equal. Call this after parameters were frozen. The model cannot be used with a KV cache
-    afterwards, because transformers then drops the cache. Raises ModelError if the model drops values at random, or
-    has a layer that cannot be recomputed.
+    afterwards, because transformers then drops the cache. Raises ModelError if the model drops values at
+    random, or has a layer that cannot be recomputed.
     """
     if dropping := _dropping(model):
         name, value = dropping

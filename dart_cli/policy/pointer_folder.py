@@ -8,9 +8,9 @@
 
 1. It adds the tokens to tokenizer.json and the files beside it.
 2. It writes their ids, and the size of the vocabulary, into config.json.
-3. It sets three rows of the embeddings, and of the output embeddings if they are another tensor. Rows that have no
-   token yet, which real checkpoints have, are used before new ones are added. The new values are the mean of all
-   rows that have a token.
+3. It sets three rows of the embeddings, and of the output embeddings if they are another tensor. Rows that
+   have no token yet, which real checkpoints have, are used before new ones are added. The new values are the
+   mean of all rows that have a token.
 4. It adds the head's tensors under `pointer_head.`.
 """
 
@@ -85,8 +85,9 @@ def attach_head(model: PreTrainedModel, folder: Path, *, weights: bool) -> None:
 def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
     """Write the model of `folder`, with a head drawn from `seed`, to `out`, and return the pointer tokens.
 
-    `out` must not exist. After an error there is no `out`, never half of one. Raises ModelError for a folder that
-    cannot be loaded, and UserError if it already has a head or one of the tokens, or if `out` cannot be written.
+    `out` must not exist. After an error there is no `out`, never half of one. Raises ModelError for a folder
+    that cannot be loaded, and UserError if it already has a head or one of the tokens, or if `out` cannot be
+    written.
     """
     refuse_out(out)
     config = check_folder(folder)

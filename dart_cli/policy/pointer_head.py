@@ -4,8 +4,8 @@
     head_of        returns the head of a model, if it has one
     initial_head   draws the tensors of a head from a seed
 
-V [P, d] are the visual embeddings of one screenshot after the patch merger, as the language model gets them, and
-h [d] is the state after the final norm at `<|pointer_pad|>` (GUI-Actor, arXiv 2506.03143, 3.2):
+V [P, d] are the visual embeddings of one screenshot after the patch merger, as the language model gets them,
+and h [d] is the state after the final norm at `<|pointer_pad|>` (GUI-Actor, arXiv 2506.03143, 3.2):
 
     V' = LayerNorm(V + MultiHeadAttention(V, V, V))
     k = Linear(GELU(Linear(V')))   q = Linear(GELU(Linear(h)))
@@ -81,8 +81,8 @@ def head_of(model: nn.Module) -> PointerHead | None:
 def initial_head(width: int, seed: int) -> dict[str, torch.Tensor]:
     """Return the tensors of a new PointerHead by name, float32; they depend on width and seed alone.
 
-    Weights are uniform: within sqrt(6 / (4 d)) for queries, keys and values, else within 1 / sqrt(d), so that p is
-    nearly uniform at any width. Biases are zero, and the norm is the identity.
+    Weights are uniform: within sqrt(6 / (4 d)) for queries, keys and values, else within 1 / sqrt(d), so that
+    p is nearly uniform at any width. Biases are zero, and the norm is the identity.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}

@@ -5,15 +5,15 @@
     make_renderer                    makes the renderer of a configuration
     part_order_of                    returns where the prompts of a configuration have the instruction
 
-The tokenizer's chat template builds the text. The instruction comes first. Each past turn is an assistant message,
-after the part of its screen that the history keeps. The present screen is last.
+The tokenizer's chat template builds the text. The instruction comes first. Each past turn is an assistant
+message, after the part of its screen that the history keeps. The present screen is last.
 
-A past completion consists of the tokens that were sampled. They follow what the template had put before the reply,
-such as the opening tag of a thought. A text whose tokens are unknown is encoded by itself and takes the same place.
-If the policy points, the points of such a text become pointers.
+A past completion consists of the tokens that were sampled. They follow what the template had put before the
+reply, such as the opening tag of a thought. A text whose tokens are unknown is encoded by itself and takes
+the same place. If the policy points, the points of such a text become pointers.
 
-Text from outside (instructions, the text of a screen, completions whose tokens are unknown) is only text: a special
-token that it spells is encoded as plain characters.
+Text from outside (instructions, the text of a screen, completions whose tokens are unknown) is only text: a
+special token that it spells is encoded as plain characters.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class _Beginning:
     def restore(self, before: str, reply: _Reply) -> str:
         """Return the text `before` a past reply as it was when the reply was sampled.
 
-        The template writes `past` there; `newest` takes its place. A text that closes no thought was not written
-        in one, and a closed empty thought goes before it. Raises PromptError if `before` does not end with `past`.
+        The template writes `past` there; `newest` takes its place. A text that closes no thought was not
+        written in one, and a closed empty thought goes before it. Raises PromptError if `before` does not end
+        with `past`.
         """
         if not before.endswith(self.past):
             raise PromptError("the chat template begins past replies in several ways")
@@ -97,7 +98,7 @@ class _Beginning:
 
 
 def part_order_of(policy: PolicyConfig) -> PartOrder:
-    """Return `policy.part_order`, where `auto` is the order that the models of the action parser were trained on."""
+    """Return `policy.part_order`; `auto` is the order that models of the action parser were trained on."""
     if policy.part_order != "auto":
         return policy.part_order
     if policy.action_parser == "uitars":
@@ -112,9 +113,9 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """Return the renderer of a configuration's prompts.
 
-    Raises ConfigError if the policy points and its action parser cannot find points in a text. Raises ModelError if
-    the model's chat template cannot show a past turn as it was sampled, or if `policy.history_images_most` needs
-    each prompt to extend the one before and the template prevents it.
+    Raises ConfigError if the policy points and its action parser cannot find points in a text. Raises
+    ModelError if the model's chat template cannot show a past turn as it was sampled, or if
+    `policy.history_images_most` needs each prompt to extend the one before and the template prevents it.
     """
     part_order = part_order_of(config)
     points = pointer_text(policy, config.action_parser)
@@ -145,10 +146,10 @@ def pointer_text(policy: LoadedPolicy, action_parser: str) -> PointerText | None
 class PromptRenderer:
     """Renders the prompts of one policy.
 
-    `system` is the system message, empty for none. `template` is the text around the instruction, which replaces
-    `{instruction}` in it; the steps that are no longer shown replace `{previous}`. `part_order` puts the instruction
-    into a separate message, or into the message of the first screen, before or after its image. `points` converts
-    between texts and pointers if the policy points.
+    `system` is the system message, empty for none. `template` is the text around the instruction, which
+    replaces `{instruction}` in it; the steps that are no longer shown replace `{previous}`. `part_order` puts
+    the instruction into a separate message, or into the message of the first screen, before or after its
+    image. `points` converts between texts and pointers if the policy points.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class PromptRenderer:
         observed_text: str = "",
         previous: str = "",
     ) -> RenderedPrompt:
-        """Return a prompt of token ids [P] and images [I], whose content hashes are `image_hashes` [I] or empty.
+        """Return a prompt of token ids [P] and images [I]; `image_hashes` [I] are their hashes, or empty.
 
         `previous` describes the steps before `turns`, for templates that show them. Raises PromptError if a
         screenshot is not an image, or if a turn has tokens that are never sampled.
@@ -191,7 +192,7 @@ class PromptRenderer:
         return self._expanded(compact, images, image_hashes)
 
     def closed_thought(self, thought: str = "") -> str:
-        """Return the thought and its closing tag, with which a learned reply begins if prompts end within a thought.
+        """Return the thought and its closing tag, with which a learned reply begins after an opened thought.
 
         If prompts do not end within a thought, return "": the action parser then writes the thought.
         """
@@ -222,7 +223,7 @@ class PromptRenderer:
     def _expanded(
         self, compact: Sequence[int], images: Sequence[bytes], image_hashes: Sequence[str]
     ) -> RenderedPrompt:
-        """Return the prompt of `compact`, whose one placeholder per image becomes as many as the image needs."""
+        """Return the prompt of `compact`, whose one placeholder per image becomes as many as it needs."""
         token_ids: list[int] = []
         remaining = iter(with_hashes(images, image_hashes))
         for token in compact:
@@ -249,8 +250,8 @@ class PromptRenderer:
     def extension_problem(self) -> str:
         """Return why a prompt does not extend the previous prompt and its completion; "" if it does.
 
-        Some templates drop what they add to the newest message (the start of a thought), or end a message with a
-        token that the model does not sample.
+        Some templates drop what they add to the newest message (the start of a thought), or end a message
+        with a token that the model does not sample.
         """
         with_image, without_image = map(self._sampled_turn, (True, False))
         sampled = with_image.reply.token_ids
@@ -299,7 +300,8 @@ class PromptRenderer:
     def _beginning(self) -> _Beginning:
         """The texts that the template writes before past and new replies.
 
-        Raises PromptError if the template shows the message before a past reply differently from the newest one.
+        Raises PromptError if the template shows the message before a past reply differently from the newest
+        one.
         """
         message = self._templated([_TRIAL], ends=True)
         chat = self._templated([_TRIAL, {"role": "assistant", "content": SLOT}, _TRIAL])

@@ -1,4 +1,4 @@
-"""The verifier: a second model that checks whether a place on a screenshot is the one that an instruction names.
+"""The verifier: a second model that checks whether a place is the one that an instruction names.
 
     VerifierSpec   the mark, the crop and the question that a verifier was trained with (`verifier.json`)
     marked         cuts out the part of a screenshot around a place, with a hollow red circle on the place
@@ -6,8 +6,8 @@
     load_verifier  loads the verifier of a model folder
     first_good     chooses the first candidate with a sufficient score, or the best one
 
-The design is that of GUI-Actor's verifier (arXiv 2506.03143, 3.4), with circle and crop as in its released code.
-Training and use both take their pictures from this module. The engine's part is
+The design is that of GUI-Actor's verifier (arXiv 2506.03143, 3.4), with circle and crop as in its released
+code. Training and use both take their pictures from this module. The engine's part is
 dart_cli/engines/verified_responder.py.
 """
 
@@ -159,8 +159,8 @@ def answer_tokens(policy: LoadedPolicy) -> tuple[int, int]:
 def first_good(scores: Iterable[float], threshold: float) -> tuple[int, list[float]]:
     """Return the index of the chosen candidate, and the scores that were computed until then.
 
-    The first candidate with a score of at least `threshold` is chosen, and no later score is computed. If no score
-    is sufficient, the best one is chosen, the first of equal ones.
+    The first candidate with a score of at least `threshold` is chosen, and no later score is computed. If no
+    score is sufficient, the best one is chosen, the first of equal ones.
     """
     computed: list[float] = []
     for score in scores:

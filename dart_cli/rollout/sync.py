@@ -5,21 +5,21 @@
 
 A set is taken in these steps:
 
-1. Prepare. Over a broadcast all workers receive a set together, while they serve and while they wait for permits
-   (dart_cli/weights/broadcast). Sets in files need no preparation.
-2. Get a permit. The data service holds a SyncRequest until it is this worker's turn. At most `weights.concurrent`
-   workers take weights at once, so that the others serve. The reply names the newest set at that moment, so that
-   versions in between are skipped.
-3. Receive the set over the run's channel (dart_cli/weights), unless it was prepared, and check it. While the engine
-   loads a set nothing is received, because it loads from the worker's only copy.
+1. Prepare. Over a broadcast all workers receive a set together, while they serve and while they wait for
+   permits (dart_cli/weights/broadcast). Sets in files need no preparation.
+2. Get a permit. The data service holds a SyncRequest until it is this worker's turn. At most
+   `weights.concurrent` workers take weights at once, so that the others serve. The reply names the newest set
+   at that moment, so that versions in between are skipped.
+3. Receive the set over the run's channel (dart_cli/weights), unless it was prepared, and check it. While the
+   engine loads a set nothing is received, because it loads from the worker's only copy.
 4. Load the set into the engine, which goes on serving.
 5. Report. SyncDone returns the permit and has the seconds of each part.
 
-A set is checked before the engine is touched: its manifest against the digest that the trainer announced, its files
-against the manifest, and its tensors against the model. If a set is refused, the old weights go on serving. The cause
-is in SyncDone, and in the heartbeat until a set is taken. The set is tried again after `RETRY_S`, because a full disk
-or a slow mount may have been the cause. The old weights also serve while the data service is absent. Versions never
-decrease.
+A set is checked before the engine is touched: its manifest against the digest that the trainer announced, its
+files against the manifest, and its tensors against the model. If a set is refused, the old weights go on
+serving. The cause is in SyncDone, and in the heartbeat until a set is taken. The set is tried again after
+`RETRY_S`, because a full disk or a slow mount may have been the cause. The old weights also serve while the
+data service is absent. Versions never decrease.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class WeightSync:
     async def follow(self) -> None:
         """Take each announced set, until cancelled.
 
-        Raises the errors of the bus and of the engine. Weights that do not fit are refused without an error, but an
-        engine that fails while it loads them can no longer serve.
+        Raises the errors of the bus and of the engine. Weights that do not fit are refused without an error,
+        but an engine that fails while it loads them can no longer serve.
         """
         with self._refusal_wait:
             async with background(self._prepare()):
@@ -255,7 +255,10 @@ class WeightSync:
             reason = reply.reason
 
     async def _receive(self, permit: SyncReply) -> tuple[Received, float]:
-        """Receive the set that `permit` names, or a later one; return it and the seconds. Raises WeightsError."""
+        """Receive the set that `permit` names, or a later one.
+
+        Return it and the seconds. Raises WeightsError.
+        """
         began, path = time.monotonic(), Path(permit.path)
         received = await self._receiver.receive(path, permit.policy_version, permit.digest)
         await asyncio.to_thread(check_adapters, directory_of(received.source), self._lora)

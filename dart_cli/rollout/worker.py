@@ -9,12 +9,12 @@
     load_model        loads the engine of the configuration
     receiving         opens the worker's end of the weight channel
 
-The worker keeps no state of an episode, so any request may be sent to any worker. It answers no request until it has
-taken a published weight set, so every completion carries a version that exists.
+The worker keeps no state of an episode, so any request may be sent to any worker. It answers no request until
+it has taken a published weight set, so every completion carries a version that exists.
 
-While the run is suspended, the completions in progress end with their tokens so far. New requests are held until the
-run goes on, for HOLD_S at most; after that they are returned unchanged, and the caller sends them again. Any worker
-can continue from there. New weights are taken during a suspension as well.
+While the run is suspended, the completions in progress end with their tokens so far. New requests are held
+until the run goes on, for HOLD_S at most; after that they are returned unchanged, and the caller sends them
+again. Any worker can continue from there. New weights are taken during a suspension as well.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ log = logging.getLogger(__name__)
 WAITING_PER_PLACE = 8
 """Requests that are accepted for each place in a batch; more wait in the socket, then at their sender."""
 FAULTS_PER_PLACE = 3
-"""Requests failed in a row, for each place in a batch, after which the worker ends with an error. Its GPU is then
-probably broken, and as the least loaded worker it would attract all requests and fail them."""
+"""Requests failed in a row, for each place in a batch, after which the worker ends with an error. Its GPU is
+then probably broken, and as the least loaded worker it would attract all requests and fail them."""
 HOLD_S = 5.0
 """Longest time in seconds that a request is held while the run is suspended. It is far below all deadlines of
 callers."""
@@ -90,8 +90,8 @@ STARTING = f"{PREFIX}starting"
 async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
     """Serve completions until `stop` is set or the data service announces that the run is over.
 
-    Raises ModelError if the model cannot be loaded, BusError if the address is in use, EngineError if the engine no
-    longer answers, and ConfigError if the data service refuses the worker's settings.
+    Raises ModelError if the model cannot be loaded, BusError if the address is in use, EngineError if the
+    engine no longer answers, and ConfigError if the data service refuses the worker's settings.
     """
     # 1. Connect, and send heartbeats.
     endpoints, curve = run_endpoints(config), run_curve(config)
@@ -388,7 +388,7 @@ class _Service:
 
 
 def _suspended_completion(request: ActRequest, worker: str) -> Completion:
-    """Return the answer to a request that was not started: `suspended`, with the tokens of its partial alone."""
+    """Return the answer to a request that was not started: `suspended`, with its partial's tokens alone."""
     return Completion(
         prompt_token_ids=int32s([]),
         sampled=request.partial or unsampled([]),

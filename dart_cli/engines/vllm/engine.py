@@ -4,19 +4,20 @@
     update_weights  checks the set, halts vLLM, runs the four phases of vLLM's weight transfer, and resumes
     interrupt       aborts the requests in vLLM; each returns its tokens so far
 
-Tokens are drawn in vLLM's worker by the request's seed (sampler.py). They do not depend on the rest of the batch, on
-suspensions, or on the engine that began the completion.
+Tokens are drawn in vLLM's worker by the request's seed (sampler.py). They do not depend on the rest of the
+batch, on suspensions, or on the engine that began the completion.
 
-At an update all running requests leave vLLM with their tokens so far, and are sent again under the new weights. So
-the log-probability and the entropy of every token are those of a fresh forward pass of the version that its span
-names.
+At an update all running requests leave vLLM with their tokens so far, and are sent again under the new
+weights. So the log-probability and the entropy of every token are those of a fresh forward pass of the
+version that its span names.
 
-No cache is flushed. Prefixes of older versions no longer match (`cache_salt`), and vLLM evicts them when it needs
-room. Screens stay in vLLM's cache, and so do their features if the vision tower is the same, byte for byte.
+No cache is flushed. Prefixes of older versions no longer match (`cache_salt`), and vLLM evicts them when it
+needs room. Screens stay in vLLM's cache, and so do their features if the vision tower is the same, byte for
+byte.
 
-Adapters of low rank are served beside the weights (set_files.py): nothing halts, and a request ends under the version
-that it began with. With `vllm.lora = "merged"` each version of the adapters is added to the weights instead, and
-everything above applies.
+Adapters of low rank are served beside the weights (set_files.py): nothing halts, and a request ends under the
+version that it began with. With `vllm.lora = "merged"` each version of the adapters is added to the weights
+instead, and everything above applies.
 
 Temperature 0 is greedy: log-probabilities and entropies are then those of the untempered distribution. At any
 temperature the forbidden tokens have probability 0. Entropies are exact, over the whole vocabulary.
@@ -62,7 +63,8 @@ if TYPE_CHECKING:
     from dart_cli.engines.vllm.prompts import OutputCollector
 
 WeightCheck = Callable[[Path, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Takes a directory and the model's tensors by name, and returns the set's; raises WeightsError if they differ."""
+"""Takes a directory and the model's tensors by name, and returns the set's; raises WeightsError if they
+differ."""
 
 CLOSE_DEADLINE_S = 20.0
 """Seconds that vLLM's processes may take to exit before they are killed."""
@@ -125,11 +127,11 @@ class BatchSlots:
 class VllmEngine:
     """An Engine that serves one policy through vLLM.
 
-    The queue is bounded by the callers: the handlers of a Replier, or a player. `policy` needs no weights, since vLLM
-    loads its own. `load_weights` checks a published set (dart_cli.weights.file.load). A request that is in vLLM for
-    more than `deadline_s` seconds is an error. Of adapters that are served beside the weights, `versions` can be in
-    use at once (at least two). `screen_tokens` is the number of tokens of the screens in play; vLLM keeps their
-    features as far as there is room.
+    The queue is bounded by the callers: the handlers of a Replier, or a player. `policy` needs no weights,
+    since vLLM loads its own. `load_weights` checks a published set (dart_cli.weights.file.load). A request
+    that is in vLLM for more than `deadline_s` seconds is an error. Of adapters that are served beside the
+    weights, `versions` can be in use at once (at least two). `screen_tokens` is the number of tokens of the
+    screens in play; vLLM keeps their features as far as there is room.
     """
 
     def __init__(
@@ -340,9 +342,9 @@ class VllmEngine:
     def gauges(self) -> dict[str, float]:
         """Return the load (in_flight, waiting), counts since the start, and LoadMeter's gauges.
 
-        The counts are tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. The prompt of a request
-        that goes on under new weights counts again, with its tokens so far. A request that vLLM computes again for
-        lack of memory counts once.
+        The counts are tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. The prompt of a
+        request that goes on under new weights counts again, with its tokens so far. A request that vLLM
+        computes again for lack of memory counts once.
         """
         return {
             "in_flight": float(self._slots.in_use),
@@ -366,9 +368,9 @@ class VllmEngine:
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Load a weight set while requests run, without losing one.
 
-        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue to
-        serve. An error within vLLM is raised as EngineGoneError, and the engine closes, because its tensors belong to
-        two versions.
+        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue
+        to serve. An error within vLLM is raised as EngineGoneError, and the engine closes, because its
+        tensors belong to two versions.
         """
         started = time.monotonic()
         load = self._load_weights
@@ -401,8 +403,9 @@ class VllmEngine:
     ) -> UpdateTiming:
         """Serve new requests with these adapters, while running requests go on with their version.
 
-        If vLLM has no room for another version, the requests of the oldest one are moved to the newest, as after an
-        interruption. Raises WeightsError if vLLM refuses the adapters; those that served before continue to serve.
+        If vLLM has no room for another version, the requests of the oldest one are moved to the newest, as
+        after an interruption. Raises WeightsError if vLLM refuses the adapters; those that served before
+        continue to serve.
         """
         try:
             async with asyncio.timeout(UPDATE_DEADLINE_S):

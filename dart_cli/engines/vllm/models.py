@@ -6,20 +6,20 @@
     PaddedAttention   attends with heads of sizes that vLLM's CPU kernels lack
 
 **Imports.** vLLM's modules import `smart_resize` from the part of transformers' image processor that needs
-torchvision, for which the CPU build has no matching version. The part for PIL images has the same function, and
-replaces the other one if torchvision is not installed.
+torchvision, for which the CPU build has no matching version. The part for PIL images has the same function,
+and replaces the other one if torchvision is not installed.
 
-**Tensors.** The tensors of a pointer head are left out: vLLM does not point (docs/pointing.md), and its loader refuses
-folders and weight sets with tensors that its classes do not have.
+**Tensors.** The tensors of a pointer head are left out: vLLM does not point (docs/pointing.md), and its
+loader refuses folders and weight sets with tensors that its classes do not have.
 
-**Screens.** vLLM would call the model's own image processor, which needs torchvision and may expand and scale images
-differently from the trainer. Our requests come with prepared images and all placeholders (prompts.py), so that only
-sizes are left to report. Screens are sent as bytes, an eighth of what the vision tower reads. vLLM's own
-normalisation on the device would differ in the last bit.
+**Screens.** vLLM would call the model's own image processor, which needs torchvision and may expand and scale
+images differently from the trainer. Our requests come with prepared images and all placeholders (prompts.py),
+so that only sizes are left to report. Screens are sent as bytes, an eighth of what the vision tower reads.
+vLLM's own normalisation on the device would differ in the last bit.
 
-**Attention.** Heads of a size that the CPU's kernels lack are padded with zeros. These add nothing to the product of a
-query and a key, and are cut off the output, so the larger heads with the scale of the smaller ones give the same
-attention. The heads of the tiny model are 24 wide.
+**Attention.** Heads of a size that the CPU's kernels lack are padded with zeros. These add nothing to the
+product of a query and a key, and are cut off the output, so the larger heads with the scale of the smaller
+ones give the same attention. The heads of the tiny model are 24 wide.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def without_warnings(logger: str) -> Iterator[None]:
 
 
 def image_item(pixels: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKwargsItem:
-    """Return a prepared screen for vLLM, from pixels [N, values], uint8, and its grid (time, rows, columns)."""
+    """Return vLLM's item for pixels [N, values], uint8, of a screen and its grid (time, rows, columns)."""
     return MultiModalKwargsItem(
         {
             "pixel_values": MultiModalFieldElem(
@@ -222,12 +222,12 @@ class PixelScaling(torch.nn.Module):
         self.table = PixelTable(table.values.to(torch.get_default_device()), table.frames)
 
     def forward(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return patches [N, channels * frames * patch * patch] of `dtype`, from pixels [N, values], uint8."""
+        """Return patches [N, channels * frames * patch * patch] of `dtype` for pixels [N, values], uint8."""
         return self.table.patches(pixels).to(dtype)
 
 
 def pixel_scaling(model_config: Any) -> PixelScaling:  # noqa: ARG001 (vLLM's signature)
-    """Return the layer for a model that is being built, with the table that the rollout worker sent (start.py)."""
+    """Return the layer for a model that is being built, with the rollout worker's table (start.py)."""
     config: Any = get_current_vllm_config().additional_config
     table = config[SECTION]
     return PixelScaling(PixelTable(torch.tensor(table["pixels"]), table["frames"]))
@@ -253,7 +253,10 @@ def replace_processors() -> None:
 
 
 def kernel_size(head_size: int) -> int:
-    """Return the smallest head size >= `head_size` that vLLM's CPU kernels have; `head_size` if there is none."""
+    """Return the smallest head size >= `head_size` that vLLM's CPU kernels have.
+
+    `head_size` if there is none.
+    """
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # of CPU builds
 
     sizes = [size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= head_size]

@@ -6,16 +6,16 @@
     keep_alone    keeps the features of a screen in a separate tensor
     loaded_files  returns the files of a model folder that all loaders of dart read
 
-vLLM pickles its configuration and sends it to every process, and unpickling it imports this module. So it does not
-matter how dart was installed, and vLLM in processes that dart did not start is unchanged.
+vLLM pickles its configuration and sends it to every process, and unpickling it imports this module. So it
+does not matter how dart was installed, and vLLM in processes that dart did not start is unchanged.
 
-The four phases of a weight transfer run in every worker process of vLLM. The tensors are streamed one by one from the
-safetensors files into the model, and are packed and sharded as in the first load. Nothing is checked here, because
-the rollout worker has checked the set before (dart_cli.weights.file). An error here leaves a model with tensors of
-two versions, which must not serve again.
+The four phases of a weight transfer run in every worker process of vLLM. The tensors are streamed one by one
+from the safetensors files into the model, and are packed and sharded as in the first load. Nothing is checked
+here, because the rollout worker has checked the set before (dart_cli.weights.file). An error here leaves a
+model with tensors of two versions, which must not serve again.
 
-An output head that is tied to the embeddings is in no file. On a CPU it holds a packed copy of them, which vLLM's
-reload does not update; it is therefore tied and packed again.
+An output head that is tied to the embeddings is in no file. On a CPU it holds a packed copy of them, which
+vLLM's reload does not update; it is therefore tied and packed again.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class Parts(Draws):
 class CountedBatch(InputBatch):
     """vLLM's batch, whose lists of output tokens keep placeholders although there is a logits processor.
 
-    Because of the processor vLLM would wait in each step until the ids of the previous step are on the host. Draws
-    needs only the lengths of the lists. Penalties and banned words, which read ids, still get them.
+    Because of the processor vLLM would wait in each step until the ids of the previous step are on the host.
+    Draws needs only the lengths of the lists. Penalties and banned words, which read ids, still get them.
     """
 
     def __init__(self, *values: Any, **options: Any) -> None:
@@ -159,8 +159,8 @@ _keep = GPUModelRunner._cache_encoder_output  # noqa: SLF001 - it has no public 
 def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest: Any) -> None:
     """Keep the features of one screen in a separate tensor.
 
-    vLLM keeps a part of the tensor of all screens that were encoded together. The whole tensor then stays as long as
-    any of its parts, and features take more memory than the encoder cache counts.
+    vLLM keeps a part of the tensor of all screens that were encoded together. The whole tensor then stays as
+    long as any of its parts, and features take more memory than the encoder cache counts.
     """
     if output.untyped_storage().nbytes() > output.nbytes:
         output = output.clone()
@@ -170,8 +170,8 @@ def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest
 def loaded_files(files: list[str], folder: str, _index: str) -> list[str]:
     """Return the files of a model folder that `weight_files` names, in place of vLLM's own function.
 
-    vLLM's function prefers the index even if there is a single file beside it, and takes every file if there is no
-    index. transformers, and so the trainer, loads other files in these cases.
+    vLLM's function prefers the index even if there is a single file beside it, and takes every file if there
+    is no index. transformers, and so the trainer, loads other files in these cases.
     """
     names = {file.name for file in weight_files(Path(folder))}
     return [file for file in files if Path(file).name in names]

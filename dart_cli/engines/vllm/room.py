@@ -1,4 +1,4 @@
-"""The plan of how vLLM's memory is divided on a GPU. It needs neither torch nor vLLM, so that `dart doctor` uses it too.
+"""The plan of how vLLM's memory is divided on a GPU. `dart doctor` uses it too, without torch and vLLM.
 
     VllmRoom        the bytes of weights, of a forward pass, of features of screens, and of keys and values
     divide          plans the memory of a GPU
@@ -6,8 +6,9 @@
     batch_tokens    returns the tokens of one forward pass
     feature_tokens  returns how many tokens of screens have room for their features
 
-vLLM measures the memory of a forward pass in a dry run, which holds the features of one screen (`profile_run`).
-Features that are kept longer are not measured, so the engine lowers `gpu_memory_utilization` by their bytes.
+vLLM measures the memory of a forward pass in a dry run, which holds the features of one screen
+(`profile_run`). Features that are kept longer are not measured, so the engine lowers `gpu_memory_utilization`
+by their bytes.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import VllmConfig
 
 BATCH_TOKENS = 8192
-"""Tokens of one forward pass, vLLM's default for a server on a GPU of 80 GB. An embedded engine would get 2,048, with
-which a prompt of five 1080p screens takes nine passes instead of three. More than 8,192 tokens would gain little,
-because so many already fill a GPU."""
+"""Tokens of one forward pass, vLLM's default for a server on a GPU of 80 GB. An embedded engine would get
+2,048, with which a prompt of five 1080p screens takes nine passes instead of three. More than 8,192 tokens
+would gain little, because so many already fill a GPU."""
 PASSING = 4_000_000_000
-"""Bytes of the context, of CUDA graphs, and of the vision tower's activations over one screen. It is an assumption."""
+"""Bytes of the context, of CUDA graphs, and of the vision tower's activations over one screen. It is an
+assumption."""
 FEATURE_SHARE = 6
-"""Features of screens take at most 1/FEATURE_SHARE of the room that the longest sequence leaves. They save the vision
-tower's pass over a screen that is shown again, which is worth less than room for one more prompt."""
+"""Features of screens take at most 1/FEATURE_SHARE of the room that the longest sequence leaves. They save
+the vision tower's pass over a screen that is shown again, which is worth less than room for one more
+prompt."""
 
 
 CPU_KV_MB = 512

@@ -1,14 +1,15 @@
-"""The sampler in vLLM's worker: it draws tokens by seed and position, with exact log-probabilities and entropies.
+"""The sampler in vLLM's worker: it draws tokens by seed and position, with exact log-probabilities.
 
     Draws          holds the request of each row; vLLM updates it as rows join and leave the batch
-    ExactSampler   draws one token per row, and returns its log-probability and the entropy of the whole distribution
+    ExactSampler   draws a token for each row, and returns its log-probability and the exact entropy
 
-vLLM's own sampler also seeds its random numbers by request, but it cannot continue in the middle of a completion, and
-entropies could only be computed from the log-probabilities of the whole vocabulary. Here vLLM's `logprobs` have two
-columns: the log-probability of the drawn token, and minus the entropy.
+vLLM's own sampler also seeds its random numbers by request, but it cannot continue in the middle of a
+completion, and entropies could only be computed from the log-probabilities of the whole vocabulary. Here
+vLLM's `logprobs` have two columns: the log-probability of the drawn token, and minus the entropy.
 
-The position of a token is the length of its request's list of tokens. With asynchronous scheduling the host is a step
-ahead of the device. vLLM appends a placeholder for each token that it has not read yet, so the length is right.
+The position of a token is the length of its request's list of tokens. With asynchronous scheduling the host
+is a step ahead of the device. vLLM appends a placeholder for each token that it has not read yet, so the
+length is right.
 """
 
 from __future__ import annotations

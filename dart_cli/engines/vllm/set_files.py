@@ -3,9 +3,10 @@
     open_files        holds the files of a weight set open while vLLM's processes read them
     AdapterVersions   the versions of adapters that vLLM serves beside the weights, several at once
 
-Each version of the adapters is a LoRARequest of vLLM, with files in peft's format. A request ends under the version
-that it began with. vLLM halts only for the moment in which it reads the files, and computes no keys and values again.
-It has room for `slots` versions. A version that no request uses any more is removed when the next one is added.
+Each version of the adapters is a LoRARequest of vLLM, with files in peft's format. A request ends under the
+version that it began with. vLLM halts only for the moment in which it reads the files, and computes no keys
+and values again. It has room for `slots` versions. A version that no request uses any more is removed when
+the next one is added.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def open_files(directory: Path) -> Iterator[list[str]]:
-    """Yield paths to a set's open files for other processes of this user, which stay valid if the set is removed.
+    """Yield paths to a set's open files, which other processes of this user can read even if the set is removed.
 
-    The trainer removes old versions, even one that a worker reads at that time. Raises WeightsError if the set has
-    been removed already.
+    The trainer removes old versions, even one that a worker reads at that time. Raises WeightsError if the
+    set has been removed already.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -73,7 +74,10 @@ def adapter_args(lora: LoraConfig, slots: int) -> dict[str, Any]:
 
 
 class AdapterVersions:
-    """The versions of the adapters in vLLM, and the requests that use each. For the engine's event loop alone."""
+    """The versions of the adapters in vLLM, and the requests that use each.
+
+    For the engine's event loop alone.
+    """
 
     def __init__(self, lora: LoraConfig, base: Path, slots: int) -> None:
         """Make room for `slots` versions of adapters of the model in the folder `base`."""
@@ -103,8 +107,8 @@ class AdapterVersions:
     ) -> tuple[float, float]:
         """Load a version, for which there must be room.
 
-        Return the seconds of writing its files, and of vLLM's reading them. Raises what vLLM raises; vLLM then has
-        the same versions as before.
+        Return the seconds of writing its files, and of vLLM's reading them. Raises what vLLM raises; vLLM
+        then has the same versions as before.
         """
         from vllm.lora.request import LoRARequest
 
@@ -155,7 +159,7 @@ class AdapterVersions:
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Mark a folder as in use, by a locked file in it, and return the file, which keeps the lock until closed.
+    """Mark a folder as in use by a locked file, and return the file; closing it frees the lock.
 
     The file gets its name only after it is locked.
     """

@@ -4,8 +4,8 @@ engine_args    makes vLLM's arguments from the configuration and the model
 start          starts vLLM, or raises an error with the cause and the fix
 _environment   sets the environment variables of vLLM's processes
 
-This module turns off whatever vLLM would compile with nvcc, download or look up at its start, and whatever the CPU
-build cannot do. docs/engines.md lists each default with its reason.
+This module turns off whatever vLLM would compile with nvcc, download or look up at its start, and whatever
+the CPU build cannot do. docs/engines.md lists each default with its reason.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""An executor that runs the only worker of a CPU in the engine's process. vLLM's CPU platform would start another
-process in order to set its threads, but dart sets them before either process starts."""
+"""An executor that runs the only worker of a CPU in the engine's process. vLLM's CPU platform would start
+another process in order to set its threads, but dart sets them before either process starts."""
 SEE_LOG = "vLLM's own messages are above, in the log of this rollout worker"
 
 _WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size after resizing
@@ -108,7 +108,7 @@ def engine_args(
 
 
 def _gpu_args(config: VllmConfig, dtype: str, max_batch: int, length: int) -> dict[str, Any]:
-    """Return the arguments for a GPU: larger batches, and no part of FlashInfer that is compiled or downloaded."""
+    """Return the arguments for a GPU: larger batches, and no FlashInfer that is compiled or downloaded."""
     options = config.options
     arguments: dict[str, Any] = {"max_num_batched_tokens": batch_tokens(config, length, max_batch)}
     if "kernel_config" not in options:  # vLLM accepts only one of the two
@@ -157,8 +157,8 @@ def start(
 ) -> AsyncLLM:
     """Start an AsyncLLM with its processes, which serves the weights of the policy's folder.
 
-    It has room for `adapter_slots` versions of the policy's adapters, and for the features of `screen_tokens` tokens
-    of screens, or of fewer if keys and values need the room.
+    It has room for `adapter_slots` versions of the policy's adapters, and for the features of `screen_tokens`
+    tokens of screens, or of fewer if keys and values need the room.
 
     Raises MissingPartError if a part is not installed, and EngineError if vLLM does not start.
     """
@@ -208,7 +208,10 @@ def start(
 
 
 def _memory_of(platform: Any) -> int:
-    """Return the bytes of the first GPU, without making a CUDA context in this process. Raises EngineError."""
+    """Return the bytes of the first GPU, without making a CUDA context in this process.
+
+    Raises EngineError.
+    """
     try:
         return int(platform.get_device_total_memory())
     except Exception as error:  # NVML has its own error classes
@@ -247,8 +250,8 @@ def _features(
 def _environment(device: str, threads: int) -> Iterator[None]:
     """Set the environment variables that vLLM's processes inherit, while they start.
 
-    Variables that the user has set are kept, except for those on which exact samples depend. CUDA_VISIBLE_DEVICES is
-    restored afterwards, because `dart doctor` then loads a trainer on another GPU.
+    Variables that the user has set are kept, except for those on which exact samples depend.
+    CUDA_VISIBLE_DEVICES is restored afterwards, because `dart doctor` then loads a trainer on another GPU.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler cannot be replaced by ours
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
@@ -266,7 +269,7 @@ def _environment(device: str, threads: int) -> Iterator[None]:
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # FlashInfer compiles its kernels with nvcc and ninja, which few machines have; dart does not use them.
+        # FlashInfer compiles its kernels with nvcc and ninja, which few machines have.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     }.items():
@@ -312,7 +315,8 @@ def root_cause(error: BaseException) -> str:
     if any(sign in text.lower() for sign in _MEMORY):
         text += (
             "; lower vllm.max_model_len or rollout.max_batch, set vllm.gpu_memory_utilization or "
-            "kv_cache_memory_bytes of vllm.options to what is free, or spread the model by vllm.tensor_parallel"
+            "kv_cache_memory_bytes of vllm.options to what is free, or spread the model by "
+            "vllm.tensor_parallel"
         )
     elif "engine core" in text.lower():
         text += f"; {SEE_LOG}"
