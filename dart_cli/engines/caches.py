@@ -323,7 +323,7 @@ class PrefixCache:
         return cache
 
     def store(self, cache: Any, rows: Sequence[CachedRow]) -> None:
-        """Copy the blocks of `rows` that are not stored yet from `cache`, whose layers have keys and values."""
+        """Copy the blocks of `rows` that are not stored yet from `cache`, which has keys and values."""
         copies: dict[int, tuple[int, int]] = {}  # block -> row and column
         for row in rows:
             keys = row.keys[: self._capacity]

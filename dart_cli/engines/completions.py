@@ -2,7 +2,7 @@
 
 DrawnToken         one token with its log-probability, its entropy and perhaps a patch
 CompletionBuilder  collects the tokens of a partial, if there is one, and the tokens sampled since
-unsampled          makes SampledTokens of tokens that no policy sampled
+unsampled_tokens   makes SampledTokens of tokens that no policy sampled
 version_spans      makes spans of equal version from the version of each token
 generate_request   makes the engine's request from an ActRequest and its prompt
 completion         makes the reply to the environment from the engine's generation
@@ -118,7 +118,7 @@ class CompletionBuilder:
         )
 
 
-def unsampled(token_ids: list[int], patches: list[int] | None = None) -> SampledTokens:
+def unsampled_tokens(token_ids: list[int], patches: list[int] | None = None) -> SampledTokens:
     """Return tokens [A] that no policy sampled, so that their log-probabilities are unknown."""
     return SampledTokens(
         token_ids=token_ids,

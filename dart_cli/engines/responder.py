@@ -20,7 +20,7 @@ from bus.messages import (
     VersionSpan,
 )
 from dart_cli.engines.base import Engine, Generation
-from dart_cli.engines.completions import completion, generate_request, unsampled
+from dart_cli.engines.completions import completion, generate_request, unsampled_tokens
 from dart_cli.language.coordinates import (
     CoordinateConvention,
     CoordinateMap,
@@ -74,7 +74,7 @@ class PolicyPromptEncoder:
         """
         text = self._renderer.closed_thought() + text
         if self.points is None:
-            sampled = unsampled(self._policy.encode_completion(text))
+            sampled = unsampled_tokens(self._policy.encode_completion(text))
             decoded = self._policy.decode(sampled.token_ids)
         else:
             sampled, points = self._encode_points(self.points, text, request)
@@ -142,7 +142,7 @@ class PolicyPromptEncoder:
                 patches[position] = cells.holding(point, coordinates)
         except ActionError as error:
             raise EngineError(f"{text[:60]!r} points at nothing: {error}") from None
-        return unsampled(token_ids, patches if pointed.points else []), pointed.points
+        return unsampled_tokens(token_ids, patches if pointed.points else []), pointed.points
 
     def _coordinate_map(self, request: ActRequest) -> CoordinateMap:
         resize = self._policy.images.screens

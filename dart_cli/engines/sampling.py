@@ -44,7 +44,7 @@ def sample(
     forbidden: torch.Tensor,
     greedy: torch.Tensor | None = None,
 ) -> list[DrawnToken]:
-    """Draw a token from each row of logits [B, V], with a number [B] in [0, 1) and a temperature [B] for each.
+    """Draw a token from each row of logits [B, V], with numbers [B] in [0, 1) and temperatures [B].
 
     The `forbidden` token ids [K] have probability 0. At temperature 0 the token is that of `greedy` [B], by
     default the likeliest one, and log-probability and entropy are those of the untempered distribution.
@@ -102,7 +102,7 @@ def entropies(probabilities: torch.Tensor, logprobs: torch.Tensor) -> torch.Tens
 def _first_above(
     cumulative: torch.Tensor, share: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first index of each row of sums [B, N], float64, above `share` [B] of its total, and that goal.
+    """Return each row's first index in sums [B, N], float64, above `share` [B] of the total, and that goal.
 
     The term that was added at that index is always greater than 0.
     """

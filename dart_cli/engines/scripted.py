@@ -31,7 +31,7 @@ from dart_cli.engines.completions import (
     DrawnToken,
     completion,
     generate_request,
-    unsampled,
+    unsampled_tokens,
 )
 from dart_cli.language.coordinates import THOUSAND, CoordinateMap
 from dart_cli.language.parsers import make_action_parser
@@ -122,7 +122,7 @@ class BytePromptEncoder:
 
     def encode_completion(self, text: str, _request: ActRequest) -> SampledTokens:
         """Return the bytes of the text, without an end token."""
-        return unsampled(list(text.encode("utf-8")))
+        return unsampled_tokens(list(text.encode("utf-8")))
 
 
 class ScriptedResponder:

@@ -3,7 +3,7 @@
 opens_thought   tells whether a prompt ends within a thought, so that the completion begins there
 closes_thought  tells whether a text has the end of a thought
 closed_thought  returns a thought as a model learns to write it after such a prompt
-unopened        removes the opening tag that such a prompt has already
+drop_opening_tag        removes the opening tag that such a prompt has already
 reply_starts    returns where the reply may begin in a completion, since markup in a thought is not read
 reply_of        returns the reply alone
 """
@@ -41,7 +41,7 @@ def closed_thought(thought: str, beginning: str) -> str:
     return f"{_TAGS.sub('', thought)}\n</{tag}>\n\n"
 
 
-def unopened(text: str, beginning: str) -> str:
+def drop_opening_tag(text: str, beginning: str) -> str:
     """Return the text without its opening tag of a thought, if `beginning` has opened the thought already."""
     tag = _BEGIN.match(text) if opens_thought(beginning) else None
     return text[tag.end() :] if tag else text

@@ -7,7 +7,7 @@
     adapters_off       a context in which the model computes without adapters, as the reference of the KL
     peft_names         renames published tensors as peft and vLLM expect them
     peft_config        the contents of adapter_config.json, for peft and vLLM
-    merged             adds an adapter to its weight; with_adapters does so for the tensors of a whole folder
+    merge_adapter      adds an adapter to its weight; with_adapters does so for the tensors of a whole folder
     merge_into         adds published adapters to the weights of a model without adapters
     adapters_by_layer  groups published tensors into the (A, B) of each layer
 
@@ -167,7 +167,9 @@ def peft_config(lora: LoraConfig, base: str) -> dict[str, Any]:
     }
 
 
-def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
+def merge_adapter(
+    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float
+) -> torch.Tensor:
     """Return `weight` [O, I] + `factor` B A in the dtype of `weight`, computed in float32 or better."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(wide) + factor * (b.to(wide) @ a.to(wide))).to(weight.dtype)
@@ -181,7 +183,7 @@ def merge_into(
     weights = dict(model.named_parameters())
     for layer, (a, b) in adapters_by_layer(adapters).items():
         weight = weights[f"{layer}.weight"]
-        weight.copy_(merged(weight, a, b, lora.alpha / lora.rank))
+        weight.copy_(merge_adapter(weight, a, b, lora.alpha / lora.rank))
 
 
 def base_of(folder: Path, lora: LoraConfig) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def with_adapters(
             continue
         if weight_name in by_layer:
             a, b = by_layer[weight_name]
-            yield name, merged(tensor.to(dtype), a, b, factor)
+            yield name, merge_adapter(tensor.to(dtype), a, b, factor)
         else:
             yield name, tensor.to(dtype)
 

@@ -30,7 +30,12 @@ from dart_cli.config.schema import PolicyConfig
 from dart_cli.language.history import PREVIOUS
 from dart_cli.language.parsers import point_parser
 from dart_cli.language.pointer_text import PointerText
-from dart_cli.language.thoughts import closed_thought, closes_thought, opens_thought, unopened
+from dart_cli.language.thoughts import (
+    closed_thought,
+    closes_thought,
+    drop_opening_tag,
+    opens_thought,
+)
 from dart_cli.language.vocabulary import CUT, SLOT
 from dart_cli.policy.images import with_hashes
 from dart_cli.policy.loader import LoadedPolicy
@@ -280,7 +285,7 @@ class PromptRenderer:
         is_sampled = bool(token_ids)
         if not is_sampled:
             # Agents of other programs may pass the whole message, with the tag that the prompt has already.
-            text = unopened(text, self._newest)
+            text = drop_opening_tag(text, self._newest)
             if self.points is not None and (pointed := self.points.read(text)).points:
                 token_ids = pointed.token_ids
         if token_ids and token_ids[-1] in self._policy.end_token_ids:

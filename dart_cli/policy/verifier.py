@@ -1,7 +1,7 @@
 """The verifier: a second model that checks whether a place is the one that an instruction names.
 
     VerifierSpec   the mark, the crop and the question that a verifier was trained with (`verifier.json`)
-    marked         cuts out the part of a screenshot around a place, with a hollow red circle on the place
+    mark_place         cuts out the part of a screenshot around a place, with a hollow red circle on the place
     Verifier       scores a place by P(True) / (P(True) + P(False))
     load_verifier  loads the verifier of a model folder
     first_good     chooses the first candidate with a sufficient score, or the best one
@@ -72,7 +72,7 @@ class VerifierSpec(BaseModel):
         (folder / VERIFIER).write_text(text + "\n", encoding="utf-8")
 
 
-def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
+def mark_place(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
     """Return the part of a screenshot around the place (x, y), in pixels, with a circle on the place.
 
     The part reaches `spec.reach` pixels from the place, or to the edge of the screenshot.
@@ -123,7 +123,7 @@ class Verifier:
     @torch.inference_mode()
     def score(self, screenshot: Image.Image, instruction: str, x: float, y: float) -> float:
         """Return P(True) / (P(True) + P(False)) for the place (x, y), in pixels. Raises EngineError."""
-        picture = as_png(marked(screenshot, x, y, self.spec))
+        picture = as_png(mark_place(screenshot, x, y, self.spec))
         prompt = self._renderer.render(instruction, [], picture)
         token_ids = [*prompt.token_ids, *self._thought]
         if len(token_ids) > self.policy.max_positions:

@@ -54,7 +54,7 @@ from dart_cli.config.screens import (
     vllm_image_cache_gb,
 )
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
-from dart_cli.engines.completions import unsampled
+from dart_cli.engines.completions import unsampled_tokens
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import (
     StopRequested,
@@ -391,7 +391,7 @@ def _suspended_completion(request: ActRequest, worker: str) -> Completion:
     """Return the answer to a request that was not started: `suspended`, with its partial's tokens alone."""
     return Completion(
         prompt_token_ids=int32s([]),
-        sampled=request.partial or unsampled([]),
+        sampled=request.partial or unsampled_tokens([]),
         text="",
         stop="suspended",
         queue_s=0.0,

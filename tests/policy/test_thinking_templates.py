@@ -283,7 +283,7 @@ def test_a_template_that_cannot_show_past_turns_is_refused_where_they_are_shown(
     policy.tokenizer.chat_template = text
     try:
         with pytest.raises(
-            ModelError, match=rf"{problem}; mend .* policy\.history_turns to 0"
+            ModelError, match=rf"{problem}; fix .* policy\.history_turns to 0"
         ) as error:
             make_renderer(policy, CONFIG)
         assert "\n" not in str(error.value)

@@ -45,7 +45,7 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def open_files(directory: Path) -> Iterator[list[str]]:
-    """Yield paths to a set's open files, which other processes of this user can read even if the set is removed.
+    """Yield paths to a set's open files, which this user's processes can read even after its removal.
 
     The trainer removes old versions, even one that a worker reads at that time. Raises WeightsError if the
     set has been removed already.

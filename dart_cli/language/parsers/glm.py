@@ -26,17 +26,17 @@ from dart_cli.language.parsers.base import WrittenPoint
 from dart_cli.language.parsers.reading import (
     Span,
     Verb,
+    as_action_errors,
     at_point,
     calls_of,
     first_read,
     join_keys,
     not_expressed,
-    quoted,
+    quote,
     refuse_long,
     split_keys,
     text_of,
-    understood,
-    unheld,
+    verb_and_pixel,
 )
 from dart_cli.language.parsers.tools import point_of
 from dart_cli.language.thoughts import reply_of, reply_starts
@@ -150,7 +150,7 @@ class GlmParser:
             if key not in _ARGUMENTS[name]:
                 has = ", ".join(_ARGUMENTS[name]) or "none"
                 raise ActionError(f"{name} has no argument {key[:24]!r}; it has {has}")
-        with understood(name):
+        with as_action_errors(name):
             return _Call(_action(name, arguments, coordinates), code, name, arguments, start)
 
 
@@ -224,7 +224,7 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
         x, y = coordinates.to_model(x, y)
         return f"'[{x},{y}]'"
 
-    if call := unheld(_VERBS, action):
+    if call := verb_and_pixel(_VERBS, action):
         name, x, y = call
         return f"{name}(start_box={box(x, y)}, element_info='')"
     match action:
@@ -238,9 +238,9 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
                 f"scroll(start_box={at}, direction='{direction}', step={abs(dy)}, element_info='')"
             )
         case act.KeyPress():
-            return f"key(keys={quoted(join_keys(action.keys, '+'), ())})"
+            return f"key(keys={quote(join_keys(action.keys, '+'), ())})"
         case act.Type():
-            return f"type(content={quoted(action.text, (_BEGIN, _END, '</think'))})"
+            return f"type(content={quote(action.text, (_BEGIN, _END, '</think'))})"
         case act.Wait(seconds=seconds) if seconds == WAIT_S:
             return "WAIT()"
         case act.Done():

@@ -51,7 +51,7 @@ from dart_cli.language.parsers.reading import (
     calls_of,
     first_read,
     not_expressed,
-    quoted,
+    quote,
     refuse_long,
     write_keys,
 )
@@ -171,8 +171,8 @@ class PyautoguiParser:
         if lines is None:
             return None
         keys = write_keys(modifiers) if modifiers else []
-        down = [call.of("keyDown", quoted(key, ())) for key in keys]
-        up = [call.of("keyUp", quoted(key, ())) for key in reversed(modifiers)]
+        down = [call.of("keyDown", quote(key, ())) for key in keys]
+        up = [call.of("keyUp", quote(key, ())) for key in reversed(modifiers)]
         return [*down, *lines, *up]
 
     def _unheld(self, action: Action, call: _Writer) -> list[str] | None:
@@ -214,12 +214,12 @@ class PyautoguiParser:
             case act.Type():
                 return [call.of("write", f"message={call.text(action.text)}")]
             case act.KeyPress(keys=[key]):
-                return [call.of("press", quoted(write_keys([key])[0], ()))]
+                return [call.of("press", quote(write_keys([key])[0], ()))]
             case act.KeyPress():
-                return [call.of("hotkey", *(quoted(key, ()) for key in write_keys(action.keys)))]
+                return [call.of("hotkey", *(quote(key, ()) for key in write_keys(action.keys)))]
             case act.KeyDown() | act.KeyUp():
                 name = "keyDown" if isinstance(action, act.KeyDown) else "keyUp"
-                return [call.of(name, quoted(write_keys([action.key])[0], ()))]
+                return [call.of(name, quote(write_keys([action.key])[0], ()))]
         return self._ending(action, call)
 
     def _ending(self, action: Action, call: _Writer) -> list[str] | None:
@@ -268,7 +268,7 @@ class _Writer:
 
     def text(self, text: str) -> str:
         """Return a text as a literal."""
-        return quoted(text, self.unwritten)
+        return quote(text, self.unwritten)
 
     def _number(self, cell: int) -> str:
         decimals = self.coordinates.decimals

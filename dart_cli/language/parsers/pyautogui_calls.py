@@ -16,11 +16,11 @@ from dart_cli.language.coordinates import CoordinateMap
 from dart_cli.language.parsers.base import WrittenPoint
 from dart_cli.language.parsers.reading import (
     Call,
+    as_action_errors,
     one_of_keys,
     one_press,
     read_keys,
     text_of,
-    understood,
 )
 from envs.contract import actions as act
 from envs.contract.actions import Action, Modifier, MouseButton
@@ -97,7 +97,7 @@ def read_calls(
         raise ActionError("the code has no call")
     steps: list[_Step] = []
     for call in calls:
-        with understood(call.name):
+        with as_action_errors(call.name):
             step = _step(call, coordinates, start)
         steps.append(step)
         if isinstance(step.action, act.Move):

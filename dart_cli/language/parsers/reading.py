@@ -1,14 +1,14 @@
 """The parts that action parsers share: an LALR grammar, calls with literal arguments, names of keys.
 
     refuse_long      raises an error for a text that is too long for an action
-    understood       raises errors in a call's arguments as ActionError
+    as_action_errors raises errors in a call's arguments as ActionError
     text_of          returns an argument that is a text
-    Verb, at_point, verb_of, unheld   calls that act at a point, by name
+    Verb, at_point, verb_of, verb_and_pixel   calls that act at a point, by name
     not_expressed    makes the error for an action that a language has no call for
     first_read       tries several readings of a text, and returns the first that succeeds
     Grammar          parses a whole text, with readable errors
     Call, calls_of   the calls in a few lines of code, read by Python's own parser and never run
-    quoted           writes a text as a literal of one line
+    quote            writes a text as a literal of one line
     split_keys, read_keys, one_key, one_of_keys, one_press   read names of keys: one per key, in lower case
     join_keys, write_keys                                    write names of keys
 
@@ -54,7 +54,7 @@ def refuse_long(text: str) -> None:
 
 
 @contextmanager
-def understood(call: str) -> Iterator[None]:
+def as_action_errors(call: str) -> Iterator[None]:
     """Raise errors that occur while the arguments of `call` are read as ActionError."""
     try:
         yield
@@ -96,7 +96,7 @@ def verb_of(verbs: Mapping[str, Verb], action: Action) -> str | None:
     return next((name for name, verb in verbs.items() if verb == action_verb), None)
 
 
-def unheld(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | None:
+def verb_and_pixel(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | None:
     """Return `verb_of` and the pixel; None if no call does the action, or if keys are held during it."""
     name = None if getattr(action, "modifiers", ()) else verb_of(verbs, action)
     return (name, action.x, action.y) if name else None
@@ -327,7 +327,7 @@ def _point(
     return places.of(start.lineno, start.col_offset), places.of(end.end_lineno, end.end_col_offset)
 
 
-def quoted(text: str, unwritten: Sequence[str]) -> str:
+def quote(text: str, unwritten: Sequence[str]) -> str:
     """Return a literal of one line for `text` that contains none of the texts in `unwritten`."""
     literal = repr(text)
     for mark in unwritten:

@@ -25,7 +25,12 @@ from typing import Any, Literal
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
 from dart_cli.language.parsers.base import WrittenPoint
-from dart_cli.language.parsers.reading import first_read, not_expressed, refuse_long, understood
+from dart_cli.language.parsers.reading import (
+    as_action_errors,
+    first_read,
+    not_expressed,
+    refuse_long,
+)
 from dart_cli.language.parsers.tools import (
     COMPUTER_USE,
     MAI_MOBILE,
@@ -121,7 +126,7 @@ class ToolcallParser:
 
     def _read(self, arguments: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
         refuse_unknown(self._tool, arguments)
-        with understood("the call"):
+        with as_action_errors("the call"):
             return self._tool.read(arguments, coordinates)
 
     def _call(self, text: str) -> tuple[dict[str, Any], int]:

@@ -40,7 +40,7 @@ from dart_cli.language.parsers.reading import (
     not_expressed,
     one_key,
     split_keys,
-    unheld,
+    verb_and_pixel,
 )
 from dart_cli.language.thoughts import reply_starts
 from envs.contract import actions as act
@@ -221,7 +221,7 @@ def _calls_begin(text: str) -> Iterator[int]:
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
     """Return the call for an action; None if the language has none."""
-    if call := unheld(_VERBS, action):
+    if call := verb_and_pixel(_VERBS, action):
         name, x, y = call
         return f"{name}(start_box={_box(coordinates, x, y)})"
     match action:
