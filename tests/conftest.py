@@ -122,7 +122,7 @@ def pointer_folder(
 ) -> Callable[[str], Path]:
     """pointer_folder("builtin:tiny" or a model_type) -> that model with a pointer head, built once."""
     from dart_cli.config.model_folder import BUILTIN
-    from dart_cli.policy.pointer.folder import add_pointer
+    from dart_cli.policy.pointer_folder import add_pointer
 
     @cache
     def folder(name: str) -> Path:

@@ -206,7 +206,7 @@ def _engines() -> Iterator[str]:
 
 def _prompts(shape: Shape, gpu: GpuSpeed, share: int) -> str:
     config = VllmConfig(tensor_parallel=share)
-    room = divide(config, shape, wide=2, memory=gpu.memory, length=PROMPT, shown=SHOWN)
+    room = divide(config, shape, wide=2, memory=gpu.memory, length=PROMPT, screen_tokens=SHOWN)
     count = room.cache * share / (PROMPT * 2 * shape.cached)
     return f"{count:.0f}" if count >= 1 else "none"
 

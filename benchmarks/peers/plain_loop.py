@@ -113,7 +113,7 @@ class PlainLoop:
 
     def _arguments(self, sequences: list[list[int]], images: list[list[bytes]]) -> dict[str, Any]:
         inputs = self._policy.inputs(sequences, images)
-        shown = [inputs.images[index] for index in inputs.shown]
+        shown = [inputs.images[index] for index in inputs.image_order]
         return {
             "input_ids": inputs.input_ids,
             "attention_mask": inputs.attention_mask,

@@ -58,7 +58,7 @@ def add_pointer(
 
     source = resolve(folder)
     refuse_out(out)
-    from dart_cli.policy.pointer.folder import add_pointer as add  # it brings torch
+    from dart_cli.policy.pointer_folder import add_pointer as add  # it brings torch
 
     tokens = add(source, out, seed)
     typer.echo(

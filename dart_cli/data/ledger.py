@@ -49,7 +49,7 @@ from dart_cli.data.scheduler import NewGroup, NotYet, Scheduler, Situation
 from dart_cli.data.store.rows import Decision
 from dart_cli.data.store.writer import Store
 from dart_cli.data.versions import Lineage, Versions, newest_weights
-from dart_cli.language.pointer_tokens import drawn
+from dart_cli.language.pointer_tokens import drop_forced
 from envs.contract.base import Task
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Ledger:
         # 3. Update the attempt and the progress of the run.
         attempt.steps += 1
         attempt.entropies[record.step] = mean_entropy(
-            drawn(record.sampled.entropies, record.sampled.patches)
+            drop_forced(record.sampled.entropies, record.sampled.patches)
         )
         attempt.versions |= {span.version for span in record.sampled.version_spans}
         now = self._monotonic()

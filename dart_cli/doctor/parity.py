@@ -38,8 +38,9 @@ from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
+from dart_cli.hardware.device import check_memory
 from dart_cli.language.history import History, history_of
-from dart_cli.policy.loader import LoadedPolicy, fits
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.logprob_check import (
     LEAST_TOKENS,
@@ -77,7 +78,7 @@ def parity(config: Config) -> Iterator[Finding]:
         gc.collect()  # the engine's copy of the model
         sampled_s = time.monotonic() - began
         model = TrainModel.load_frozen(config)
-        with fits("the trainer's forward pass", model.policy.device, _FEWER):
+        with check_memory("the trainer's forward pass", model.policy.device, _FEWER):
             compared, of_run = (
                 rescore(model, part, config.train.pack_tokens) for part in parted(batch)
             )

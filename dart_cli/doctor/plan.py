@@ -203,16 +203,18 @@ def _engine(
         return EnginePlan(wide * shape.parameters, cache + kept, passing, prompts)
     shown = screens_in_play(config) * screen
     if memory is None:
-        room = divide_on_cpu(config.vllm, shape, wide=wide, length=length, shown=shown)
+        room = divide_on_cpu(config.vllm, shape, wide=wide, length=length, screen_tokens=shown)
     else:
-        room = divide(config.vllm, shape, wide=wide, memory=memory, length=length, shown=shown)
+        room = divide(
+            config.vllm, shape, wide=wide, memory=memory, length=length, screen_tokens=shown
+        )
     return EnginePlan(
         weights=room.weights,
         cache=room.cache,
         passing=room.passing,
         prompts=room.cache * config.vllm.tensor_parallel / (longest * token),
         features=room.features,
-        screens=room.kept // screen,
+        screens=room.feature_tokens // screen,
     )
 
 

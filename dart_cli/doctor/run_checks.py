@@ -41,7 +41,7 @@ from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
-from dart_cli.language.shortest_click import cut_off
+from dart_cli.language.shortest_click import find_cut_off
 
 LEAST_ROOM = 2 * GIB
 """Free space below which a run is not to be started."""
@@ -52,7 +52,7 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p"
 def configuration(config: Config) -> Iterator[Finding]:
     """Every mistake that `dart up` would refuse, not only the first."""
     mistakes = list(find_mistakes(config))
-    if not mistakes and (cut := cut_off(config)):
+    if not mistakes and (cut := find_cut_off(config)):
         mistakes = [cut]
     yield from mistakes
     if not mistakes:

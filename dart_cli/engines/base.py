@@ -1,10 +1,10 @@
-"""The interfaces of inference, and the types they exchange.
+"""The interfaces of inference, and the types that they exchange.
 
-Engine          prompts of token ids and images in, exact samples out
-PromptEncoder   the tokens of prompts and completions, without an engine
-Responder       an ActRequest in, a Completion out: prompt encoder and engine together
-Model           an engine and its responder; EngineMaker makes a user's own
-LoadMeter       seconds by phase and how full the batch is, for the heartbeat
+Engine          takes prompts of token ids and images, and returns exact samples
+PromptEncoder   encodes prompts and completions as tokens, without an engine
+Responder       answers an ActRequest with a Completion, by a prompt encoder and an engine
+Model           an engine and its responder; a user's own engine is made by an EngineMaker
+LoadMeter       measures seconds by phase and how full the batch is, for the heartbeat
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLOSED = "the engine is closed; start another rollout worker"
 CompletionStop = Literal["end", "length", "suspended"]
 
 UPDATE_DEADLINE_S = 600.0
-"""A weight set that is not in place after this long is an error: no pass takes so long."""
+"""Seconds after which a weight set that is still not in place is an error; no forward pass takes so long."""
 
 
 PHASES = ("starting", "idle", "busy", "syncing")
@@ -39,9 +39,9 @@ class GenerateRequest:
     prompt_token_ids: list[int]  # [P], image placeholders expanded
     images: list[bytes]  # [I], encoded, in prompt order
     sampling: Sampling
-    partial: SampledTokens | None = None  # continue after these; they count towards max_tokens
+    partial: SampledTokens | None = None  # to be continued; its tokens count towards max_tokens
     image_hashes: list[str] = field(default_factory=list)  # [I], content hashes; [] if unknown
-    pointed: list[PointerMap] = field(default_factory=list)  # of the partial's pointers
+    pointed: list[PointerMap] = field(default_factory=list)  # maps of the partial's pointers
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Generation:
 
     sampled: SampledTokens
     stop: CompletionStop
-    queue_s: float  # before the engine started it
-    engine_s: float
-    pointed: list[PointerMap] = field(default_factory=list)  # the partial's included
+    queue_s: float  # until the engine started it
+    engine_s: float  # from then on
+    pointed: list[PointerMap] = field(default_factory=list)  # maps, the partial's included
 
 
 @dataclass(frozen=True)
@@ -68,33 +68,34 @@ class Engine(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that serve now."""
+        """The version of the weights that serve now."""
         ...
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one completion. Raises EngineError; cancelling the task frees its slot."""
+        """Sample one completion. Raises EngineError. Cancelling the awaiting task frees the slot."""
         ...
 
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
-        """Load a weight set; no request is lost.
+        """Load a weight set without losing a request.
 
-        Raises WeightsError before any change if the set is incomplete or does not fit; the old
-        weights then continue to serve.
+        Raises WeightsError, before anything has changed, if the set is incomplete or does not fit the model.
+        The old weights then continue to serve.
         """
         ...
 
     def interrupt(self) -> None:
-        """End every request now, running or waiting: each returns its tokens, as `suspended`.
+        """End every running or waiting request now; each returns its tokens so far, as `suspended`.
 
-        Passed as a partial to any engine, a completion continues token for token as it would have
-        under the same weights.
+        Such a completion can be passed as a partial to any engine. Under the same weights it then continues
+        token for token as it would have.
         """
         ...
 
     def gauges(self) -> dict[str, float]:
-        """Load for the heartbeat: in_flight, waiting, tokens, and LoadMeter's gauges.
+        """Return the load for the heartbeat: in_flight, waiting, tokens, and the gauges of a LoadMeter.
 
-        An engine with a prefix cache adds prompt_tokens = prefilled_tokens + cached_tokens.
+        An engine with a prefix cache adds prompt_tokens, prefilled_tokens and cached_tokens; the first is the
+        sum of the others.
         """
         ...
 
@@ -104,70 +105,79 @@ class Engine(Protocol):
 
 
 class PromptEncoder(Protocol):
-    """Encodes a policy's tokens as a rollout would, e.g. for a solution that no policy sampled."""
+    """Encodes tokens as a rollout would, e.g. for a solution that no policy sampled."""
 
     def encode_prompt(self, request: ActRequest) -> list[int]:
-        """Return the prompt [P] that a rollout would have used. Raises EngineError."""
+        """Return the prompt [P] that a rollout would use for `request`. Raises EngineError."""
         ...
 
     def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
-        """Return the completion of `text` to `request` with its end token; its log-probabilities are unknown.
+        """Return `text` as a completion of `request`, with its end token; its log-probabilities are unknown.
 
-        Of a policy that points it has a pointer, with its patch, for each point. Raises EngineError if
-        there is none.
+        If the policy points, each point of the text becomes a pointer with its patch. Raises EngineError if
+        the text has no such tokens.
         """
         ...
 
 
 class Responder(Protocol):
-    """Turns screens into completions: engines.responder.PolicyResponder, scripted.ScriptedResponder."""
+    """Answers a screen with a completion: PolicyResponder, VerifiedResponder or ScriptedResponder."""
 
     @property
     def prompt_encoder(self) -> PromptEncoder:
-        """The encoder of its prompts and completions."""
+        """The encoder of the responder's prompts and completions."""
         ...
 
     async def preload_images(self, request: ActRequest) -> object:
-        """Prepare its images; the caller holds the result until the answer. Raises EngineError."""
+        """Prepare the images of `request`.
+
+        The caller keeps the result until the answer. Raises EngineError.
+        """
         ...
 
     async def answer(self, request: ActRequest) -> Completion:
-        """Sample the policy's completion. Raises EngineError."""
+        """Sample the policy's completion of `request`. Raises EngineError."""
         ...
 
 
 @dataclass(frozen=True)
 class Model:
-    """The parts that answer a worker's requests."""
+    """The parts of a rollout worker that answer requests."""
 
     engine: Engine
     responder: Responder
 
 
 class EngineMaker(Protocol):
-    """What `rollout.engine = "my_package.my_module:MyEngine"` names: a function, or a class made without arguments."""
+    """Makes a user's engine: what `rollout.engine = "my_package.my_module:MyEngine"` names.
+
+    It is a function, or a class whose constructor takes no arguments.
+    """
 
     def __call__(self, config: Config) -> Model:
-        """Return the loaded parts, before the first weights: the engine's version is -1. Raises UserError."""
+        """Return the loaded parts.
+
+        The engine's version is -1 until it takes its first weights. Raises UserError.
+        """
         ...
 
 
 def load_own_engine(config: Config) -> Model:
-    """Return the engine of a user's own that `rollout.engine` names. Raises ConfigError."""
+    """Return the user's engine that `rollout.engine` names. Raises ConfigError."""
     return made_by_own("rollout.engine", config.rollout.engine, config, Model)
 
 
 class LoadMeter:
-    """Assigns every second of an engine to one phase; the engine reports each change.
+    """Counts the seconds of an engine by phase; the engine reports each change.
 
-    `starting` is the time before the first weights, `syncing` the later halts for weights, `busy`
-    the time with at least one running request. Not thread-safe: the engine holds a lock.
+    `starting` is the time before the first weights, `syncing` are the later halts for weights, `busy` is the
+    time with at least one running request, and `idle` is the rest. Not thread-safe: the engine holds a lock.
     """
 
     def __init__(
         self, max_batch: int, *, serves: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take as `serves` whether the engine has weights already."""
+        """Begin in phase `idle` if the engine `serves` already, else in `starting`."""
         self._timer = PhaseTimer(PHASES, "idle" if serves else "starting", clock)
         self._clock = clock
         self._max_batch = max_batch
@@ -178,7 +188,7 @@ class LoadMeter:
         self._since = clock()
 
     def run(self, running: int) -> None:
-        """From now on `running` requests are running."""
+        """Note that `running` requests are running from now on."""
         if running != self._running:
             self._settle()
             self._running = running
@@ -197,7 +207,7 @@ class LoadMeter:
         self._enter()
 
     def gauges(self) -> dict[str, float]:
-        """`seconds.PHASE`, and `load_s`: the integral of running requests / max_batch over `busy`."""
+        """Return `seconds.PHASE`, and `load_s`: the integral over `busy` of running requests / max_batch."""
         self._settle()
         return as_gauges([self._timer]) | {"load_s": self._load_s}
 

@@ -1,15 +1,15 @@
-"""The requests that are decoded together, and the forward passes that do it.
+"""The requests that are decoded together, and the forward passes that decode them.
 
-    RunningBatch    prefills the rows that join, decodes one token for all, removes rows
-    PromptTokens    tokens of prompts: asked for, computed, taken from the prefix cache
+    RunningBatch    prefills the rows that join, decodes one token for all rows, removes rows
+    PromptTokens    counts tokens of prompts: all, those computed, those taken from the prefix cache
 
-A request joins between two passes: the prompts of the requests that join together are a forward pass
-of their own, which draws their first tokens; then their keys and values are added to the batch's. Every
-row has its own length, position, temperature and random numbers.
+Requests join between two passes. The prompts of all requests that join together run in a separate forward
+pass, which draws their first tokens. Then their keys and values are added to those of the batch. Every row
+has its own length, position, temperature and random numbers.
 
-A prefill computes what the prefix cache (dart_cli.engines.caches) does not have. Its rows end in
-the same column, so each computes as many tokens as the row with most to compute, and rows that differ
-much have passes of their own. Equal prompts that join together are computed once.
+A prefill computes the tokens that the prefix cache (dart_cli.engines.caches) does not have. All rows of a
+prefill end in the same column, so each computes as many tokens as the row with the most to compute; rows that
+differ much run in separate passes. Equal prompts that join together are computed once.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from dart_cli.engines.caches import (
     PrefixCache,
     kv_bytes_per_token,
 )
-from dart_cli.engines.pointing import Pointing
+from dart_cli.engines.pointer_sampling import PointerSampler
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
 from dart_cli.policy.loader import LoadedPolicy
 
 SMALL_PREFILL = 256
-"""Tokens of a row that a pass computes at hardly more cost than fewer."""
+"""Tokens of a row up to which a pass costs hardly more than with fewer."""
 
 
 @dataclass
 class PromptTokens:
-    """Tokens of the prompts served so far, those of a partial included: asked = computed + cached."""
+    """The tokens of the prompts served so far, partials included: total = computed + cached."""
 
-    asked: int = 0
+    total: int = 0
     computed: int = 0
-    cached: int = 0  # computed before, or with an equal prompt
+    cached: int = 0  # computed for an earlier request, or once for equal prompts
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Requests after their prefill, before their keys and values are added to the batch's."""
+    """Requests after their prefill, before their keys and values are added to those of the batch."""
 
     jobs: Sequence[ActiveRequest]
     cache: DynamicCache  # padded on the left
@@ -62,24 +62,24 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Requests of equal tokens and screens, which are one row of a prefill."""
+    """Requests with equal tokens and screens, which share one row of a prefill."""
 
     jobs: list[ActiveRequest]
     token_ids: list[int]
-    blocks: list[int]  # of the prefix cache
+    blocks: list[int]  # of the prefix cache, from the first token on
 
     @property
     def new(self) -> int:
-        """Tokens to compute, one at least."""
+        """The number of tokens to compute, at least one."""
         return len(self.token_ids) - min(len(self.blocks) * BLOCK, len(self.token_ids) - 1)
 
 
 class RunningBatch:
-    """The rows that are decoded, in no particular order. Used by one thread.
+    """The rows that are decoded, in no particular order. For one thread.
 
-    `cache_bytes` bounds their keys and values, with every row counted at the greatest length that any
-    of them can reach; a single request is served whatever its size. `prefix_bytes` bounds those of
-    requests served before.
+    `cache_bytes` bounds the keys and values of the rows, where every row counts with the greatest length that
+    any of them can reach; a single request is served whatever its size. `prefix_bytes` bounds the keys and
+    values of earlier requests.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class RunningBatch:
         self.tokens = PromptTokens()
         self._policy = policy
         self._features = features
-        self._pointing = Pointing(policy, features)
+        self._pointers = PointerSampler(policy, features)
         self._cache = BatchKVCache()
         self._most_tokens = max(1, cache_bytes // kv_bytes_per_token(policy.model))
         self._prefixes = PrefixCache(policy.model, prefix_bytes)
-        self._weights = 0  # how often they have changed
+        self._weights = 0  # counts changes of the weights
 
-    def fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
-        """How many of the waiting requests, from the first, fit into `slots` and the cache."""
+    def count_fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
+        """Return how many of the waiting requests, from the first on, fit into `slots` and the cache."""
         longest = max((job.most_tokens for job in self.jobs), default=0)
         rows = len(self.jobs)
         for job in islice(waiting, slots):
@@ -106,44 +106,39 @@ class RunningBatch:
             rows += 1
         return rows - len(self.jobs)
 
-    def swapped(self) -> None:
-        """Note that the weights have changed.
-
-        What was computed up to now serves no request that joins later.
-        """
+    def drop_prefixes(self) -> None:
+        """Drop the prefix cache after a change of weights; rows of the batch keep their keys and values."""
         self._weights += 1
         self._prefixes.clear()
 
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[ActiveRequest], version: int) -> list[Prefilled]:
-        """Compute the prompts of `jobs` and draw a token for each under `version`.
-
-        The rows of the batch are not touched.
-        """
+        """Compute the prompts of `jobs` and draw a token of `version` for each; the batch stays as it is."""
         prompts = self._prompts(jobs)
         passes = [self._prefill(part, version) for part in _alike(prompts)]
-        for each in passes:
-            layer: Any = each.cache.layers[0]
-            rows = list(enumerate(each.jobs))
-            self._store(each.cache, rows, each.lengths, layer.keys.shape[2])
+        for prefilled in passes:
+            layer: Any = prefilled.cache.layers[0]
+            rows = list(enumerate(prefilled.jobs))
+            self._store(prefilled.cache, rows, prefilled.lengths, end=layer.keys.shape[2])
         return passes
 
     def _prompts(self, jobs: Sequence[ActiveRequest]) -> list[_Prompt]:
-        """Return the distinct prompts of `jobs`, in their order."""
-        found: dict[tuple[object, ...], _Prompt] = {}
+        """Return the distinct prompts of `jobs`, in order."""
+        prompts: dict[tuple[object, ...], _Prompt] = {}
         for job in jobs:
             job.weights = self._weights
             token_ids = job.token_ids
             key = (*token_ids, *(image.key for image in job.images))
-            if key not in found:
+            if key not in prompts:
                 keys = job.block_keys(token_ids, self._policy.image_token_id)
                 blocks = self._prefixes.match(keys)
-                found[key] = _Prompt([], token_ids, blocks)
-            found[key].jobs.append(job)
-        return list(found.values())
+                prompts[key] = _Prompt([], token_ids, blocks)
+            prompts[key].jobs.append(job)
+        return list(prompts.values())
 
     def _prefill(self, prompts: Sequence[_Prompt], version: int) -> Prefilled:
-        """One pass over `prompts`, each from the token on that leaves as many as the one with most."""
+        """Run one pass over `prompts`, in which each computes as many tokens as the one with the most."""
+        # 1. Read the tokens before these from the prefix cache, and compute the rest.
         policy = self._policy
         firsts = [prompt.jobs[0] for prompt in prompts]
         lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -158,6 +153,7 @@ class RunningBatch:
         cache = self._prefixes.read(past, longest - new)
         inputs, features = self._rest(inputs, firsts, new)
         hidden = last_hidden(policy.model, inputs, last=1, features=features, cache=cache)[:, 0]
+        # 2. Copy the row of a prompt that several requests share, and draw a token for each request.
         rows = [row for row, prompt in enumerate(prompts) for _ in prompt.jobs]
         jobs = [job for prompt in prompts for job in prompt.jobs]
         if len(jobs) > len(prompts):
@@ -167,51 +163,59 @@ class RunningBatch:
         for row, job in zip(rows, jobs, strict=True):
             job.position = positions[row]
         self._draw(jobs, hidden, version)
-        asked, computed = sum(lengths[row] for row in rows), sum(min(new, n) for n in lengths)
-        self.tokens.asked += asked
+        # 3. Count.
+        total = sum(lengths[row] for row in rows)
+        computed = sum(min(new, length) for length in lengths)
+        self.tokens.total += total
         self.tokens.computed += computed
-        self.tokens.cached += asked - computed
+        self.tokens.cached += total - computed
         return Prefilled(jobs, cache, [lengths[row] for row in rows])
 
     def _rest(
         self, inputs: ModelInputs, jobs: Sequence[ActiveRequest], new: int
     ) -> tuple[ModelInputs, ImageFeatures | None]:
-        """Return the last `new` columns of `inputs`, and the features of the placeholders in them.
+        """Return the last `new` columns of `inputs`, and the features of the placeholders in these columns.
 
-        The mask stays whole. Of a screen whose placeholders begin before these columns, features
-        are given from the first placeholder in them on.
+        The mask stays whole. If the placeholders of a screen begin before these columns, its features begin
+        with the first placeholder in them.
         """
         columns = inputs.input_ids.shape[1]
         if new == columns:
             return inputs, self._features.of(self._policy, inputs)
-        shown: list[int] = []  # of inputs.images
-        skipped: list[int] = []  # placeholders of each of these
-        numbers = iter(inputs.shown)
+        # 1. Find the images that have placeholders in these columns, and how many lie before them.
+        image_order: list[int] = []  # index into inputs.images
+        skipped: list[int] = []  # placeholders before these columns, of each image in image_order
+        indices = iter(inputs.image_order)
         placeholders = inputs.input_ids == self._policy.image_token_id
-        before = placeholders[:, :-new].sum(dim=1).tolist()
-        for job, gone in zip(jobs, before, strict=True):
+        counts = placeholders[:, :-new].sum(dim=1).tolist()
+        for job, before in zip(jobs, counts, strict=True):
             for image in job.images:
-                number = next(numbers)
-                if gone < image.tokens:
-                    shown.append(number)
-                    skipped.append(gone)
-                gone = max(0, gone - image.tokens)
-        kept = sorted(set(shown))
+                index = next(indices)
+                if before < image.tokens:
+                    image_order.append(index)
+                    skipped.append(before)
+                before = max(0, before - image.tokens)
+        # 2. Leave the other images out.
+        remaining = sorted(set(image_order))
         inputs = replace(
             inputs,
             input_ids=inputs.input_ids[:, -new:],
             position_ids=inputs.position_ids[:, :, -new:],
-            images=tuple(inputs.images[number] for number in kept),
-            shown=tuple(range(len(shown))),
+            images=tuple(inputs.images[index] for index in remaining),
+            image_order=tuple(range(len(image_order))),
         )
         features = self._features.of(self._policy, inputs)
         if features is None:
             return inputs, None
-        parts = [(kept.index(number), first) for number, first in zip(shown, skipped, strict=True)]
+        # 3. Cut the features off each image that lie before these columns.
+        parts = [
+            (remaining.index(index), first)
+            for index, first in zip(image_order, skipped, strict=True)
+        ]
         return inputs, ImageFeatures(
-            embeds=tuple(features.embeds[number][first:] for number, first in parts),
+            embeds=tuple(features.embeds[place][first:] for place, first in parts),
             deepstack=tuple(
-                tuple(level[number][first:] for number, first in parts)
+                tuple(level[place][first:] for place, first in parts)
                 for level in features.deepstack
             ),
         )
@@ -223,9 +227,9 @@ class RunningBatch:
         lengths: Sequence[int],
         end: int,
     ) -> None:
-        """Keep some rows of `cache` as prefixes of later requests; all rows end before column `end`."""
+        """Store some rows of `cache` as prefixes for later requests; all rows end before column `end`."""
         image_token = self._policy.image_token_id
-        kept = [
+        cached_rows = [
             CachedRow(
                 row,
                 end - lengths[row],
@@ -234,18 +238,19 @@ class RunningBatch:
             for row, job in rows
             if job.weights == self._weights
         ]
-        with contextlib.suppress(torch.OutOfMemoryError):  # the next such request computes it again
-            self._prefixes.store(cache, kept)
+        # Without the memory, a later request computes these tokens again.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._prefixes.store(cache, cached_rows)
 
     @torch.inference_mode()
     def join(self, prefilled: Prefilled) -> None:
-        """Add these to the batch: they are decoded from the next pass on."""
+        """Add prefilled requests to the batch; they are decoded from the next pass on."""
         self._cache.join(prefilled.cache, prefilled.lengths)
         self.jobs += prefilled.jobs
 
     @torch.inference_mode()
     def decode(self, version: int) -> None:
-        """One iteration: a token for every row, under `version`."""
+        """Draw one token of `version` for every row."""
         last = torch.tensor([job.builder.token_ids[-1] for job in self.jobs])
         position = torch.tensor([job.position for job in self.jobs])
         inputs = ModelInputs(
@@ -254,7 +259,7 @@ class RunningBatch:
             position_ids=position[None, :, None].expand(3, -1, -1),
             next_position=position + 1,
             images=(),
-            shown=(),
+            image_order=(),
         )
         hidden = last_hidden(self._policy.model, inputs, last=1, cache=self._cache)[:, 0]
         self._cache.end_pass()
@@ -263,42 +268,45 @@ class RunningBatch:
         self._draw(self.jobs, hidden, version)
 
     @torch.inference_mode()
-    def keep(self, jobs: Container[ActiveRequest]) -> None:
-        """Let later requests begin like these, which have ended; not after a failure of their pass."""
+    def store_prefixes(self, jobs: Container[ActiveRequest]) -> None:
+        """Store the keys and values of ended requests, so that later requests can begin from them.
+
+        Do not call it after their pass has failed.
+        """
         rows = [(row, job) for row, job in enumerate(self.jobs) if job in jobs]
         if rows:
             self._store(self._cache, rows, self._cache.lengths, self._cache.end)
 
     @torch.inference_mode()
-    def leave(self, gone: Container[ActiveRequest]) -> None:
-        """Remove these from the batch."""
-        rows = {row for row, job in enumerate(self.jobs) if job in gone}
+    def remove(self, jobs: Container[ActiveRequest]) -> None:
+        """Remove requests from the batch."""
+        rows = {row for row, job in enumerate(self.jobs) if job in jobs}
         if rows:
-            self.jobs = [self.jobs[row] for row in self._cache.leave(rows)]
+            self.jobs = [self.jobs[row] for row in self._cache.remove(rows)]
 
     def clear(self) -> None:
-        """Remove all rows, whatever state the cache is in."""
+        """Remove all rows; allowed in any state of the cache."""
         self._cache.clear()
         self.jobs = []
 
     def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor, version: int) -> None:
-        """Add a token to each of `jobs` [B], from the last hidden states [B, H]."""
+        """Draw a token for each of `jobs` [B] from the last hidden states [B, H], and append it."""
         values = vocabulary_logits(self._policy.model, hidden)
-        forced = self._pointing.forced(jobs, hidden)
-        drawn = sample(
+        forced = self._pointers.sample_forced(jobs, hidden)
+        tokens = sample(
             values,
             [job.next_uniform for job in jobs],
             [job.request.sampling.temperature for job in jobs],
             self._policy.forbidden(values.device),
         )
         for row, job in enumerate(jobs):
-            job.builder.add(forced.get(row, drawn[row]), version)
+            job.builder.add(forced.get(row, tokens[row]), version)
 
 
 def _alike(prompts: Iterable[_Prompt]) -> list[list[_Prompt]]:
-    """`prompts` in parts, so that no pass computes more than twice the tokens that it must."""
+    """Return `prompts` in parts of similar length, so that no pass computes over twice the needed tokens."""
     parts: list[list[_Prompt]] = []
-    for prompt in sorted(prompts, key=lambda each: -each.new):
+    for prompt in sorted(prompts, key=lambda prompt: -prompt.new):
         if not parts or max(2 * prompt.new, SMALL_PREFILL) < parts[-1][0].new:
             parts.append([])
         parts[-1].append(prompt)

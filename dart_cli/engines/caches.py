@@ -1,32 +1,33 @@
-"""What the transformers engine keeps: keys and values of running and earlier requests, features of screens.
+"""The caches of the transformers engine: keys and values of requests, and features of screens.
 
-    BatchKVCache         those of the running batch, one token per row and pass
-    PrefixCache          those of prompts served before, by digest; BlockKeys has the digests of a sequence
-    kv_bytes_per_token   their size for one token of one row
-    FeatureCache         the vision tower's output of recent screens
-    vision_digest        what the vision tower is in a set of weights: where it is the same, features stay
+    BatchKVCache         the keys and values of the running batch, which grow by one token per row and pass
+    PrefixCache          the keys and values of earlier prompts, by digest
+    BlockKeys            the digests of one sequence
+    kv_bytes_per_token   the size of one token's keys and values
+    FeatureCache         the vision tower's output for recent screens
+    vision_digest        a digest of the vision tower in a weight set; features stay valid while it is equal
 
-**The batch.** All layers have the same layout, rows by columns, and every row ends in the same column:
+**The batch.** All layers have the same layout of rows and columns, and every row ends in the same column:
 
     column      0  1  2  3  4  5  6  7  8
     row 0       .  .  a  b  c  d  e  .  .      length 5
     row 1       .  .  .  .  p  q  r  .  .      length 3
                       ^ start        ^ end
 
-A pass writes one token of each row into column `end` and reads [start, end]. So nothing is copied;
-transformers' own cache copies everything for each token. A row that joins is written with its last
-token in the last column; a row that leaves is overwritten by the last row. If there are too few rows
+A pass writes one token of each row into column `end` and reads the columns [start, end]. Nothing is copied,
+whereas transformers' own cache copies everything for each token. A row that joins is written with its last
+token in the last column, and a row that is removed is overwritten by the last row. If there are too few rows
 or columns, everything is copied once into a layout with spare columns.
 
-Rows end together, as with padding on the left, because masks by index require it (a sliding window
-counts columns). The positions that rotate the keys are given from outside, one per row.
+Rows end together, as with padding on the left, because masks by index require it (a sliding window counts
+columns). The caller passes the positions that rotate the keys, one per row.
 
-**Prompts served before.** A block is BLOCK tokens of one sequence. Its digest covers all tokens up to its end and
-the content hashes of the screens among them, so a block is found only by a sequence that is the same from its
-first token on. Sequences that begin alike share blocks: the turns of a trajectory, a group's first
-prompt. As in vLLM's prefix cache (arXiv 2309.06180, 4.3), but blocks are copied out, not referred to.
-Block b is tokens [b * BLOCK, (b + 1) * BLOCK) of one tensor for keys and one for values in each layer. Block 0
-holds zeros, for padding.
+**Earlier prompts.** A block is BLOCK tokens of one sequence. Its digest covers all tokens up to its end and
+the content hashes of the screens among them, so a block matches only a sequence that is equal from its first
+token on. Sequences that begin alike share blocks, such as the turns of a trajectory, or the first prompt of a
+group. This follows vLLM's prefix cache (arXiv 2309.06180, 4.3), except that blocks are copied out instead of
+being referred to. Block b is tokens [b * BLOCK, (b + 1) * BLOCK) of one tensor for keys and one for values in
+each layer. Block 0 holds zeros, for padding.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.weight_set import WeightSet, directory_of
 
 SPARE_COLUMNS = 32
-"""Columns to spare after a copy, or an eighth of those in use, if that is more."""
+"""Spare columns after a copy; an eighth of the columns in use if that is more."""
 BLOCK = 16
-"""Tokens of a block, as in vLLM. What a sequence has beyond its last whole block is computed again."""
+"""Tokens of a block, as in vLLM. Tokens of a sequence after its last whole block are computed again."""
 MANIFEST = "manifest.json"
-"""The file of a set's digests in its directory (dart_cli/weights/manifest.py)."""
+"""The file with the digests of a weight set (dart_cli/weights/manifest.py)."""
 NO_VISION = ""
-"""The digest of a set without tensors of the vision tower: adapters of the text model."""
+"""The digest of a set without tensors of the vision tower, such as adapters of the text model."""
 
 
 # --- the running batch --------------------------------------------------------------------------
 
 
 class KVShape(NamedTuple):
-    """What a model keeps of one token."""
+    """The shape of one token's keys, and of its values, over all layers."""
 
     layers: int
     heads: int
@@ -71,7 +72,7 @@ class KVShape(NamedTuple):
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> KVShape:
-        """Return what `model` keeps of one token."""
+        """Return the shape for `model`."""
         text: Any = model.config.get_text_config(decoder=True)
         queries = int(text.num_attention_heads)
         heads = int(getattr(text, "num_key_value_heads", None) or queries)
@@ -80,13 +81,13 @@ class KVShape(NamedTuple):
 
 
 def kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Bytes of one token's keys and values over all layers of `model`."""
+    """Return the bytes of one token's keys and values over all layers of `model`."""
     element: int = model.get_input_embeddings().weight.element_size()
     return 2 * math.prod(KVShape.of(model)) * element
 
 
 class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
-    """One layer's keys and values, [rows, heads, columns, width]; `owner` knows which are in use."""
+    """One layer's keys and values [rows, heads, columns, width]; `owner` has the rows and columns in use."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -100,21 +101,22 @@ class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches a
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one token [rows, heads, 1, width] of each row; return all columns in use."""
+        """Write one token [rows, heads, 1, width] of each row, and return all columns in use."""
         rows, start, end = len(self._owner.lengths), self._owner.start, self._owner.end
         self.keys[:rows, :, end : end + 1] = key_states
         self.values[:rows, :, end : end + 1] = value_states
         return self.keys[:rows, :, start : end + 1], self.values[:rows, :, start : end + 1]
 
     def get_seq_length(self) -> int:
-        """Columns in use, from which transformers makes its masks."""
+        """Return the number of columns in use, from which transformers makes its masks."""
         return self._owner.end - self._owner.start
 
 
 class BatchKVCache(Cache):  # type: ignore[misc]
-    """See the module. Between two passes: `join`, `leave`. For a pass: `begin_pass`, forward, `end_pass`.
+    """The keys and values of the running batch; the module's docstring has the layout.
 
-    After a failure in any of these its content is undefined; `clear` it.
+    Rows join and are removed between two passes. A pass is `begin_pass`, the forward pass, `end_pass`. After
+    a failure in any of these calls the content is undefined, and `clear` must be called.
     """
 
     def __init__(self) -> None:
@@ -128,7 +130,7 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         return self.end - max(self.lengths, default=0)
 
     def join(self, fresh: DynamicCache, lengths: Sequence[int]) -> None:
-        """Add the rows of a prefill, padded on the left, with `lengths` [rows] tokens."""
+        """Add the rows of a prefill, which are padded on the left and have `lengths` [rows] tokens."""
         before, rows = len(self.lengths), len(self.lengths) + len(lengths)
         longest = max(lengths)
         if not self.layers:
@@ -140,12 +142,12 @@ class BatchKVCache(Cache):  # type: ignore[misc]
             layer.values[before:rows, :, self.end - longest : self.end] = new.values
         self.lengths += lengths
 
-    def leave(self, gone: Collection[int]) -> list[int]:
-        """Remove the rows `gone`. Returns the former index of each remaining row."""
-        remaining = len(self.lengths) - len(gone)
+    def remove(self, rows: Collection[int]) -> list[int]:
+        """Remove `rows`, and return the former index of each remaining row."""
+        remaining = len(self.lengths) - len(rows)
         order = list(range(remaining))
-        holes = [row for row in sorted(gone) if row < remaining]
-        moved = [row for row in range(remaining, len(self.lengths)) if row not in gone]
+        holes = [row for row in sorted(rows) if row < remaining]
+        moved = [row for row in range(remaining, len(self.lengths)) if row not in rows]
         for hole, row in zip(holes, moved, strict=True):
             order[hole] = row
         if not remaining:
@@ -162,15 +164,15 @@ class BatchKVCache(Cache):  # type: ignore[misc]
     def clear(self) -> None:
         """Remove all rows and free the memory.
 
-        The sizes of a layout can change the last bits of the results. So they depend only on the
-        present rows and those they shared the batch with, never on earlier requests.
+        The sizes of a layout can change the last bits of the results. Because of this call they depend only
+        on the present rows and on the rows that shared a batch with them, never on earlier requests.
         """
         self.layers.clear()
         self.lengths.clear()
         self.end = 0
 
     def begin_pass(self) -> torch.Tensor:
-        """Make room for one token of each row. Returns the mask [rows, columns in use + 1]."""
+        """Make room for one token of each row, and return the mask [rows, columns in use + 1]."""
         if self.end == self.layers[0].keys.shape[2]:
             self._lay_out(len(self.lengths), max(self.lengths))
         columns = torch.arange(self.end - self.start + 1)
@@ -178,12 +180,12 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         return (columns >= padding[:, None]).long()
 
     def end_pass(self) -> None:
-        """End a pass, which has written one token of each row."""
+        """End a pass that has written one token of each row."""
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
 
     def _lay_out_like(self, fresh: DynamicCache, rows: int, columns: int) -> None:
-        """Make an empty layout for the layers of `fresh`."""
+        """Make an empty layout with the layers of `fresh`."""
         for new in fresh.layers:
             shape = (rows, new.keys.shape[1], _with_spare(columns), new.keys.shape[3])
             # Zeros, not uninitialised memory: a masked column adds 0 times its value.
@@ -209,41 +211,42 @@ def _with_spare(columns: int) -> int:
     return columns + max(SPARE_COLUMNS, columns // 8)
 
 
-# --- prompts served before ----------------------------------------------------------------------
+# --- earlier prompts ----------------------------------------------------------------------------
 
 
 class BlockKeys:
-    """Digests of one growing sequence; `images` are its screens, in the order of their placeholders."""
+    """The digests of one growing sequence; `images` are its screens, in the order of their placeholders."""
 
     def __init__(self, images: Sequence[PreparedImage], image_token: int) -> None:
         self._images = list(images)
         self._image_token = image_token
         self._hash = hashlib.blake2b(digest_size=16)
-        self._placeholders = 0  # of blocks that are digested
-        self._begun = 0  # images whose first placeholder is among them
-        self._starts = np.cumsum([0, *(image.tokens for image in images)])  # in placeholders
+        self._placeholders = 0  # in the blocks that are digested
+        self._digested_images = 0  # images whose first placeholder is in these blocks
+        # [I + 1], the number of placeholders before each image
+        self._starts = np.cumsum([0, *(image.tokens for image in images)])
         self._keys: list[bytes] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[bytes]:
-        """Keys of the whole blocks of `token_ids` [L], which extends what was given before."""
+        """Return the keys of the whole blocks of `token_ids` [L], which extend those of the last call."""
         start = len(self._keys) * BLOCK
         fresh = np.asarray(token_ids[start : len(token_ids) // BLOCK * BLOCK], dtype=np.int64)
         for block in fresh.reshape(-1, BLOCK):
             self._hash.update(block.tobytes())
             self._placeholders += int(np.count_nonzero(block == self._image_token))
-            while self._begun < len(self._images) and (
-                self._starts[self._begun] < self._placeholders
+            while self._digested_images < len(self._images) and (
+                self._starts[self._digested_images] < self._placeholders
             ):
-                key = self._images[self._begun].key.encode()
+                key = self._images[self._digested_images].key.encode()
                 self._hash.update(len(key).to_bytes(8, "little") + key)
-                self._begun += 1
+                self._digested_images += 1
             self._keys.append(self._hash.digest())
         return self._keys[: len(token_ids) // BLOCK]
 
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """The first tokens of a sequence, and where they are."""
+    """The first tokens of a sequence, and the blocks that hold them."""
 
     blocks: Sequence[int]  # from the first token on
     tokens: int  # at most BLOCK for each block
@@ -251,18 +254,18 @@ class CachedPrefix:
 
 @dataclass(frozen=True)
 class CachedRow:
-    """Where a sequence's keys and values are in a cache of rows and columns."""
+    """The place of a sequence's keys and values in a cache of rows and columns."""
 
     row: int
     start: int  # column of its first token
-    keys: Sequence[bytes]  # of its whole blocks, all of which are in the row
+    keys: Sequence[bytes]  # digests of its whole blocks, all of which are in the row
 
 
 class PrefixCache:
-    """Blocks of sequences served under the present weights, at most `limit_bytes`.
+    """The blocks of sequences served under the present weights, at most `limit_bytes`. For one thread.
 
-    A block never outlives the one before it in a sequence. Used by one thread alone. Its memory is
-    taken at the start, on a CPU as it is filled. Raises torch.OutOfMemoryError.
+    A block never outlives the one before it in a sequence. The memory is allocated at the start; on a CPU it
+    is used only as blocks are filled. Raises torch.OutOfMemoryError.
     """
 
     def __init__(self, model: PreTrainedModel, limit_bytes: int) -> None:
@@ -275,31 +278,34 @@ class PrefixCache:
         weight: Any = model.get_input_embeddings().weight
         shape = ((self._capacity + 1) * BLOCK, heads, width)
         for _ in range(layers):
-            both = [torch.empty(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
-            for each in both:
-                each[:BLOCK] = 0
-            self._layers.append((both[0], both[1]))
+            keys = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+            values = torch.empty_like(keys)
+            keys[:BLOCK] = values[:BLOCK] = 0
+            self._layers.append((keys, values))
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Drop all blocks, as when the weights have changed."""
         self._blocks.clear()
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the blocks of a sequence that are here, from its first one on."""
-        found: list[int] = []
+        """Return the cached blocks of a sequence, from the first one up to the first that is missing."""
+        blocks: list[int] = []
         for key in keys:
             block = self._blocks.get(key)
             if block is None:
                 break
-            found.append(block)
-        self._touch(keys[: len(found)])
-        return found
+            blocks.append(block)
+        self._touch(keys[: len(blocks)])
+        return blocks
 
     def read(self, rows: Sequence[CachedPrefix], columns: int) -> DynamicCache:
-        """Return the first tokens of each row, which end in the last of `columns`; 0 before them."""
+        """Return the first tokens of each row in a cache of `columns` columns; they end in the last one.
+
+        The columns before them are 0.
+        """
         cache = DynamicCache()
         if not columns:
             return cache
@@ -317,12 +323,12 @@ class PrefixCache:
         return cache
 
     def store(self, cache: Any, rows: Sequence[CachedRow]) -> None:
-        """Copy the blocks that are not here yet from `cache`, whose layers have keys and values."""
+        """Copy the blocks of `rows` that are not stored yet from `cache`, which has keys and values."""
         copies: dict[int, tuple[int, int]] = {}  # block -> row and column
         for row in rows:
             keys = row.keys[: self._capacity]
-            known = len(self.match(keys))
-            for index, key in enumerate(keys[known:], start=known):
+            present = len(self.match(keys))
+            for index, key in enumerate(keys[present:], start=present):
                 block = self._free_block()
                 self._blocks[key] = block
                 copies[block] = (row.row, row.start + index * BLOCK)
@@ -332,7 +338,7 @@ class PrefixCache:
         try:
             self._copy(cache, copies)
         except BaseException:
-            self.clear()  # some blocks hold other tokens than their keys say
+            self.clear()  # some blocks may not hold the tokens of their keys
             raise
 
     def _copy(self, cache: Any, copies: dict[int, tuple[int, int]]) -> None:
@@ -353,7 +359,7 @@ class PrefixCache:
         return self._blocks.popitem(last=False)[1]
 
     def _touch(self, keys: Sequence[bytes]) -> None:
-        """Note that these blocks were used now; the last of them is to go first."""
+        """Note that these blocks were used now. The last of them will be evicted first."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
@@ -362,9 +368,9 @@ class PrefixCache:
 
 
 class FeatureCache:
-    """Vision features of recent screens under the present weights, bounded in bytes; evicts the oldest.
+    """The vision features of recent screens under the present weights, at most `limit_bytes`. For one thread.
 
-    Used by one thread alone.
+    The least recently used features are evicted first.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -373,16 +379,16 @@ class FeatureCache:
         self._entries: OrderedDict[str, tuple[torch.Tensor, ...]] = OrderedDict()
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Drop all features, as when the weights have changed."""
         self._entries.clear()
         self._cached_bytes = 0
 
     def of(self, policy: LoadedPolicy, inputs: ModelInputs) -> ImageFeatures | None:
-        """Features of `inputs.images`; None where there are none."""
+        """Return the features of `inputs.images`, or None if there are no images."""
         return self.of_images(policy, inputs.images) if inputs.images else None
 
     def of_images(self, policy: LoadedPolicy, images: Sequence[PreparedImage]) -> ImageFeatures:
-        """Features of images [I >= 1], computed in one batch for those not in the cache."""
+        """Return the features of images [I >= 1]; all that are not cached are computed in one batch."""
         new = [image for image in images if image.key not in self._entries]
         fresh: dict[str, tuple[torch.Tensor, ...]] = {}
         if new:
@@ -414,16 +420,16 @@ def _nbytes(tensors: tuple[torch.Tensor, ...]) -> int:
 
 
 def vision_digest(source: WeightSet) -> str | None:
-    """One digest of the vision tower's tensors in a checked set; None if its manifest has none.
+    """Return one digest of the vision tower's tensors in a checked set; None if its manifest has no digests.
 
-    Two sets of equal digests have equal towers, so features of screens are the same under both.
+    Two sets with equal digests have equal vision towers, so that features of screens are the same under both.
     """
     try:
         text = (directory_of(source) / MANIFEST).read_text(encoding="utf-8")
         tensors = json.loads(text)["tensors"]
-        found = sorted(
+        digests = sorted(
             (name, str(tensors[name]["digest"])) for name in tensors if "visual." in name
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return hashlib.blake2b(repr(found).encode()).hexdigest() if found else NO_VISION
+    return hashlib.blake2b(repr(digests).encode()).hexdigest() if digests else NO_VISION

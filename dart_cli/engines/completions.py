@@ -1,11 +1,11 @@
 """A completion under construction, and conversions to and from messages.
 
-DrawnToken         one token with its numbers
-CompletionBuilder  the tokens of a partial, if any, and those sampled since
-unsampled          tokens that no policy sampled
-version_spans      which tokens which weights produced, from the version of each
-generate_request   ActRequest and prompt -> the engine's request
-completion         the engine's generation -> the reply to the environment
+DrawnToken         one token with its log-probability, its entropy and perhaps a patch
+CompletionBuilder  collects the tokens of a partial, if there is one, and the tokens sampled since
+unsampled_tokens   makes SampledTokens of tokens that no policy sampled
+version_spans      makes spans of equal version from the version of each token
+generate_request   makes the engine's request from an ActRequest and its prompt
+completion         makes the reply to the environment from the engine's generation
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 
 @dataclass(frozen=True)
 class DrawnToken:
-    """One token that was drawn, or forced by the one before."""
+    """One token that was drawn, or that the token before it forces."""
 
     token: int
-    logprob: float = 0.0  # nats, of the distribution sampled from; of the patch, if there is one
+    logprob: float = 0.0  # nats, in the distribution sampled from; of the patch, if there is one
     entropy: float = 0.0  # nats, of the same distribution
-    patch: int = -1
-    pointed: PointerMap | None = None  # where there is a patch
+    patch: int = -1  # -1 if there is none
+    pointed: PointerMap | None = None  # the map that the patch was drawn from
 
 
 class CompletionBuilder:
-    """A completion so far; every token with its numbers."""
+    """A completion so far: its tokens with log-probabilities, entropies, versions and patches."""
 
     def __init__(
         self, partial: SampledTokens | None = None, pointed: Sequence[PointerMap] = ()
     ) -> None:
-        """Continue after `partial`, of whose pointers `pointed` are the maps.
+        """Continue after `partial`, whose pointers have the maps `pointed`.
 
-        Raises EngineError if its lists differ in length.
+        Raises EngineError if the lists of `partial` differ in length.
         """
         self.token_ids: list[int] = []  # [A]
         self.logprobs: list[float] = []  # [A], nats
         self.entropies: list[float] = []  # [A], nats
         self.versions: list[int] = []  # [A]
-        self.patches: list[int] = []  # [A], -1 of a token without one
+        self.patches: list[int] = []  # [A], -1 for a token without one
         self.pointed = list(pointed)
         if partial is not None:
             self.extend(
@@ -60,15 +60,15 @@ class CompletionBuilder:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def add(self, drawn: DrawnToken, version: int) -> None:
-        """Append one token, with the patch that was drawn with it."""
-        self.token_ids.append(drawn.token)
-        self.logprobs.append(drawn.logprob)
-        self.entropies.append(drawn.entropy)
+    def add(self, drawn_token: DrawnToken, version: int) -> None:
+        """Append one token, which the weights of `version` produced."""
+        self.token_ids.append(drawn_token.token)
+        self.logprobs.append(drawn_token.logprob)
+        self.entropies.append(drawn_token.entropy)
         self.versions.append(version)
-        self.patches.append(drawn.patch)
-        if drawn.pointed is not None:
-            self.pointed.append(drawn.pointed)
+        self.patches.append(drawn_token.patch)
+        if drawn_token.pointed is not None:
+            self.pointed.append(drawn_token.pointed)
 
     def extend(
         self,
@@ -78,16 +78,16 @@ class CompletionBuilder:
         versions: Sequence[int],
         patches: Sequence[int] = (),
     ) -> None:
-        """Append several tokens, all lists [N], `patches` perhaps empty.
+        """Append several tokens. All lists are [N]; `patches` may be empty.
 
         Raises EngineError if the lengths differ.
         """
         lengths = {len(token_ids), len(logprobs), len(entropies), len(versions)}
         if len(lengths) != 1 or len(patches) not in (0, len(token_ids)):
-            pointed = f", {len(patches)} patches" if patches else ""
+            patches_text = f", {len(patches)} patches" if patches else ""
             raise EngineError(
                 f"a partial completion of {len(token_ids)} tokens comes with {len(logprobs)} "
-                f"log-probabilities, {len(entropies)} entropies{pointed} and {len(versions)} versions"
+                f"log-probabilities, {len(entropies)} entropies{patches_text} and {len(versions)} versions"
             )
         self.token_ids += token_ids
         self.logprobs += logprobs
@@ -96,7 +96,7 @@ class CompletionBuilder:
         self.patches += patches or [-1] * len(token_ids)
 
     def finished(self, ends: Container[int], max_tokens: int) -> Literal["end", "length"] | None:
-        """Why the completion is over; None if it is not. `ends` are the end tokens."""
+        """Return why the completion is over, or None if it is not. `ends` are the end tokens."""
         if self.token_ids and self.token_ids[-1] in ends:
             return "end"
         return "length" if len(self) >= max_tokens else None
@@ -118,8 +118,8 @@ class CompletionBuilder:
         )
 
 
-def unsampled(token_ids: list[int], patches: list[int] | None = None) -> SampledTokens:
-    """Tokens [A] that no policy sampled: their log-probabilities are unknown."""
+def unsampled_tokens(token_ids: list[int], patches: list[int] | None = None) -> SampledTokens:
+    """Return tokens [A] that no policy sampled, so that their log-probabilities are unknown."""
     return SampledTokens(
         token_ids=token_ids,
         behaviour_logprobs=[],
@@ -130,7 +130,7 @@ def unsampled(token_ids: list[int], patches: list[int] | None = None) -> Sampled
 
 
 def version_spans(versions: Sequence[int]) -> list[VersionSpan]:
-    """Spans [start, end) of equal version, from the version of each token [A]."""
+    """Return the spans [start, end) of equal version, from the version of each token [A]."""
     spans: list[VersionSpan] = []
     for version, run in groupby(versions):
         start = spans[-1].end if spans else 0
@@ -151,7 +151,7 @@ def _versions(spans: Sequence[VersionSpan]) -> list[int]:
 def generate_request(
     request: ActRequest, prompt_token_ids: list[int], images: list[bytes]
 ) -> GenerateRequest:
-    """Return the engine's request for `request`, with its prompt [P], images [I] and their hashes."""
+    """Return the engine's request for an ActRequest with its prompt [P] and images [I]."""
     return GenerateRequest(
         request_id=f"{request.trajectory_id}/{request.step}",
         prompt_token_ids=prompt_token_ids,
@@ -164,7 +164,7 @@ def generate_request(
 
 
 def completion(prompt_token_ids: list[int], generation: Generation, text: str) -> Completion:
-    """Return the reply to the environment; `text` is the decoded generation."""
+    """Return the reply to the environment process; `text` is the decoded generation."""
     return Completion(
         prompt_token_ids=int32s(prompt_token_ids),
         sampled=generation.sampled,

@@ -1,8 +1,8 @@
-"""Requests before they are a row of a batch: whether they can be served, and when they join.
+"""Requests before they become rows of a batch: whether they can be served, and when they join.
 
 RequestValidator   checks a request before it waits
-ActiveRequest      a request that can be served: waiting, or a row of the batch
-JoinPolicy         when waiting requests join a running batch
+ActiveRequest      a request that passed the check, and that waits or is a row of the batch
+JoinPolicy         decides when waiting requests join a running batch
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.loader import LoadedPolicy
 
 PREFILL_ITERATIONS = 2
-"""Cost of a prefill for the rows that it delays, beside the prompts' own work, in iterations."""
+"""What a prefill costs each row that it delays, in iterations, beside the work for the prompts themselves."""
 
 
 class RequestValidator:
-    """Checks requests to one policy, of at most `max_model_len` tokens; 0 for all its positions."""
+    """Checks requests to one policy.
+
+    A request has at most `max_model_len` tokens; 0 is the model's own limit.
+    """
 
     def __init__(self, policy: LoadedPolicy, max_model_len: int = 0) -> None:
         self._policy = policy
         self._absent = policy.absent_token_ids
         self._max_length = min(max_model_len or policy.max_positions, policy.max_positions)
         is_limited = self._max_length < policy.max_positions
-        self._cure = "show fewer past screens or turns, leave texts out of env.observe" + (
+        self._fix = "show fewer past screens or turns, leave texts out of env.observe" + (
             ", or raise vllm.max_model_len" if is_limited else ""
         )
         self._pointer = policy.pointer if policy.pointing == "pointer" else None
@@ -51,21 +54,21 @@ class RequestValidator:
         if length > self._max_length:
             raise PromptError(
                 f"request {request.request_id} needs {length} positions, the model has "
-                f"{self._max_length}; {self._cure}"
+                f"{self._max_length}; {self._fix}"
             )
-        drawn = request.partial.token_ids if request.partial is not None else []
-        if any(not 0 <= token < self._vocabulary or token in self._absent for token in drawn):
+        partial_ids = request.partial.token_ids if request.partial is not None else []
+        if any(not 0 <= token < self._vocabulary or token in self._absent for token in partial_ids):
             raise PromptError(
                 f"request {request.request_id} continues from tokens that this model never samples"
             )
         keyed = with_hashes(request.images, request.image_hashes)
-        images = [self._policy.images.prepare(*each) for each in keyed]
+        images = [self._policy.images.prepare(encoded, key) for encoded, key in keyed]
         placeholders = request.prompt_token_ids.count(self._policy.image_token_id)
-        needed = sum(image.tokens for image in images)
-        if placeholders != needed:
+        expected = sum(image.tokens for image in images)
+        if placeholders != expected:
             raise PromptError(
                 f"request {request.request_id} has {placeholders} image placeholders for images "
-                f"that take {needed}; render the prompt with this model's renderer"
+                f"that take {expected}; render the prompt with this model's renderer"
             )
         if self._pointer is not None:
             if not images:
@@ -77,15 +80,18 @@ class RequestValidator:
         return images
 
     def _check_pointers(self, request_id: str, partial: SampledTokens, cells: int) -> None:
-        """Raise PromptError unless each pointer of a partial is whole or at its end, on a screen of `cells`."""
+        """Raise PromptError unless each pointer of a partial is whole, or is cut off by the partial's end.
+
+        `cells` is the number of patches of the screenshot that is pointed into.
+        """
         assert self._pointer is not None
         before = -1
         patches = partial.patches or [-1] * len(partial)
         for position, (token, patch) in enumerate(zip(partial.token_ids, patches, strict=False)):
-            wanted = self._pointer.forced_after(before)
+            expected = self._pointer.forced_after(before)
             is_forced = token in self._pointer.forced
             has_patch = token == self._pointer.end
-            if (wanted or -1) != (token if is_forced else -1) or (patch >= 0) != has_patch:
+            if (expected or -1) != (token if is_forced else -1) or (patch >= 0) != has_patch:
                 raise PromptError(
                     f"request {request_id} continues from tokens that are no pointer, at {position}"
                 )
@@ -99,60 +105,59 @@ class RequestValidator:
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """One request, waiting or running."""
+    """One request, which waits or runs."""
 
     request: GenerateRequest
     builder: CompletionBuilder
     images: list[PreparedImage]
-    arrived: float
-    began: float = 0.0  # start of its prefill
+    arrived: float  # monotonic seconds
+    began: float = 0.0  # monotonic seconds, the start of its prefill
     position: int = 0  # of the last token drawn, in the model's position ids
-    weights: int = -1  # of its keys and values: RunningBatch's count when it was prefilled
+    weights: int = -1  # RunningBatch's count of weight changes when it was prefilled
     future: Future[Generation] = field(default_factory=Future)
-    cancelled: bool = False  # no caller awaits it any more; its row can end early
+    is_cancelled: bool = False  # no caller awaits it any more, so its row can end early
     _block_keys: BlockKeys | None = None
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt and what has been drawn so far."""
+        """The prompt and the tokens that were drawn so far."""
         return self.request.prompt_token_ids + self.builder.token_ids
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of prompt and completion, if it reaches max_tokens."""
+        """The tokens of prompt and completion if the completion reaches max_tokens."""
         return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
 
     @cached_property
     def uniform(self) -> NDArray[np.float64]:
-        """One number for each position of the completion."""
+        """The uniform numbers of the completion, one for each position."""
         sampling = self.request.sampling
         return uniform_numbers(sampling.seed, sampling.max_tokens)
 
     @property
     def next_uniform(self) -> float:
-        """The number of the token that is drawn next."""
+        """The uniform number with which the next token is drawn."""
         return float(self.uniform[len(self.builder)])
 
     def block_keys(self, token_ids: Sequence[int], image_token: int) -> Sequence[bytes]:
-        """Keys of the whole blocks of `token_ids`, the first of this request's own, or all."""
+        """Return the keys of the whole blocks of `token_ids`, a prefix of this request's tokens."""
         if self._block_keys is None:
             self._block_keys = BlockKeys(self.images, image_token)
         return self._block_keys.of(token_ids)
 
     def finished(self, ends: Container[int]) -> Literal["end", "length"] | None:
-        """Why the completion is over; None if it is not."""
+        """Return why the completion is over, or None if it is not. `ends` are the end tokens."""
         return self.builder.finished(ends, self.request.sampling.max_tokens)
 
 
 class JoinPolicy:
-    """When waiting requests join a running batch, rather than wait for more to join with them.
+    """Decides when waiting requests join a running batch, and when they wait for more to join with them.
 
-    A prefill delays all rows of the batch, and much of that delay is the same for one joiner as for
-    ten. So joiners wait until the sum of the iterations they have waited equals the sum of the
-    iterations that their prefill will cost the others: at most twice the loss of a policy that
-    knows the future (Dooly, Goldman and Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM
-    48, 2001). Counted in iterations, not in seconds, so that the same requests make the same
-    batches.
+    A prefill delays all rows of the batch, and much of this delay is the same for one joiner as for ten. So
+    joiners wait until the iterations that they have waited add up to the iterations that their prefill will
+    cost the others. This loses at most twice as much as the best policy with foresight (Dooly, Goldman and
+    Scott, "On-line analysis of the TCP acknowledgment delay problem", J. ACM 48, 2001). Iterations are
+    counted, not seconds, so that the same requests make the same batches.
     """
 
     def __init__(self, prefill_iterations: float = PREFILL_ITERATIONS) -> None:
@@ -160,7 +165,7 @@ class JoinPolicy:
         self._waited = 0
 
     def admits(self, joiners: int, running: int) -> bool:
-        """Whether `joiners` requests join `running` rows now; called once before each iteration."""
+        """Return True if `joiners` requests join `running` rows now. Call it once before each iteration."""
         if joiners and self._waited >= self._cost * running:
             self._waited = 0
             return True

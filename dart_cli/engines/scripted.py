@@ -1,12 +1,12 @@
-"""An engine without a model: a function answers, to try the processes of a run.
+"""An engine without a model, in which a function answers. It serves to try the processes of a run.
 
     ScriptedEngine      an Engine that calls a function
-    ScriptedResponder   answers screens through it; a token is a byte of UTF-8
-    BytePromptEncoder   the tokens of its prompts and completions
-    random_clicks       a function that clicks anywhere, to try the processes of a run
+    ScriptedResponder   answers screens through such an engine; a token is a byte of UTF-8
+    BytePromptEncoder   encodes prompts and completions as bytes
+    random_clicks       a function for a ScriptedEngine, which clicks anywhere
 
-The same request always gets the same sample. Weight sets are accepted at once and change only the
-version, so that tests see which tokens came before and after.
+The same request always gets the same sample. Weight sets are accepted at once and change only the version, so
+that tests can tell the tokens before and after a set apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dart_cli.engines.completions import (
     DrawnToken,
     completion,
     generate_request,
-    unsampled,
+    unsampled_tokens,
 )
 from dart_cli.language.coordinates import THOUSAND, CoordinateMap
 from dart_cli.language.parsers import make_action_parser
@@ -43,7 +43,7 @@ from envs.contract.actions import Click
 class Script:
     """The answer to one prompt."""
 
-    token_ids: Sequence[int]  # [A], the end-of-turn token included
+    token_ids: Sequence[int]  # [A], the end token included
     logprob: float = 0.0  # nats, of each token; 0 if no other token could be drawn
     entropy: float = 0.0  # nats
 
@@ -57,22 +57,21 @@ def say(text: str, logprob: float = 0.0, entropy: float = 0.0) -> Script:
 
 
 def random_clicks(action_parser: str) -> ScriptSource:
-    """Clicks anywhere in the action language `action_parser`, drawn from the request's seed."""
-    language = make_action_parser(action_parser)
-    coordinates = CoordinateMap(
-        THOUSAND, THOUSAND, THOUSAND, THOUSAND
-    )  # a screen as fine as the numbers
+    """Return a function that clicks anywhere by the request's seed, in the language of `action_parser`."""
+    parser = make_action_parser(action_parser)
+    # A screen with a pixel for each number that the model can write.
+    coordinates = CoordinateMap(THOUSAND, THOUSAND, THOUSAND, THOUSAND)
 
     def answer(request: GenerateRequest) -> Script:
         rng = Random(request.sampling.seed)  # noqa: S311 - repeatable on purpose
-        where = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
-        return say(language.format(where, coordinates))
+        click = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
+        return say(parser.format(click, coordinates))
 
     return answer
 
 
 class ScriptedEngine:
-    """Answers each request at once with the script of `answer`. See engines.base.Engine for the contract."""
+    """An Engine that answers each request at once with the script that `answer` returns for it."""
 
     def __init__(self, answer: ScriptSource, *, policy_version: int = 0) -> None:
         self.policy_version = policy_version
@@ -91,7 +90,7 @@ class ScriptedEngine:
         return builder.generation(stop, 0.0, 0.0)
 
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
-        """Accept any set with a readable manifest.json. Raises WeightsError."""
+        """Accept any set with a readable manifest.json, and change the version. Raises WeightsError."""
         directory = directory_of(source)
         try:
             json.loads((directory / "manifest.json").read_bytes())
@@ -102,39 +101,39 @@ class ScriptedEngine:
         return UpdateTiming(transfer_s=0.0, pause_s=0.0)
 
     def interrupt(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing, since no request is in flight."""
 
     def gauges(self) -> dict[str, float]:
-        """Load for the heartbeat: nothing in flight or waiting, tokens, and LoadMeter's."""
+        """Return the load for the heartbeat: nothing in flight or waiting, tokens, and LoadMeter's gauges."""
         counts = {"in_flight": 0.0, "waiting": 0.0, "tokens": float(self._tokens)}
         return counts | self._meter.gauges()
 
     async def close(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing, since no request is in flight."""
 
 
 class BytePromptEncoder:
-    """A token is a byte of UTF-8; the prompt is the instruction. See base.PromptEncoder."""
+    """A PromptEncoder whose tokens are bytes of UTF-8 and whose prompt is the instruction."""
 
     def encode_prompt(self, request: ActRequest) -> list[int]:
-        """Return the instruction, or the messages."""
-        shown = [part.text for message in request.messages for part in message.parts]
-        return list(("\n".join(shown) or request.instruction).encode("utf-8"))
+        """Return the bytes of the request's messages, or of its instruction if there are none."""
+        texts = [part.text for message in request.messages for part in message.parts]
+        return list(("\n".join(texts) or request.instruction).encode("utf-8"))
 
     def encode_completion(self, text: str, _request: ActRequest) -> SampledTokens:
-        """Return the text; it has no end token."""
-        return unsampled(list(text.encode("utf-8")))
+        """Return the bytes of the text, without an end token."""
+        return unsampled_tokens(list(text.encode("utf-8")))
 
 
 class ScriptedResponder:
-    """Answers screens through an engine whose tokens are bytes of UTF-8; it reads no image."""
+    """A Responder through an engine whose tokens are bytes of UTF-8; it reads no image."""
 
     def __init__(self, engine: Engine) -> None:
         self.prompt_encoder = BytePromptEncoder()
         self._engine = engine
 
     async def preload_images(self, _request: ActRequest) -> None:
-        """No image is used."""
+        """Do nothing, since no image is read."""
 
     async def answer(self, request: ActRequest) -> Completion:
         """Return the engine's answer; the prompt is the instruction. Raises EngineError."""

@@ -405,7 +405,7 @@ def _answer(
 
 def _verifier(folder: str, config: Config) -> Verifier:
     """Return the verifier of a folder, on the device and in the dtype of `config`. Raises ModelError."""
-    from dart_cli.policy.loader import pick_device
+    from dart_cli.hardware.device import pick_device
     from dart_cli.policy.verifier import load_verifier
 
     return load_verifier(folder_of(folder), config.model.dtype, pick_device(config.rollout.device))

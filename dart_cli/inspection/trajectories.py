@@ -30,7 +30,7 @@ from dart_cli.data.store.rows import (
     TrajectoryState,
 )
 from dart_cli.data.store.steps import StepRow
-from dart_cli.language.pointer_tokens import DrawnPatch, drawn, drawn_patches
+from dart_cli.language.pointer_tokens import DrawnPatch, drawn_patches, drop_forced
 from dart_cli.runtime.tables import or_dash
 
 Json = dict[str, Any]
@@ -201,8 +201,8 @@ def _step(row: StepRow, uses: list[SampleRow]) -> Step:
     sampled = row.sampled
     return Step(
         **vars(row),
-        logprob=_mean(drawn(sampled.behaviour_logprobs, sampled.patches)),
-        entropy=_mean(drawn(sampled.entropies, sampled.patches)),
+        logprob=_mean(drop_forced(sampled.behaviour_logprobs, sampled.patches)),
+        entropy=_mean(drop_forced(sampled.entropies, sampled.patches)),
         spans=_spans(row),
         patches=drawn_patches(sampled, row.pointed),
         uses=uses,

@@ -8,9 +8,10 @@ from bus.errors import EngineError
 from bus.messages import ChatMessage, ChatPart, Sampling
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.hardware.device import pick_device
 from dart_cli.judge.chat import ChatReply
 from dart_cli.judge.evidence import Messages
-from dart_cli.policy.loader import LoadedPolicy, load_policy, pick_device
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 
 

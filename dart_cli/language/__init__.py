@@ -1,12 +1,12 @@
-"""What the model reads and writes as text, without torch.
+"""The language of the model: the texts and tokens that it reads and writes. Nothing here imports torch.
 
-parsers/         action parsers: model text <-> GUI actions, one module for each action language
-coordinates      the numbers that a model writes <-> pixels of the screenshot
-thoughts         where a thought ends and the reply begins
-history          which past turns and screenshots are in the prompt
+parsers/         action parsers, which turn model text into GUI actions and back
+coordinates      maps the numbers that a model writes to pixels of the screenshot, and back
+thoughts         finds where a thought ends and the reply begins
+history          chooses which past turns and screenshots are in the prompt
 prompts/         system prompts and chat templates, as the models were trained on them
-vocabulary       which tokens may be sampled; text that holds no special tokens
-pointer_tokens   the three tokens of a pointer, and whether the patches of a completion fit them
-pointer_text     numbers of a text <-> pointers among its tokens
-shortest_click   whether any click fits into rollout.max_tokens, by the tokenizer's file
+vocabulary       lists the tokens that may not be sampled, and keeps outside text free of special tokens
+pointer_tokens   the three tokens of a pointer, and checks that the patches of a completion fit them
+pointer_text     turns the numbers of a text into pointers among its tokens, and back
+shortest_click   checks that a click fits into rollout.max_tokens
 """

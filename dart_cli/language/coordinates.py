@@ -1,17 +1,19 @@
-"""Coordinates: the numbers a model writes <-> pixels of the screenshot it saw.
+"""Coordinates: the map between the numbers that a model writes and the pixels of the screenshot.
 
-    CoordinateMap         one screenshot's mapping; pure, exact integer arithmetic
-    make_coordinate_map   the mapping of a configured convention (`policy.coordinates`)
-    resize_of             how the model's image processor resizes a screen
-    smart_resize          the size Qwen's image processors give a screenshot
-    screen_tokens         how many tokens a screen takes
-    pointer_after         where an action leaves the pointer
+    CoordinateMap         the map of one screenshot, in exact integer arithmetic
+    make_coordinate_map   makes the map of a configured convention (`policy.coordinates`)
+    resize_of             returns how the model's image processor resizes a screen
+    smart_resize          computes the size to which Qwen's image processors resize a screenshot
+    screen_tokens         returns the number of tokens of a screen
+    pointer_after         returns where the mouse pointer is after an action
 
-A model number names a cell of its grid; it maps to the pixel that holds the cell's centre, and a
-pixel maps to the cell that holds the pixel's centre. Where the grid is at least as fine as the
-screen, pixel -> number -> pixel is exact. Numbers beyond the grid are an ActionError, never
-clamped: a click off the screen is the policy's mistake, and it should see the error. One exception:
-`resized` and `unit` numbers may be the width or height itself, which is the last pixel.
+A number of the model names a cell of the model's grid. It maps to the pixel that contains the centre of the
+cell, and a pixel maps to the cell that contains the centre of the pixel. If the grid is at least as fine as
+the screen, the way from pixel to number to pixel is exact.
+
+Numbers beyond the grid raise ActionError and are never clamped: a click off the screen is the policy's
+mistake, and it should see the error. There is one exception: `resized` and `unit` numbers may be the width or
+height itself, which means the last pixel.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ UI_TARS = Screens(28, 100 * 28 * 28, 16384 * 28 * 28)
 
 
 def resize_of(config: Config) -> Screens:
-    """How the model's image processor resizes a screen; read where `resized` coordinates need it alone.
+    """Return how the model's image processor resizes a screen.
 
-    Raises ModelError where the model's folder does not say.
+    Only `resized` coordinates depend on it; for the others the model's folder is not read. Raises ModelError
+    if the folder does not state it.
     """
     return screens_of(config) if config.policy.coordinates == "resized" else UI_TARS
 
@@ -55,28 +58,29 @@ class CoordinateMap:
     has_edge: bool = False  # x = grid_width and y = grid_height are read, too, as the last pixel
     decimals: int = 0  # a cell is written as its number divided by 10 ** decimals
     pointer: tuple[int, int] | None = None
-    """Pixel of the screenshot that the pointer is at, as far as actions tell; None: none has moved it. Languages
-    whose calls act where the pointer is need it."""
+    """The pixel of the mouse pointer after the actions so far; None if no action has moved it. It is needed
+    by languages with calls that act where the pointer is."""
     assumes_places: bool = True
-    """Whether a call without a place acts somewhere, as in play; False in measuring, where it names none."""
+    """Whether a call without a place acts where the pointer is, or in the middle of the screen. It does when
+    an episode is played. When pointing is measured, such a call is an error."""
 
     @property
     def centre(self) -> tuple[int, int]:
-        """Return the pixel in the middle of the screenshot. Raises ActionError where no place is assumed."""
+        """The pixel in the middle of the screenshot. Raises ActionError unless `assumes_places`."""
         if not self.assumes_places:
             raise ActionError("the call has no place")
         return self.width // 2, self.height // 2
 
     @property
     def pointer_or_centre(self) -> tuple[int, int]:
-        """Return where a call without a place acts; of a pointer that nothing has moved the middle is assumed.
+        """The pixel where a call without a place acts: the pointer, or `centre` if no action has moved it.
 
         Raises ActionError as `centre` does.
         """
         return self.centre if self.pointer is None else self.pointer
 
     def to_screen(self, x: int, y: int) -> tuple[int, int]:
-        """Return the screenshot pixel a model's (x, y) names. Raises ActionError beyond the screen."""
+        """Return the pixel that the model's (x, y) names. Raises ActionError if it is beyond the screen."""
         if self.has_edge:
             x -= x == self.grid_width
             y -= y == self.grid_height
@@ -86,7 +90,10 @@ class CoordinateMap:
         )
 
     def to_model(self, x: int, y: int) -> tuple[int, int]:
-        """Return what a model writes for pixel (x, y). Raises ActionError beyond the screen."""
+        """Return the numbers that a model writes for pixel (x, y).
+
+        Raises ActionError if it is beyond the screen.
+        """
         return (
             _rescale("x", x, self.width, self.grid_width),
             _rescale("y", y, self.height, self.grid_height),
@@ -94,11 +101,11 @@ class CoordinateMap:
 
 
 AS_IT_IS = CoordinateMap(10**6, 10**6, 10**6, 10**6, pointer=(0, 0))
-"""Numbers below a million stand for themselves: for what reads a text without a screen."""
+"""A map in which numbers below a million stand for themselves, to read a text without a screen."""
 
 
 def pointer_after(action: Action, before: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the pixel where the pointer is after `action`; `before`, where it was."""
+    """Return the pixel of the mouse pointer after `action`; `before` is its pixel before."""
     if isinstance(action, Drag):
         return action.path[-1]
     x, y = getattr(action, "x", None), getattr(action, "y", None)
@@ -130,10 +137,10 @@ def make_coordinate_map(
 def smart_resize(
     height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """(height, width) after Qwen2-VL's resize (arXiv 2409.12191; transformers Qwen2VLImageProcessor).
+    """Return (height, width) after Qwen2-VL's resize (arXiv 2409.12191; transformers Qwen2VLImageProcessor).
 
-    Both sides become multiples of `factor`, the area stays within the bounds, and the aspect ratio
-    as close as that allows. Raises ActionError for a strip longer than 200 : 1.
+    Both sides become multiples of `factor`, the area stays within the bounds, and the aspect ratio changes as
+    little as that allows. Raises ActionError for a strip longer than 200 : 1.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ActionError(f"a {width}x{height} screenshot is too long a strip (over 200 : 1)")
@@ -151,13 +158,16 @@ def smart_resize(
 
 
 def screen_tokens(screen: tuple[int, int], resize: Screens) -> int:
-    """Return the tokens of a screen of these pixels. Raises ActionError as `smart_resize` does."""
+    """Return the number of tokens of a screen of (width, height) pixels.
+
+    Raises ActionError as `smart_resize`.
+    """
     height, width = smart_resize(screen[1], screen[0], **resize._asdict())
     return max(1, width * height // resize.factor**2)
 
 
 def _rescale(axis: str, value: int, from_size: int, to_size: int) -> int:
-    """Return the cell of `to_size` that holds the centre of cell `value` of `from_size`."""
+    """Return the cell, of `to_size`, that contains the centre of cell `value`, of `from_size`."""
     if not 0 <= value < from_size:
         raise ActionError(f"{axis}={value} is beyond the screen: 0 to {from_size - 1}")
     return (2 * value + 1) * to_size // (2 * from_size)

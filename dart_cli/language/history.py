@@ -1,9 +1,9 @@
-"""The history in a prompt: a bounded number of past screenshots, of their texts and of turns.
+"""The history in a prompt: a bounded number of past turns, of their screenshots and of the texts beside them.
 
-History       what the next prompt shows of the past
-history_of    that of a configuration
-Previous      the steps that a prompt no longer shows, as lines of text
-previous_of   those of a configuration
+History       chooses the past turns that the next prompt shows
+history_of    makes the History of a configuration
+Previous      writes the steps that a prompt no longer shows as lines of text
+previous_of   makes the Previous of a configuration
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dart_cli.config.schema import PolicyConfig
 
 @dataclass(frozen=True)
 class History:
-    """Keeps the completions of the last `turns` turns, and the newest screenshots and texts among them.
+    """Chooses the past that a prompt shows: the last `turns` turns, with the newest screenshots and texts.
 
-    `images` counts the current screenshot, which is not a turn: at most `images - 1` past screenshots
-    are kept, and likewise `texts - 1` texts that were beside one. The paper's setting is images 5,
+    `images` counts the current screenshot, which belongs to no past turn, so at most `images - 1` past
+    screenshots are shown, and likewise `texts - 1` texts beside screenshots. The paper's setting is images 5,
     turns 35 (arXiv 2509.23866).
 
-    With `images_most` 0 this holds for every prompt: the window slides. With another number it holds after
-    an eviction. Nothing is dropped until a prompt would show more than `images_most` screenshots, so that
-    each prompt until then extends the one before.
+    With `images_most` 0 this holds for every prompt, and the window slides. Otherwise it holds after an
+    eviction: nothing is dropped until a prompt would show more than `images_most` screenshots, so that each
+    prompt until then extends the one before.
     """
 
     images: int
@@ -42,33 +42,33 @@ class History:
 
     @property
     def evicts(self) -> bool:
-        """Whether prompts extend one another until an eviction."""
+        """Whether old screenshots are evicted together, and prompts extend one another in between."""
         return self.images_most > 0
 
     def visible(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return the turns that go into the next prompt, oldest first.
 
-        `turns` is the whole past, or what was visible for the prompt before and the turn since: the
-        result is the same. With evictions, a turn without a screenshot must be one that lost it here.
+        `turns` is either the whole past, or the result for the previous prompt with the turn since; both give
+        the same result. With evictions, a turn without a screenshot must have lost it in an earlier call.
         """
         if not self.evicts:
             return self._newest(turns)
-        kept: list[Turn] = []
-        shown = 1  # the current screenshot
+        visible: list[Turn] = []
+        screenshots = 1  # the current one
         for turn in turns:
-            kept.append(turn)
-            shown += turn.screenshot is not None
-            if shown > self.images_most:
-                kept = self._newest(kept)
-                shown = 1 + sum(each.screenshot is not None for each in kept)
-        return kept
+            visible.append(turn)
+            screenshots += turn.screenshot is not None
+            if screenshots > self.images_most:
+                visible = self._newest(visible)
+                screenshots = 1 + sum(turn.screenshot is not None for turn in visible)
+        return visible
 
     def _newest(self, turns: Sequence[Turn]) -> list[Turn]:
-        kept = turns[max(0, len(turns) - self.turns) :]
-        return [self._faded(turn, len(kept) - place) for place, turn in enumerate(kept)]
+        newest = turns[max(0, len(turns) - self.turns) :]
+        return [self._fade(turn, len(newest) - place) for place, turn in enumerate(newest)]
 
-    def _faded(self, turn: Turn, age: int) -> Turn:
-        """Return the turn of `age` steps ago, 1 for the newest, without what is too old."""
+    def _fade(self, turn: Turn, age: int) -> Turn:
+        """Return a turn without the screenshot or text that is too old; the newest turn has `age` 1."""
         lost: dict[str, object] = {"screenshot": None} if age >= self.images else {}
         if age >= self.texts and turn.observed_text:
             lost["observed_text"] = ""
@@ -76,24 +76,31 @@ class History:
 
 
 def history_of(policy: PolicyConfig) -> History:
-    """Return the history of a configuration whose [policy] has no mistake (config/rules/policy.py)."""
-    most = policy.history_images_most
-    return History(policy.history_images, policy.history_turns, policy.history_texts, most)
+    """Return the history of a configuration whose [policy] has been checked (config/rules/policy.py)."""
+    return History(
+        images=policy.history_images,
+        turns=policy.history_turns,
+        texts=policy.history_texts,
+        images_most=policy.history_images_most,
+    )
 
 
 PREVIOUS = "{previous}"
-"""Where `policy.template` has the steps whose turns are no longer shown."""
+"""The place in `policy.template` for the steps whose turns are no longer shown."""
 
 
 @dataclass(frozen=True)
 class Previous:
-    """Writes them, as a family is used to it: `line` for each, with {step}, from 1, and {action}; `none` where there is none."""
+    """Writes earlier steps as a family of models is used to them.
+
+    `line` is written for each step; it has {step}, counted from 1, and {action}. `none` stands for no steps.
+    """
 
     line: str = "Step {step}: {action}\n"
     none: str = "None"
 
     def text(self, actions: Sequence[str]) -> str:
-        """Return the lines of these steps [N], oldest first; a newline that ends the last is left out."""
+        """Return the lines of actions [N], oldest first, without a newline at the end."""
         if not actions:
             return self.none
         lines = [
@@ -104,7 +111,7 @@ class Previous:
 
 
 def previous_of(policy: PolicyConfig) -> Previous | None:
-    """Return how a configuration tells the steps before; None where its template does not show them."""
+    """Return the Previous of a configuration; None if its template does not show earlier steps."""
     if PREVIOUS not in policy.template:
         return None
     family = FAMILIES.get(policy.family)

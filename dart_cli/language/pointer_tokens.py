@@ -1,14 +1,16 @@
-"""The tokens of a pointer, and the patches that they were drawn with, without torch.
+"""The tokens of a pointer, and the patches of a completion. This module does not import torch.
 
-    PointerTokens   their ids in one model's vocabulary, and which token another one forces
-    patch_mistake   what is wrong with the patches of a completion
-    map_mistake     what is wrong with the maps of where its pointers looked
-    drawn           the numbers of a completion's tokens that the policy drew
-    DrawnPatch      a patch with its numbers; drawn_patches, those of a completion
+    PointerTokens   the ids of the tokens in one model's vocabulary, and which token another one forces
+    pointer_tokens  reads them from a config.json
+    patch_mistake   describes what is wrong with the patches of a completion
+    map_mistake     describes what is wrong with the maps of a completion's pointers
+    drop_forced     removes the numbers of forced tokens from the numbers of a completion
+    DrawnPatch      a patch with its log-probability and entropy
+    drawn_patches   returns the patches of a completion
 
-A pointer is three tokens in a row. `start` is sampled like any token. After it `pad` is forced, and after `pad`
-the token `end`, with which a patch is drawn: from the last hidden state of `pad`. `end` counts as drawn, because
-its patch is; `pad` alone follows from the token before it.
+A pointer is three tokens in a row. `start` is sampled like any token. It forces `pad`, and `pad` forces
+`end`. With `end` a patch is drawn, from the last hidden state at `pad`. So `end` counts as drawn, because its
+patch is; only `pad` is determined by the token before it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from dart_cli.config.architecture import TOKENS, pointer_ids
 
 START, PAD, END = TOKENS
 TRIPLE = START + PAD + END
-"""A pointer, as text."""
+"""A pointer as text."""
 
 
 @dataclass(frozen=True)
 class PointerTokens:
-    """Token ids of one model."""
+    """The ids of the pointer tokens in one model's vocabulary."""
 
     start: int
     pad: int
@@ -35,29 +37,32 @@ class PointerTokens:
 
     @property
     def triple(self) -> tuple[int, int, int]:
-        """A pointer, as token ids."""
+        """A pointer as token ids."""
         return self.start, self.pad, self.end
 
     @property
     def forced(self) -> tuple[int, int]:
-        """Those that are never drawn from the vocabulary."""
+        """The tokens that are never drawn from the vocabulary."""
         return self.pad, self.end
 
     def forced_after(self, token: int) -> int | None:
-        """Return the token that must follow `token`; None where the next one is drawn."""
+        """Return the token that must follow `token`; None if the next token is drawn."""
         if token == self.start:
             return self.pad
         return self.end if token == self.pad else None
 
 
 def pointer_tokens(config: Mapping[str, Any]) -> PointerTokens | None:
-    """Return the tokens of a config.json; None for a folder without a head. Raises ModelError for a part of them."""
+    """Return the tokens of a config.json.
+
+    None if the model has no head. Raises ModelError if some are missing.
+    """
     ids = pointer_ids(config)
     return None if ids is None else PointerTokens(*ids)
 
 
 Triple = tuple[int, int, int]
-"""Token ids of start, pad and end."""
+"""The token ids of start, pad and end."""
 
 
 def patch_mistake(
@@ -67,11 +72,12 @@ def patch_mistake(
     triple: Triple | None = None,
     cells: int | None = None,
 ) -> str:
-    """Return what is wrong; empty if nothing. All are [A], `patches` and `numbers` perhaps empty.
+    """Return what is wrong with the patches of a completion, or "" if nothing is.
 
-    `numbers` are those that a forced token has none of: log-probabilities and entropies. `triple` are the
-    model's tokens; where they are not known, those of the first patch must be those of all others.
-    `cells`: of the screenshot that is pointed into, if known.
+    All sequences are [A]; `patches` and `numbers` may be empty. `numbers` are log-probabilities or entropies,
+    which must be 0 for a forced token. `triple` are the model's pointer tokens. If they are not known, all
+    patches must have the tokens of the first one. `cells` is the number of cells of the screenshot that is
+    pointed into, if known.
     """
     if patches:
         if len(patches) != len(token_ids):
@@ -86,10 +92,10 @@ def patch_mistake(
         return ""
     if triple is None:
         first = next(at for at, patch in enumerate(patches) if patch >= 0)
-        begun = tuple(token_ids[max(first - 2, 0) : first + 1])
-        if len(set(begun)) != 3:
+        tokens = token_ids[max(first - 2, 0) : first + 1]
+        if len(set(tokens)) != 3:
             return f"the patch of token {first} is not that of a pointer: start, pad, end"
-        triple = begun[0], begun[1], begun[2]
+        triple = tokens[0], tokens[1], tokens[2]
     return _order_mistake(token_ids, patches or [-1] * len(token_ids), triple) or next(
         (
             f"token {at} is forced: its log-probability and its entropy must be 0"
@@ -102,13 +108,17 @@ def patch_mistake(
 
 
 def _order_mistake(token_ids: Sequence[int], patches: Sequence[int], triple: Triple) -> str:
-    """Whether start, pad and end follow one another, and each end has a patch; the last may be cut off."""
-    following = dict(zip((*triple[:2],), triple[1:], strict=True))
+    """Return what is wrong with the order of pointer tokens, or "" if nothing is.
+
+    start, pad and end must follow one another, and each end must have a patch. The last pointer may be cut
+    off.
+    """
+    following = {triple[0]: triple[1], triple[1]: triple[2]}
     before: int | None = None
     for at, (token, patch) in enumerate(zip(token_ids, patches, strict=True)):
-        wanted = None if before is None else following.get(before)
+        expected = None if before is None else following.get(before)
         is_forced = token in triple[1:]
-        if (is_forced or wanted is not None) and token != wanted:
+        if (is_forced or expected is not None) and token != expected:
             return f"token {at} is one of a pointer, or follows one, out of its order"
         if (patch >= 0) != (token == triple[2]):
             return f"token {at} must have a patch if, and only if, it is a pointer's end"
@@ -117,20 +127,22 @@ def _order_mistake(token_ids: Sequence[int], patches: Sequence[int], triple: Tri
 
 
 def map_mistake(pointed: Sequence[PointerMap], patches: Sequence[int]) -> str:
-    """Return what is wrong with the maps of a step with these patches; empty if nothing."""
-    for each in pointed:
-        cells = each.rows * each.columns
-        if len(each.heat) != cells:
-            return f"a map of {each.rows} x {each.columns} cells has {len(each.heat)}"
-        if each.position >= len(patches) or not 0 <= patches[each.position] < cells:
-            return f"a map of token {each.position}, which has no patch of it"
+    """Return what is wrong with the maps of a step with these patches, or "" if nothing is."""
+    for pointer_map in pointed:
+        rows, columns, position = pointer_map.rows, pointer_map.columns, pointer_map.position
+        cells = rows * columns
+        if len(pointer_map.heat) != cells:
+            return f"a map of {rows} x {columns} cells has {len(pointer_map.heat)}"
+        if position >= len(patches) or not 0 <= patches[position] < cells:
+            return f"a map of token {position}, which has no patch of it"
     return ""
 
 
-def drawn(values: Sequence[float], patches: Sequence[int]) -> list[float]:
-    """Those of the `values` [A] that are of tokens which were drawn: a pad before a patch was not.
+def drop_forced(values: Sequence[float], patches: Sequence[int]) -> list[float]:
+    """Return `values` [A] of a completion's tokens without those of forced tokens: each pad before a patch.
 
-    Where a completion ends with a pad, which only the model's token ids tell, it is among them.
+    The value of a pad that ends the completion is kept: without the model's token ids it cannot be told
+    apart.
     """
     following = [*patches[1:], -1] if patches else [-1] * len(values)
     return [value for value, after in zip(values, following, strict=True) if after < 0]
@@ -140,26 +152,26 @@ def drawn(values: Sequence[float], patches: Sequence[int]) -> list[float]:
 class DrawnPatch:
     """A patch that a pointer drew."""
 
-    token: int  # its place in the completion
-    patch: int  # the cell, row by row from 0
-    row: int | None  # None where the screen's shape is not known
+    token: int  # position in the completion
+    patch: int  # the cell, counted row by row from 0
+    row: int | None  # None if the screen's shape is not known
     column: int | None
-    logprob: float | None  # nats; None where it is not known
+    logprob: float | None  # nats; None if it is not known
     entropy: float | None  # nats
 
 
 def drawn_patches(sampled: SampledTokens, pointed: Sequence[PointerMap] = ()) -> list[DrawnPatch]:
-    """Return the patches of a completion, in order; `pointed` tells the shapes of the screens."""
-    columns = {each.position: each.columns for each in pointed}
+    """Return the patches of a completion, in order; the maps `pointed` have the shapes of the screens."""
+    columns = {pointer_map.position: pointer_map.columns for pointer_map in pointed}
     logprobs, entropies = sampled.behaviour_logprobs, sampled.entropies
     return [
         DrawnPatch(
-            at,
-            patch,
-            patch // columns[at] if at in columns else None,
-            patch % columns[at] if at in columns else None,
-            logprobs[at] if logprobs else None,
-            entropies[at] if entropies else None,
+            token=at,
+            patch=patch,
+            row=patch // columns[at] if at in columns else None,
+            column=patch % columns[at] if at in columns else None,
+            logprob=logprobs[at] if logprobs else None,
+            entropy=entropies[at] if entropies else None,
         )
         for at, patch in enumerate(sampled.patches)
         if patch >= 0

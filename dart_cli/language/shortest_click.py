@@ -1,7 +1,9 @@
-"""Whether any click fits into a completion, by the action parser and the tokenizer's file alone: no torch.
+"""The check that a click fits into a completion of `rollout.max_tokens` tokens.
 
-cut_off        the mistake of a `rollout.max_tokens` that cuts off even the shortest click
-refuse_cut_off raises it
+find_cut_off     returns a Finding if even the shortest click would be cut off
+refuse_cut_off   raises this finding as an error
+
+It needs the action parser and the tokenizer's file alone, and does not import torch.
 """
 
 from __future__ import annotations
@@ -16,63 +18,72 @@ from dart_cli.language.parsers import make_action_parser
 from dart_cli.language.parsers.base import ActionParser, PointParser
 from envs.contract.actions import Click
 
-_SIDE = 1000  # pixels of a screen on whose first pixel nothing clicks with longer numbers than elsewhere
-_POINTER_TOKENS = 3  # start, patch, end: what a policy that points writes in the place of numbers
+_SIDE = 1000  # pixels of a screen; the numbers of its first pixel are the shortest
+_POINTER_TOKENS = 3  # start, pad, end, which a policy that points writes in the place of numbers
 _SERVED = "served:"
 
 
 def refuse_cut_off(config: Config, source: Source | None = None) -> None:
-    """Raise ConfigError where no click fits into a completion of the run's model."""
-    if mistake := cut_off(config):
+    """Raise ConfigError if no click fits into a completion of the run's model."""
+    if mistake := find_cut_off(config):
         cited = f" {source.cite(mistake.subject)}" if source else ""
         raise ConfigError(f"{mistake}{cited}")
 
 
-def cut_off(config: Config) -> Finding | None:
-    """Return the mistake; None where a click fits, and where nothing tells: no model, no tokenizer, no click."""
+def find_cut_off(config: Config) -> Finding | None:
+    """Return the mistake in `rollout.max_tokens` if no click fits, else None.
+
+    Return None as well if this cannot be told: without a model, a tokenizer, or clicks in the action
+    language.
+    """
+    # Agents of other programs may write any text.
     if config.rollout.engine not in MODEL_ENGINES or config.env.suite.startswith(_SERVED):
-        return None  # agents of other programs may write what they like
+        return None
     parts = _shortest(config)
     most = config.rollout.max_tokens
     text = "".join(parts)
-    points = (len(parts) - 1) * _POINTER_TOKENS
-    if not parts or len(text.encode()) + points <= most:  # a token has a byte at least
+    pointer_tokens = (len(parts) - 1) * _POINTER_TOKENS
+    # A token has at least one byte, so a text of few bytes needs no tokenizer.
+    if not parts or len(text.encode()) + pointer_tokens <= most:
         return None
-    needed = _tokens(config, parts)
-    if needed is None or needed + points <= most:
+    text_tokens = _count_tokens(config, parts)
+    if text_tokens is None or text_tokens + pointer_tokens <= most:
         return None
     return broken_rule(
         "rollout.max_tokens",
-        f"must be >= {needed + points}, the tokens of the shortest click in policy.action_parser = "
-        f'"{config.policy.action_parser}" ({text!r}), or every action is cut off, got {most}',
+        f"must be >= {text_tokens + pointer_tokens}, the tokens of the shortest click in "
+        f'policy.action_parser = "{config.policy.action_parser}" ({text!r}), or every action is cut off, '
+        f"got {most}",
     )
 
 
 def _shortest(config: Config) -> list[str]:
-    """Return the text of a click, in parts around its points where the policy points; none if it has no clicks."""
+    """Return the text of a click, or, if the policy points, the parts around its points.
+
+    [] without clicks.
+    """
     policy = config.policy
     coordinates = make_coordinate_map(policy.coordinates, _SIDE, _SIDE)
     try:
-        action_parser = make_action_parser(policy.action_parser)
-        text = _without_thought(
-            action_parser, action_parser.format(Click(x=0, y=0), coordinates), coordinates
-        )
-        if policy.pointing == "pointer" and isinstance(action_parser, PointParser):
-            from dart_cli.language.pointer_text import split_text  # late: it loads the messages
+        parser = make_action_parser(policy.action_parser)
+        text = parser.format(Click(x=0, y=0), coordinates)
+        text = _without_thought(parser, text, coordinates)
+        if policy.pointing == "pointer" and isinstance(parser, PointParser):
+            from dart_cli.language.pointer_text import split_text  # late: it imports bus.messages
 
-            return split_text(action_parser, text)[0]
-    except Exception:  # noqa: BLE001 - a user's action parser may raise anything; what plays reports it
+            return split_text(parser, text)[0]
+    except Exception:  # noqa: BLE001 - a user's action parser may raise anything; playing reports it
         return []
     return [text]
 
 
-def _without_thought(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> str:
-    """Return the text without the lines before its call, where the action parser reads it so, too."""
-    action = action_parser.parse(text, coordinates)
+def _without_thought(parser: ActionParser, text: str, coordinates: CoordinateMap) -> str:
+    """Return the text without the lines before its call that the action parser does not need."""
+    action = parser.parse(text, coordinates)
     while "\n" in text:
         shorter = text.partition("\n")[2]
         try:
-            if action_parser.parse(shorter, coordinates) != action:
+            if parser.parse(shorter, coordinates) != action:
                 break
         except ActionError:
             break
@@ -80,13 +91,13 @@ def _without_thought(action_parser: ActionParser, text: str, coordinates: Coordi
     return text
 
 
-def _tokens(config: Config, parts: list[str]) -> int | None:
-    """How many the model's tokenizer makes of them; None where its file cannot be read."""
+def _count_tokens(config: Config, parts: list[str]) -> int | None:
+    """Return the number of tokens of `parts`; None if the tokenizer's file cannot be read."""
     from tokenizers import Tokenizer  # late: most configurations need none
 
     folder = model_folder(config.model.path)
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-    except Exception:  # noqa: BLE001 - its errors have no type of their own; `model.path` is checked elsewhere
+    except Exception:  # noqa: BLE001 - the library raises a bare Exception; `model.path` is checked elsewhere
         return None
     return sum(len(tokenizer.encode(part, add_special_tokens=False).ids) for part in parts)

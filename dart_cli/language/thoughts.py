@@ -1,11 +1,11 @@
-"""Thoughts: what a model that reasons writes before its reply, in <think> or <thinking> tags.
+"""Thoughts, which a reasoning model writes before its reply, in <think> or <thinking> tags.
 
-opens_thought   whether a prompt ends within a thought, so that the completion begins there
-closes_thought  whether a thought ends in a text
-closed_thought  a thought as a model learns to write it after such a prompt
-unopened        a text without the tag that such a prompt has already
-reply_starts    where the reply may begin in a completion: markup is looked for in no thought
-reply_of        the reply alone
+opens_thought   tells whether a prompt ends within a thought, so that the completion begins there
+closes_thought  tells whether a text has the end of a thought
+closed_thought  returns a thought as a model learns to write it after such a prompt
+drop_opening_tag        removes the opening tag that such a prompt has already
+reply_starts    returns where the reply may begin in a completion, since markup in a thought is not read
+reply_of        returns the reply alone
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _CLOSE = re.compile(r"</think(?:ing)?>\s*")
 
 
 def opens_thought(beginning: str) -> bool:
-    """Return True if the last thought that the text begins does not end in it."""
+    """Return True if the last thought that `beginning` opens is not closed in it."""
     return _OPEN.search(beginning) is not None
 
 
 def closes_thought(text: str) -> bool:
-    """Return True if a thought ends in the text."""
+    """Return True if the text has the end of a thought."""
     return _CLOSE.search(text) is not None
 
 
 def closed_thought(thought: str, beginning: str) -> str:
-    """Return the thought and its end, as they follow `beginning`; "" if that opens no thought.
+    """Return the thought and its closing tag, which follow `beginning`; "" if `beginning` opens no thought.
 
-    A tag of thoughts within the thought loses its <.
+    Tags of thoughts within the thought lose their <.
     """
     if not opens_thought(beginning):
         return ""
@@ -41,31 +41,32 @@ def closed_thought(thought: str, beginning: str) -> str:
     return f"{_TAGS.sub('', thought)}\n</{tag}>\n\n"
 
 
-def unopened(text: str, beginning: str) -> str:
-    """Return the text as it follows `beginning`, which may open the thought that the text opens."""
-    begun = _BEGIN.match(text) if opens_thought(beginning) else None
-    return text[begun.end() :] if begun else text
+def drop_opening_tag(text: str, beginning: str) -> str:
+    """Return the text without its opening tag of a thought, if `beginning` has opened the thought already."""
+    tag = _BEGIN.match(text) if opens_thought(beginning) else None
+    return text[tag.end() :] if tag else text
 
 
 def reply_starts(text: str) -> list[int]:
-    """Return where the reply may begin, the most likely place last.
+    """Return the places where the reply may begin, the most likely one last.
 
-    A text that begins with thoughts has a place after each of them. The prompt may have begun the thought, so
-    that its end alone is in the text; but that may also be a part of what the reply types, so that the text itself
-    may be the reply. Raises ActionError if the thought that begins the text does not end.
+    A text that begins with thoughts has a place after each of them. If the prompt has opened the thought,
+    only the closing tag is in the text. A closing tag may also be a part of a text that the reply types, so
+    the beginning of the text is a place, too. Raises ActionError if the thought that begins the text does not
+    end.
     """
     starts: list[int] = []
-    while begun := _BEGIN.match(text, starts[-1] if starts else 0):
-        ended = re.compile(rf"</{begun[1]}>\s*").search(text, begun.end())
-        if ended is None:
+    while opening := _BEGIN.match(text, starts[-1] if starts else 0):
+        closing = re.compile(rf"</{opening[1]}>\s*").search(text, opening.end())
+        if closing is None:
             break
-        starts.append(ended.end())
+        starts.append(closing.end())
     if starts:
         return starts
-    if begun:
+    if opening:
         raise ActionError("the thought that begins the completion does not end")
-    ended = _CLOSE.search(text)
-    return [0] if ended is None else [0, ended.end()]
+    closing = _CLOSE.search(text)
+    return [0] if closing is None else [0, closing.end()]
 
 
 def reply_of(text: str) -> str:

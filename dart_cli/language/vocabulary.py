@@ -1,7 +1,7 @@
-"""Tokens of the supported vocabularies, and text that is only text; without torch.
+"""The special tokens of the supported vocabularies, and outside text without them. torch is not imported.
 
-forbidden_ids   what a policy never samples
-LiteralText     marks text from outside, so that no special token is read in it
+forbidden_ids   returns the tokens that a policy never samples
+LiteralText     marks text from outside, so that a tokenizer reads no special token in it
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ STRUCTURAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Tokens that structure a prompt; in a completion they would break the next forward pass or prompt."""
+"""Tokens that structure a prompt. In a completion they would break the next forward pass or the next
+prompt."""
 
 BOXES = ("<|box_start|>", "<|box_end|>")
 THOUGHTS = ("<think>", "</think>")
-"""Special tokens that completions contain and that structure no prompt: they may be read in any text."""
+"""Special tokens that completions contain and that do not structure prompts. They may be read in any text."""
 
 CUT = "\ufdd0"
-"""Between two parts of a text that are tokenised apart. A Unicode noncharacter, which no text has."""
+"""A mark between two parts of a text that are tokenised one by one: a Unicode noncharacter, which no text
+has."""
 SLOT = "\ufdd1"
-"""In the place of tokens that are known already. Another noncharacter."""
+"""A mark in the place of tokens that are known already: another noncharacter."""
 
 
 def forbidden_ids(
-    known: Mapping[str, int], vocabulary: int, *, ends: Iterable[int], others: Iterable[int]
+    vocabulary: Mapping[str, int], rows: int, *, ends: Iterable[int], others: Iterable[int]
 ) -> set[int]:
-    """Ids below `vocabulary` that are never sampled: STRUCTURAL, `others`, and rows without a token.
+    """Return the ids below `rows` that are never sampled: STRUCTURAL, `others`, and rows without a token.
 
-    `ends`, and END if `known`, are sampled: a completion ends with one of them.
+    `ends`, and END if the vocabulary has it, are sampled, because a completion ends with one of them.
     """
-    forbidden = {known[token] for token in STRUCTURAL if token in known} | set(others)
-    forbidden |= set(range(vocabulary)) - set(known.values())
-    return forbidden.difference(ends, {known[END]} if END in known else ())
+    forbidden = {vocabulary[token] for token in STRUCTURAL if token in vocabulary} | set(others)
+    forbidden |= set(range(rows)) - set(vocabulary.values())
+    return forbidden.difference(ends, {vocabulary[END]} if END in vocabulary else ())
 
 
 class LiteralText:
-    """Marks text that is not ours, so that a tokenizer reads no token of `special` but BOXES and THOUGHTS in it."""
+    """Marks text from outside, so that a tokenizer reads no special token in it but BOXES and THOUGHTS."""
 
     def __init__(self, special: Iterable[str]) -> None:
         # A token of one character cannot be cut; no supported vocabulary has one.
@@ -53,6 +55,6 @@ class LiteralText:
         self._first = re.compile(rf"(?=(?:{alternatives}))([\s\S])") if names else None
 
     def mark(self, text: str) -> str:
-        """`text` with a CUT within each special token that it spells, and without noncharacters of ours."""
+        """Return `text` with a CUT within each special token that it spells, and no other CUTs or SLOTs."""
         plain = text.replace(CUT, "").replace(SLOT, "")
         return plain if self._first is None else self._first.sub(rf"\1{CUT}", plain)

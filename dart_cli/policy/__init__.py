@@ -1,14 +1,15 @@
-"""The policy: what the model reads, what it writes, and the model itself.
+"""The policy: its prompts, its model, and the forward passes of engine and trainer.
 
-prompt         instruction, turns and screen -> token ids
-images         encoded screenshots -> patches for the vision tower
-loader         the loader of a policy folder, and the device it runs on
-model_files    a model folder read in parts, and written
-forward        the forward pass and the log-probabilities that are sampled from
-packed         the trainer's forward pass: over a pack of trees, with layers that may be recomputed
-pack_plan      which tokens of a pack attend to which, as index tables
-lora           adapters of low rank, in place of the weights
-weight_set     a weight set, as engines load it and weight channels deliver it
-pointer/       a head that points at a patch of the screenshot, and folders that have one
-verifier       a model that says whether a place is the one that an instruction names
+prompt          turns an instruction, past turns and a screenshot into token ids
+images          turns encoded screenshots into patches for the vision tower
+loader          loads a policy folder
+model_files     reads the tensors of a model folder one by one, and writes a model folder
+forward         the engine's forward pass, and the log-probabilities that tokens are sampled from
+packed          the trainer's forward pass over a pack of trees, with layers that may be recomputed
+pack_plan       the index tables that say which tokens of a pack attend to which
+lora            adapters of low rank, which are trained in place of the weights
+weight_set      a weight set, as weight channels deliver it and engines load it
+pointer_head    the head that points at a patch of the screenshot
+pointer_folder  adds a pointer head to a model folder, and loads it
+verifier        a second model that checks whether a place is the one that an instruction names
 """

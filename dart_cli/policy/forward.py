@@ -1,17 +1,17 @@
-"""The policy's forward pass, shared by the engine and the trainer, and its optimisations.
+"""The policy's forward pass over a padded batch, which engine and trainer share, and its optimisations.
 
     ModelInputs          a left-padded batch with its distinct images
-    collate              token ids and screenshots -> ModelInputs
-    device_of            where a model computes
-    image_features       distinct images through the vision tower, once each
-    last_hidden          the last positions' hidden states, over a KV cache if given
-    logits               their logits
-    masked_logprobs      logits -> log-probabilities of the distribution that is sampled from
-    use_batched_vision   images and windows of one size attend in one call, not one by one
+    collate              makes ModelInputs of token ids and prepared screenshots
+    device_of            the device that a model computes on
+    image_features       runs each distinct image through the vision tower once
+    last_hidden          computes the hidden states of the last positions, over a KV cache if there is one
+    logits               computes the logits of the last positions
+    masked_logprobs      turns logits into log-probabilities of the distribution that is sampled from
+    use_batched_vision   lets images and windows of one size attend in one call, not one by one
 
-Screens repeat: the trajectories of a group share the first screen, and a click without effect leaves
-it as it was. Each distinct image goes through the vision tower once, and its features are scattered
-to every placeholder of that image; gradients add up over them.
+Screens repeat: the trajectories of a group share the first screen, and a click without effect leaves the
+screen as it was. Each distinct image goes through the vision tower once. Its features are scattered to all
+placeholders of that image, and gradients add up over them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ from transformers import AttentionInterface, Cache, PreTrainedModel
 from dart_cli.policy.images import PreparedImage, patches_of
 
 BATCHED_VISION = "dart_flash_equal_lengths"
-"""Name of our vision attention in transformers; `flash` in it selects the packed call."""
+"""The name of our vision attention in transformers, which makes a packed call for names that contain
+`flash`."""
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """A batch of sequences, left-padded, and the distinct images they show."""
+    """A left-padded batch of sequences, and the distinct images that they contain."""
 
     input_ids: torch.Tensor  # [B, L], int64
     attention_mask: torch.Tensor  # [B, L], int64, 0 on padding
     position_ids: torch.Tensor  # [3, B, L], int64: time, row, column
     next_position: torch.Tensor  # [B], the position of the first token after each sequence
     images: tuple[PreparedImage, ...]  # distinct, in order of first appearance
-    shown: tuple[int, ...]  # index into `images` of each image in the prompts, in reading order
+    image_order: tuple[
+        int, ...
+    ]  # index into `images` of each image of the prompts, as they are read
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,11 @@ class ImageFeatures:
 def rope_positions(
     token_ids: Sequence[int], grids: Sequence[tuple[int, int, int]], image_token: int, merge: int
 ) -> tuple[torch.Tensor, int]:
-    """Positions [3, L] of one sequence in Qwen's multi-modal RoPE, and the next free position.
+    """Return the positions [3, L] of one sequence in Qwen's multi-modal RoPE, and the next free position.
 
-    Text advances all three axes together; an image's tokens share their time and spread over
-    rows and columns; text after it continues after the larger side (arXiv 2409.12191, 2.1).
+    Text advances all three axes together. The tokens of an image share their time and spread over rows and
+    columns, and text continues after the larger side (arXiv 2409.12191, 2.1). Raises ValueError if
+    placeholders and `grids` do not agree.
     """
     parts: list[torch.Tensor] = []
     position, index, waiting = 0, 0, list(grids)
@@ -68,7 +72,7 @@ def rope_positions(
     while index < length:
         if token_ids[index] == image_token:
             if not waiting:
-                raise ValueError("the prompt shows more images than were given")
+                raise ValueError("the prompt has placeholders for more images than were passed")
             _, rows, columns = waiting.pop(0)
             rows, columns = rows // merge, columns // merge
             row = torch.arange(rows).repeat_interleave(columns)
@@ -98,22 +102,22 @@ def collate(
 ) -> ModelInputs:
     """Pad sequences (token ids [L_b]) on the left and gather their distinct images [I_b].
 
-    Raises ValueError where a sequence's placeholders and its images do not agree.
+    Raises ValueError if the placeholders of a sequence do not fit its images.
     """
     longest = max(len(sequence) for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), pad_token, dtype=torch.long)
     attention_mask = torch.zeros_like(input_ids)
     position_ids = torch.zeros((3, len(sequences), longest), dtype=torch.long)
     next_position = torch.zeros(len(sequences), dtype=torch.long)
-    distinct: dict[str, int] = {}
-    kept: list[PreparedImage] = []
-    shown: list[int] = []
+    index_of: dict[str, int] = {}  # by an image's key
+    distinct: list[PreparedImage] = []
+    image_order: list[int] = []
     for row, (sequence, sequence_images) in enumerate(zip(sequences, images, strict=True)):
         placeholders = sum(token == image_token for token in sequence)
-        needed = sum(image.tokens for image in sequence_images)
-        if placeholders != needed:
+        expected = sum(image.tokens for image in sequence_images)
+        if placeholders != expected:
             raise ValueError(
-                f"sequence {row} holds {placeholders} image placeholders, its images need {needed}"
+                f"sequence {row} has {placeholders} image placeholders, its images need {expected}"
             )
         start = longest - len(sequence)
         input_ids[row, start:] = torch.tensor(sequence, dtype=torch.long)
@@ -124,23 +128,28 @@ def collate(
         position_ids[:, row, start:] = positions
         next_position[row] = following
         for image in sequence_images:
-            if image.key not in distinct:
-                distinct[image.key] = len(kept)
-                kept.append(image)
-            shown.append(distinct[image.key])
+            if image.key not in index_of:
+                index_of[image.key] = len(distinct)
+                distinct.append(image)
+            image_order.append(index_of[image.key])
     return ModelInputs(
-        input_ids, attention_mask, position_ids, next_position, tuple(kept), tuple(shown)
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        next_position=next_position,
+        images=tuple(distinct),
+        image_order=tuple(image_order),
     )
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where a model computes: its buffers are there, also where its weights wait in main memory."""
+    """Return the device that a model computes on, where its buffers are; weights may wait in main memory."""
     device: torch.device = next(model.buffers()).device
     return device
 
 
 def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> ImageFeatures:
-    """Features of each image [I]; differentiable with respect to the vision tower."""
+    """Return the features of each image [I], differentiable with respect to the vision tower."""
     device = device_of(model)
     patches = patches_of(images, device)
     grids = torch.tensor([image.grid for image in images], dtype=torch.long, device=device)
@@ -148,17 +157,20 @@ def image_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> I
     output = inner.get_image_features(patches, grids, return_dict=True)
     embeds = tuple(output.pooler_output)
     levels = getattr(output, "deepstack_features", None) or []
-    if levels and isinstance(levels[0], torch.Tensor):  # transformers before 5.18: not by image
-        levels = [level.split([len(each) for each in embeds]) for level in levels]
+    # Before transformers 5.18 a level is one tensor for all images.
+    if levels and isinstance(levels[0], torch.Tensor):
+        levels = [level.split([len(embed) for embed in embeds]) for level in levels]
     return ImageFeatures(embeds=embeds, deepstack=tuple(tuple(level) for level in levels))
 
 
-def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, Any]:
-    """Return the model's input instead of pixels: the features of each image, `shown` in order."""
+def encoder_outputs(features: ImageFeatures, image_order: Sequence[int]) -> dict[str, Any]:
+    """Return the features of the images in `image_order`, as the model takes them in place of pixels."""
     return {
         "image": SimpleNamespace(
-            pooler_output=[features.embeds[index] for index in shown],
-            deepstack_features=[[level[index] for index in shown] for level in features.deepstack],
+            pooler_output=[features.embeds[index] for index in image_order],
+            deepstack_features=[
+                [level[index] for index in image_order] for level in features.deepstack
+            ],
         )
     }
 
@@ -166,15 +178,15 @@ def encoder_outputs(features: ImageFeatures, shown: Sequence[int]) -> dict[str, 
 def image_arguments(
     model: PreTrainedModel,
     images: Sequence[PreparedImage],
-    shown: Sequence[int],
+    image_order: Sequence[int],
     features: ImageFeatures | None,
 ) -> dict[str, Any]:
-    """Return what a forward pass takes of `images` as they are `shown`; their features are computed if absent."""
+    """Return a forward pass's arguments for `images` in `image_order`; `features` are computed if absent."""
     if not images:
         return {}
     if features is None:
         features = image_features(model, images)
-    return {"mm_encoder_outputs": encoder_outputs(features, shown)}
+    return {"mm_encoder_outputs": encoder_outputs(features, image_order)}
 
 
 def last_hidden(
@@ -185,9 +197,10 @@ def last_hidden(
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
 ) -> torch.Tensor:
-    """Hidden states [B, last, H] of the last positions, behind the final norm; `cache` is updated if given.
+    """Return the hidden states [B, last, H] of the last positions, after the final norm.
 
-    `features` are those of `inputs.images`, computed here if absent.
+    `features` belong to `inputs.images` and are computed here if absent. `cache` is read and extended if
+    passed.
     """
     device = device_of(model)
     inner: Any = model.model
@@ -197,7 +210,7 @@ def last_hidden(
         position_ids=inputs.position_ids.to(device),
         past_key_values=cache,
         use_cache=cache is not None,
-        **image_arguments(model, inputs.images, inputs.shown, features),
+        **image_arguments(model, inputs.images, inputs.image_order, features),
     )
     hidden: torch.Tensor = output.last_hidden_state[:, -last:]
     return hidden
@@ -211,13 +224,13 @@ def logits(
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
 ) -> torch.Tensor:
-    """Logits [B, last, V] of the last positions, in float32 or better; see `last_hidden`."""
+    """Return the logits [B, last, V] of the last positions, in float32 or better; see `last_hidden`."""
     hidden = last_hidden(model, inputs, last=last, features=features, cache=cache)
     return vocabulary_logits(model, hidden)
 
 
 def vocabulary_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits [..., V] of hidden states [..., H], in float32 or better."""
+    """Return the logits [..., V] of hidden states [..., H], in float32 or better."""
     head: Any = model.get_output_embeddings()
     return _precise(head(hidden))
 
@@ -225,27 +238,28 @@ def vocabulary_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Ten
 def masked_logprobs(
     values: torch.Tensor, forbidden: torch.Tensor, temperature: torch.Tensor | float
 ) -> torch.Tensor:
-    """Log-probabilities [..., V] of the distribution that is sampled from, natural log.
+    """Return the log-probabilities [..., V], natural log, of the distribution that is sampled from.
 
-    `values` are logits [..., V]; `forbidden` token ids [K] have probability 0; `temperature`
-    divides the logits (a number, or [..., 1]). The engine samples from this distribution and the
-    trainer scores with it. In float32, or float64 where `values` are.
+    `values` are logits [..., V]. The `forbidden` token ids [K] get probability 0, and `temperature` (a
+    number, or [..., 1]) divides the logits. The engine samples from this distribution and the trainer scores
+    with it. The result is float32, or float64 if `values` are.
     """
     masked = _precise(values).index_fill(-1, forbidden, float("-inf"))
     return F.log_softmax(masked / temperature, dim=-1)
 
 
 def _precise(values: torch.Tensor) -> torch.Tensor:
-    """In float32, or float64 where they are."""
+    """Return `values` in float32, or in float64 if they are float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def use_batched_vision(model: PreTrainedModel) -> None:
-    """Let images, and windows, of one size attend in one call; embed patches by a matrix product.
+    """Let images and windows of one size attend in one call, and embed patches by a matrix product.
 
-    transformers splits the packed images and attends to them one after another (a 1280x720 screen has
-    84 windows in 28 of Qwen2.5-VL's layers), and embeds patches through a Conv3d whose kernel is the whole
-    patch; both cost more than their arithmetic. The results are the same up to rounding (tests/policy/test_loader.py).
+    transformers splits the packed images and attends to them one after another (a 1280x720 screen has 84
+    windows in 28 of Qwen2.5-VL's layers), and embeds patches through a Conv3d whose kernel is the whole
+    patch. Both cost more than their arithmetic. The results are the same up to rounding
+    (tests/policy/test_loader.py).
     """
     inner: Any = model.model
     visual = inner.visual
@@ -264,21 +278,22 @@ def use_batched_vision(model: PreTrainedModel) -> None:
 
 
 def _take_encoded_images(inner: Any) -> None:
-    """Let a model of transformers before 5.18, which would drop them silently, take `encoder_outputs`."""
+    """Let a model of transformers before 5.18 take `encoder_outputs`, which it would silently ignore."""
     if "mm_encoder_outputs" in inspect.signature(type(inner).forward).parameters:
         return
     plain = inner.forward
 
     def forward(
-        *arguments: Any, mm_encoder_outputs: dict[str, Any] | None = None, **named: Any
+        *arguments: Any, mm_encoder_outputs: dict[str, Any] | None = None, **options: Any
     ) -> Any:
         if mm_encoder_outputs is None:
-            return plain(*arguments, **named)
-        given = mm_encoder_outputs["image"]
-        given.deepstack_features = [torch.cat(level) for level in given.deepstack_features]
-        inner.get_image_features = lambda *_arguments, **_named: given
-        try:  # that the pixels are there is all that is asked of them
-            return plain(*arguments, **named | {"pixel_values": given.pooler_output[0]})
+            return plain(*arguments, **options)
+        features = mm_encoder_outputs["image"]
+        features.deepstack_features = [torch.cat(level) for level in features.deepstack_features]
+        inner.get_image_features = lambda *_arguments, **_options: features
+        try:
+            # The model only checks that there are pixels; any tensor will do.
+            return plain(*arguments, **options | {"pixel_values": features.pooler_output[0]})
         finally:
             del inner.get_image_features
 
@@ -295,7 +310,7 @@ def _equal_length_attention(
     cu_seq_lens_q: torch.Tensor | None = None,  # [images + 1], where each image starts
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Full attention within each image, or window; returns [1, patches, heads, width]."""
+    """Attend fully within each image or window, and return [1, patches, heads, width]."""
     if cu_seq_lens_q is None:
         raise ValueError("packed vision attention needs cu_seq_lens_q")
     order, groups = _by_length(cu_seq_lens_q.tolist())
@@ -319,9 +334,9 @@ def _equal_length_attention(
 
 
 def _by_length(starts: list[int]) -> tuple[torch.Tensor | None, list[tuple[int, int]]]:
-    """Return an order of rows in which sequences of one length lie side by side, and each length's (count, length).
+    """Return an order of rows with sequences of one length side by side, and the (count, length) of each.
 
-    The order is None where they lie so already. Sequence n has rows [starts[n], starts[n + 1]).
+    The order is None if they lie so already. Sequence n has the rows [starts[n], starts[n + 1]).
     """
     lengths = [end - start for start, end in pairwise(starts)]
     counts = Counter(lengths)
@@ -329,8 +344,8 @@ def _by_length(starts: list[int]) -> tuple[torch.Tensor | None, list[tuple[int, 
     if lengths == [length for count, length in groups for _ in range(count)]:
         return None, groups
     first = torch.tensor(starts[:-1])
-    each = torch.tensor(lengths)
-    rows = [(first[each == length, None] + torch.arange(length)).flatten() for _, length in groups]
+    every = torch.tensor(lengths)
+    rows = [(first[every == length, None] + torch.arange(length)).flatten() for _, length in groups]
     return torch.cat(rows), groups
 
 

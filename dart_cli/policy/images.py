@@ -1,13 +1,12 @@
-"""Encoded screenshots to model input, exactly as the Hugging Face image processor does it.
+"""Turns encoded screenshots into model input, with exactly the values of the Hugging Face image processor.
 
-    prepare       bytes -> pixels in the order of patches, and grid; found again by content hash while
-                  any caller holds them, and a bounded cache holds the recent ones
-    token_count   bytes -> placeholder tokens that the prompt needs, from the image's header alone
-    PixelTable    pixels -> patches, on any device
+    ImagePreparer.prepare      decodes a screenshot into pixels in the order of patches, and caches the result
+    ImagePreparer.token_count  counts the placeholder tokens of a screenshot, from its header alone
+    PixelTable                 turns pixels into patches, on any device
 
-The processor scales and normalises each byte on its own, so a table of 256 values per channel
-replaces it: the table is computed by the processor itself, which makes the fast path exact. Screens are
-kept and sent as bytes, an eighth of their patches, which are float32 and hold each frame twice.
+The processor scales and normalises each byte independently, so a table of 256 values per channel replaces it.
+The processor itself computes the table, which makes this faster way exact. Screenshots are kept and sent as
+bytes: their patches are float32 and hold each frame twice, which is eight times as much.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from envs.contract.screenshots import BROKEN, as_seen, seen_size
 
 @dataclass(frozen=True, eq=False)
 class PixelTable:
-    """What the image processor makes of a pixel."""
+    """The image processor's output for each value of a pixel."""
 
-    values: torch.Tensor  # [channels, 256], float32, for each byte
+    values: torch.Tensor  # [channels, 256], float32, for each value of a byte
     frames: int  # temporal slots of a patch; a screen fills all of them
 
     def patches(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [N, channels * patch * patch], uint8 -> [N, channels * frames * patch * patch], float32.
+        """Return patches [N, channels * frames * patch²], float32, of pixels [N, channels * patch²], uint8.
 
-        Bit for bit the processor's, on the device of `pixels`.
+        They are bit for bit those of the processor, and on the device of `pixels`.
         """
         channels = len(self.values)
         values = self.values.to(pixels.device)
@@ -58,27 +57,27 @@ class PixelTable:
 
 @dataclass(frozen=True, eq=False)
 class PreparedImage:
-    """One screenshot, cut and ordered as the vision tower reads it."""
+    """One screenshot, cut into patches in the order in which the vision tower reads them."""
 
     key: str  # content hash of the encoded bytes
     pixels: torch.Tensor  # [patches, channels * patch * patch], uint8
     grid: tuple[int, int, int]  # time, rows, columns, in patches
-    tokens: int  # placeholders it takes in a prompt
+    tokens: int  # placeholders that it takes in a prompt
     table: PixelTable  # of the model's image processor
 
     @property
     def patches(self) -> torch.Tensor:
-        """What the vision tower reads, [patches, channels * frames * patch * patch], float32; made anew."""
+        """The input of the vision tower [patches, channels * frames * patch²], float32, computed anew."""
         return self.table.patches(self.pixels)
 
 
 def patches_of(images: Sequence[PreparedImage], device: torch.device) -> torch.Tensor:
-    """Patches of images [I >= 1] of one model, one image after another, made on `device`."""
+    """Return the patches of images [I >= 1] of one model, one image after another, computed on `device`."""
     return images[0].table.patches(torch.cat([image.pixels for image in images]).to(device))
 
 
 def with_hashes(images: Sequence[bytes], hashes: Sequence[str]) -> list[tuple[bytes, str]]:
-    """Each image [I] with its content hash [I]; an empty one where none are known.
+    """Return each image [I] with its content hash [I], or with "" if `hashes` is empty.
 
     Raises PromptError if there are hashes, but not one for each image.
     """
@@ -88,9 +87,11 @@ def with_hashes(images: Sequence[bytes], hashes: Sequence[str]) -> list[tuple[by
 
 
 class ImagePreparer:
-    """Turns encoded screenshots into pixels by patch. Thread-safe; holds at most `cache_bytes` of them.
+    """Turns encoded screenshots into pixels by patch. Thread-safe.
 
-    A screen of 1280x720 takes some 40 ms and 2.7 MiB, one of 1920x1080 95 ms and 6.0 MiB.
+    A prepared image is found again by its content hash as long as any caller holds it. Beside that, a cache
+    of at most `cache_bytes` keeps the recent ones alive. Preparing a 1280x720 screenshot takes some 40 ms and
+    2.7 MiB, a 1920x1080 one 95 ms and 6.0 MiB.
     """
 
     def __init__(self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = 256 * 2**20) -> None:
@@ -102,18 +103,18 @@ class ImagePreparer:
         self.factor = self.patch * self.merge  # pixels; a screen's sides are multiples of it
         self.bounds = _pixel_bounds(processor)
         self.table = PixelTable(torch.from_numpy(_byte_table(processor)), self.temporal)
-        self._known: WeakValueDictionary[str, PreparedImage] = WeakValueDictionary()
-        self._cache: OrderedDict[str, PreparedImage] = OrderedDict()  # keeps recent ones alive
+        self._alive: WeakValueDictionary[str, PreparedImage] = WeakValueDictionary()
+        self._cache: OrderedDict[str, PreparedImage] = OrderedDict()  # least recently used first
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
     @property
     def screens(self) -> Screens:
-        """How it resizes a screen."""
+        """The bounds and the factor with which screenshots are resized."""
         return Screens(self.factor, *self.bounds)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels the vision tower sees of a `width` x `height` screen."""
+        """Return the width and height in pixels to which a `width` x `height` screenshot is resized."""
         rows, columns = smart_resize(
             height,
             width,
@@ -124,36 +125,37 @@ class ImagePreparer:
         return columns, rows
 
     def token_count(self, encoded: bytes, key: str = "") -> int:
-        """Return how many placeholder tokens a screenshot has.
+        """Return the number of placeholder tokens of a screenshot.
 
         `key` is its content hash, computed if empty. Raises PromptError if it is not an image.
         """
         with self._lock:
-            known = self._known.get(key or content_hash(encoded))
-        if known is not None:
-            return known.tokens
+            prepared = self._alive.get(key or content_hash(encoded))
+        if prepared is not None:
+            return prepared.tokens
         with _open(encoded) as image, _as_prompt_error(encoded):
             width, height = self.resized(*seen_size(image))
         return (width // self.patch // self.merge) * (height // self.patch // self.merge)
 
     def prepare(self, encoded: bytes, key: str = "") -> PreparedImage:
-        """Pixels of a screenshot by patch, from the cache if it was seen before.
+        """Return a screenshot's pixels by patch, from the cache if it was prepared before.
 
-        `key` is its content hash, computed if empty, and checked where the screenshot is new. Raises
-        PromptError if `encoded` is not an image, or another one.
+        `key` is its content hash. It is computed if empty, and checked if the screenshot is new. Raises
+        PromptError if `encoded` is not an image, or has another hash than `key`.
         """
-        own = "" if key else content_hash(encoded)
-        key = key or own
+        computed = "" if key else content_hash(encoded)
+        key = key or computed
         with self._lock:
-            known = self._known.get(key)
-        if known is None and key != (own or content_hash(encoded)):
-            raise PromptError(
-                f"a screenshot of {len(encoded)} bytes has another content hash than {key}"
-            )
-        prepared = known or self._prepare(key, encoded)
+            prepared = self._alive.get(key)
+        if prepared is None:
+            if key != (computed or content_hash(encoded)):
+                raise PromptError(
+                    f"a screenshot of {len(encoded)} bytes has another content hash than {key}"
+                )
+            prepared = self._prepare(key, encoded)
         with self._lock:
             if key not in self._cache:
-                self._known[key] = self._cache[key] = prepared
+                self._alive[key] = self._cache[key] = prepared
                 self._cached_bytes += _size(prepared)
             self._cache.move_to_end(key)
             while self._cached_bytes > self.cache_bytes and len(self._cache) > 1:
@@ -165,7 +167,10 @@ class ImagePreparer:
             return self.of_image(key, as_seen(opened))
 
     def of_image(self, key: str, image: Image.Image) -> PreparedImage:
-        """Pixels by patch of an image that is decoded, as `as_seen` gives it; `key` must be unique to its content."""
+        """Return the pixels by patch of a decoded image, turned as `as_seen` does.
+
+        `key` identifies its content.
+        """
         image = image.convert("RGB")
         size = self.resized(*image.size)
         if size != image.size:
@@ -185,9 +190,9 @@ class ImagePreparer:
 
 
 def _pixel_bounds(processor: Qwen2VLImageProcessorPil) -> tuple[int, int]:
-    """Fewest and most pixels of a resized screen, under either of the names in use.
+    """Return the fewest and the most pixels of a resized screenshot, under either pair of names in use.
 
-    Raises ValueError where the folder has neither.
+    Raises ValueError if the preprocessor has neither pair.
     """
     size = processor.size
     fewest, most = size.shortest_edge or size.min_pixels, size.longest_edge or size.max_pixels
@@ -199,7 +204,7 @@ def _pixel_bounds(processor: Qwen2VLImageProcessorPil) -> tuple[int, int]:
 
 
 def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
-    """Return the processor's output for each byte, per channel: [3, 256]."""
+    """Return the processor's output for each channel and value of a byte, [3, 256]."""
     ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :], 3, axis=0)[:, None, :]  # [3, 1, 256]
     values = ramp
     if processor.do_rescale:
@@ -222,12 +227,12 @@ def _open(encoded: bytes) -> Image.Image:
 
 @contextlib.contextmanager
 def _as_prompt_error(encoded: bytes) -> Iterator[None]:
-    """Raise errors of a broken image as PromptError."""
+    """Raise the errors of a broken image as PromptError."""
     try:
         yield
     except UnidentifiedImageError:
         raise
-    except BROKEN as error:  # smart_resize raises ValueError, e.g. for 1x300
+    except BROKEN as error:  # among them the ValueError of smart_resize, e.g. for 1x300
         raise PromptError(
             f"a screenshot of {len(encoded)} bytes is cut off, broken or of impossible size "
             f"({error}); the environment must send whole images"

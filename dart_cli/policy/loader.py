@@ -1,19 +1,16 @@
-"""The one loader of policy folders, for the engine and the trainer, for tiny and real models.
+"""The loader of policy folders. Engine and trainer use it alike, for tiny and for real models.
 
-    load_policy     Hugging Face folder (or `builtin:tiny`) -> LoadedPolicy
-    check_weights   whether one would load, without reading its weights
-    LoadedPolicy    model, tokenizer, image preparer, and the token ids that matter
-    pick_device     the device that a model runs on
-    fits            raises an error with its cure where the device's memory is too small
-    weight_tensors  the tensors that the trainer publishes and the engine loads
+    load_policy     loads a Hugging Face folder (or `builtin:tiny`) as a LoadedPolicy
+    check_weights   checks that a folder would load, without reading its weights
+    LoadedPolicy    the model, its tokenizer, its image preparer, and its special token ids
+    weight_tensors  returns the tensors that the trainer publishes and the engine loads
 
-Supported are Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL. Nothing is downloaded.
+Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL are supported. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +28,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import (
-    DartError,
-    MissingPartError,
     ModelError,
     cure_of,
     first_line,
@@ -42,7 +37,7 @@ from dart_cli.config import model_folder as files
 from dart_cli.config.architecture import ID_KEYS, TOKENS
 from dart_cli.config.model_folder import check_folder, resolve
 from dart_cli.config.schema import LoraConfig, Pointing
-from dart_cli.hardware import accelerator
+from dart_cli.hardware.device import check_memory
 from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.language.vocabulary import CUT, END, LiteralText, forbidden_ids
 from dart_cli.policy.forward import ModelInputs, collate, device_of, use_batched_vision
@@ -50,11 +45,12 @@ from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
 from dart_cli.policy.model_files import PolicyFiles
 from dart_cli.policy.packed import use_packed
-from dart_cli.policy.pointer.folder import attach_head, without_head
-from dart_cli.policy.pointer.head import PointerHead, head_of
+from dart_cli.policy.pointer_folder import attach_head, without_head
+from dart_cli.policy.pointer_head import PointerHead, head_of
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""Nothing is fetched, and no code of a folder (`auto_map`) is run or asked about."""
+"""Arguments with which transformers fetches nothing, and neither runs a folder's code (`auto_map`) nor asks
+to."""
 
 
 @dataclass
@@ -68,34 +64,33 @@ class LoadedPolicy:
     image_token_id: int
     pad_token_id: int
     end_token_ids: tuple[int, ...]  # a completion ends with the first of these
-    forbidden_token_ids: tuple[
-        int, ...
-    ]  # never drawn from the vocabulary, in sampling and training
+    # never drawn from the vocabulary, in sampling and training
+    forbidden_token_ids: tuple[int, ...]
     max_positions: int  # tokens of prompt and completion together
     literal: LiteralText  # marks text that comes from outside: tasks, screens, completions
-    lora: LoraConfig | None = None  # of the adapters, which are then the model's weights
-    pointer: PointerTokens | None = None  # of the folder's pointer head, if it has one
-    pointing: Pointing = "text"  # with "pointer" the model samples `pointer.start`
+    lora: LoraConfig | None = None  # if set, the adapters are what is trained and published
+    pointer: PointerTokens | None = None  # set if the folder has a pointer head
+    pointing: Pointing = "text"  # only with "pointer" can the model sample `pointer.start`
     _forbidden: dict[torch.device, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         return device_of(self.model)
 
     @property
     def pointer_head(self) -> PointerHead | None:
-        """The folder's pointer head, if it has one: the model's own."""
+        """The model's pointer head; None if the folder has none."""
         return head_of(self.model)
 
     @property
     def absent_token_ids(self) -> frozenset[int]:
-        """Tokens that no completion has: never drawn, nor forced by a pointer."""
+        """Tokens that no completion contains, since they are neither drawn nor forced by a pointer."""
         forced = self.pointer.forced if self.pointer and self.pointing == "pointer" else ()
         return frozenset(self.forbidden_token_ids).difference(forced)
 
     def forbidden(self, device: torch.device) -> torch.Tensor:
-        """`forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
+        """Return `forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
         if device not in self._forbidden:
             self._forbidden[device] = torch.tensor(self.forbidden_token_ids, device=device)
         return self._forbidden[device]
@@ -121,68 +116,34 @@ class LoadedPolicy:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a completion, without the end token and other structure."""
-        kept = [token for token in token_ids if token not in self.end_token_ids]
-        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        """Return the text of a completion, without end tokens. Other special tokens are spelt out."""
+        token_ids = [token for token in token_ids if token not in self.end_token_ids]
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens included; the parts between CUTs apart."""
+        """Return the token ids of a text, special tokens included.
+
+        Parts between CUTs are tokenised one by one.
+        """
         encode = self.tokenizer.encode
         parts = [part for part in text.split(CUT) if part]
         return [token for part in parts for token in encode(part, add_special_tokens=False)]
 
     def encode_completion(self, text: str) -> list[int]:
-        """Token ids [A] of the completion `text`, with an end token; `decode` inverts it.
+        """Return the token ids [A] of the completion `text`, with an end token; `decode` inverts it.
 
-        Special tokens that the text spells are read as characters.
+        Special tokens that the text spells are encoded as plain characters.
         """
         ends = self.tokenizer.convert_tokens_to_ids("<|im_end|>"), self.tokenizer.eos_token_id
         end = next(token for token in (*ends, *self.end_token_ids) if token in self.end_token_ids)
         return [*self.encode(self.literal.mark(text)), end]
 
 
-def pick_device(asked: str) -> torch.device:
-    """Return the device of a configuration's `device`; `auto` is the first GPU, else the CPU.
-
-    A GPU has its number, without which none can be made the current one. Raises MissingPartError for one
-    that torch does not see.
-    """
-    if asked == "auto":
-        asked = accelerator.KIND if accelerator.is_available() else "cpu"
-    device = torch.device(f"{asked}:0" if asked == accelerator.KIND else asked)
-    if accelerator.is_gpu(device) and device.index >= accelerator.device_count():
-        raise MissingPartError(
-            f"device {asked}: torch sees {accelerator.device_count()} GPUs; "
-            "install a CUDA build of torch, or set the device to auto or cpu"
-        )
-    return device
-
-
-_SMALLER = 'load a smaller model, or set model.dtype = "bfloat16"; `dart doctor CONFIG` says what a run takes'
-
-
-@contextmanager
-def fits(what: str | Path, device: str | torch.device, cure: str = _SMALLER) -> Iterator[None]:
-    """Raise DartError where the memory of `device` is too small for `what`, which is made inside.
-
-    Not the user's mistake by class: another process may still hold the memory, so a supervisor tries again.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise DartError(
-            f"{what} does not fit into the memory of {device} ({first_line(error)}); end what else uses it "
-            f"(nvidia-smi lists it for a GPU), or {cure}"
-        ) from None
-
-
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model's weight sets, by name: its adapters, if it has some, else its parameters.
+    """Return the tensors of a model's weight sets by name: its adapters if it has any, else its parameters.
 
-    The trainer publishes them and the engine loads them; copying into them changes the model. Tied
-    parameters are in it once.
+    The trainer publishes these tensors and the engine loads them. Copying into them changes the model. Tied
+    parameters appear once.
     """
     tensors = {name: parameter.data for name, parameter in model.named_parameters()}
     return {name: tensor for name, tensor in tensors.items() if is_adapter(name)} or tensors
@@ -199,14 +160,15 @@ def load_policy(
     pointing: Pointing = "text",
     adapters: str = "",
 ) -> LoadedPolicy:
-    """Load a policy folder in evaluation mode; `dtype` may be "auto" for the folder's own.
+    """Load a policy folder in evaluation mode; `dtype` "auto" is the dtype of the folder.
 
-    Without `weights` it only encodes and decodes tokens; the model cannot run. With `lora` it has
-    adapters, those of the folder `adapters` or drawn by `seed`, and these are its weights (lora.py). A pointer head of the folder is
-    loaded in any case; only with `pointing` "pointer" the model may sample pointers.
+    Without `weights` the policy only encodes and decodes tokens; its model is on `meta` and cannot run. With
+    `lora` the model gets adapters (lora.py), read from the folder `adapters` or drawn with `seed`. A pointer
+    head of the folder is always loaded, but only with `pointing` "pointer" can the model sample pointers.
 
-    Raises ModelError, which names the file and the cure, if the folder is missing, incomplete, or of
-    an unsupported model class; MissingPartError for adapters without peft; DartError as `fits` does.
+    Raises ModelError, which names the file and the fix, if the folder is missing, incomplete, or of an
+    unsupported model class. Raises MissingPartError for adapters without peft, and DartError as
+    `check_memory`.
     """
     folder = resolve(name)
     config = check_folder(folder)
@@ -214,13 +176,13 @@ def load_policy(
     if pointer is None and pointing == "pointer":
         raise ModelError(without_head(name))
     processor = files.preprocessor(folder)
-    with fits(name, device):
+    with check_memory(name, device):
         model = _load_weights(folder, dtype) if weights else _without_weights(folder)
         if pointer is not None:
             attach_head(model, folder, weights=weights)
         if weights:
-            # Tensors read from safetensors may still be the mapped file: a process that rewrites the folder
-            # would kill this one with SIGBUS. Moving to a device copies; staying on the CPU must copy too.
+            # Tensors from safetensors may still be the mapped file, and a process that rewrites the folder
+            # would then kill this one with SIGBUS. Moving to a GPU copies them; on the CPU they are cloned.
             model.to(device)
             if torch.device(device).type == "cpu":
                 for parameter in model.parameters():
@@ -254,10 +216,10 @@ def _assemble(
     pointing: Pointing,
 ) -> LoadedPolicy:
     config: Any = model.config
-    known = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     ends = _as_ids(getattr(model.generation_config, "eos_token_id", None))
     ends |= _as_ids(tokenizer.eos_token_id)
-    ends |= {known[END]} if END in known else set()
+    ends |= {vocabulary[END]} if END in vocabulary else set()
     if not ends:
         raise ModelError(f"{folder / 'tokenizer_config.json'}: no end token; set eos_token")
     pad = tokenizer.pad_token_id
@@ -274,9 +236,9 @@ def _assemble(
         others.add(int(tokenizer.unk_token_id))
     if pointer is not None:
         others |= set(pointer.forced if pointing == "pointer" else pointer.triple)
-    forbidden = forbidden_ids(known, rows, ends=ends, others=others)
+    forbidden = forbidden_ids(vocabulary, rows, ends=ends, others=others)
     added = tokenizer.added_tokens_decoder.items()
-    unread = [str(token) for index, token in added if token.special or index in forbidden | ends]
+    literal = [str(token) for index, token in added if token.special or index in forbidden | ends]
     return LoadedPolicy(
         folder=folder,
         model=model,
@@ -287,7 +249,7 @@ def _assemble(
         end_token_ids=tuple(sorted(ends)),
         forbidden_token_ids=tuple(sorted(forbidden)),
         max_positions=int(config.get_text_config().max_position_embeddings),
-        literal=LiteralText(unread),
+        literal=LiteralText(literal),
         lora=lora,
         pointer=pointer,
         pointing=pointing,
@@ -295,7 +257,7 @@ def _assemble(
 
 
 def _factor(config: Any) -> int:
-    """Pixels of the model's own patch, of several that it merges to one token."""
+    """Return the pixels of one image token's side: the patch size times the number of merged patches."""
     return int(config.vision_config.patch_size * config.vision_config.spatial_merge_size)
 
 
@@ -306,16 +268,17 @@ def _check_tokenizer(
     rows: int,
     pointer: PointerTokens | None,
 ) -> None:
-    """Raise ModelError where the tokenizer is that of another model."""
-    known = tokenizer.get_vocab()
+    """Raise ModelError if the tokenizer belongs to another model, whose embeddings have `rows` rows."""
+    vocabulary = tokenizer.get_vocab()
     problem = ""
-    if (most := max(known.values())) >= rows:
-        problem = f"has a token {most}, the model's embeddings have {rows} rows (vocab_size)"
+    if (largest := max(vocabulary.values())) >= rows:
+        problem = f"has a token {largest}, the model's embeddings have {rows} rows (vocab_size)"
     elif config.image_token_id not in tokenizer.added_tokens_decoder:
         problem = f"has no special token {config.image_token_id}, the image_token_id of config.json"
-    for key, token, wanted in zip(ID_KEYS, TOKENS, pointer.triple if pointer else (), strict=False):
-        if known.get(token) != wanted:
-            problem = f"has {known.get(token, 'nothing')} as {token}, but {key} is {wanted}"
+    ids = pointer.triple if pointer else ()
+    for key, token, token_id in zip(ID_KEYS, TOKENS, ids, strict=False):
+        if vocabulary.get(token) != token_id:
+            problem = f"has {vocabulary.get(token, 'nothing')} as {token}, but {key} is {token_id}"
     if problem:
         raise ModelError(
             f"{folder / files.TOKENIZER} {problem}; it belongs to another model: copy both again"
@@ -323,14 +286,14 @@ def _check_tokenizer(
 
 
 def check_weights(folder: Path) -> None:
-    """Raise ModelError unless the folder loads: the tensors that its config.json asks for, by their headers."""
+    """Raise ModelError unless the folder would load; of the tensors, only names and shapes are read."""
     policy = load_policy(folder, weights=False)
-    with PolicyFiles(folder) as held:
-        held.check(policy.model)
+    with PolicyFiles(folder) as tensors:
+        tensors.check(policy.model)
 
 
 def _without_weights(folder: Path) -> PreTrainedModel:
-    """Return the model with shapes alone, on the meta device."""
+    """Return the model on the meta device, where it has shapes but no values."""
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForImageTextToText.from_config(
@@ -356,7 +319,7 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             dtype=dtype,
             attn_implementation="sdpa",
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            ignore_mismatched_sizes=True,  # reported in `report`, and refused below
             output_loading_info=True,
             **_LOCAL,
         )
@@ -367,7 +330,7 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             f"{folder}: the weights cannot be loaded ({first_line(error)}); "
             f"{cure_of(error, 'copy them again')}"
         ) from error
-    except Exception as error:  # safetensors raises a bare Exception subclass for a broken file
+    except Exception as error:  # SafetensorError derives from Exception alone
         if type(error).__name__ != "SafetensorError":
             raise
         raise ModelError(
@@ -375,7 +338,7 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    wrong = sorted(report["missing_keys"]) + sorted(each[0] for each in report["mismatched_keys"])
+    wrong = sorted(report["missing_keys"]) + sorted(key[0] for key in report["mismatched_keys"])
     if wrong:
         raise ModelError(
             f"{folder}: {len(wrong)} tensors are missing or of another shape, "

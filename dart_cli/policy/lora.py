@@ -1,16 +1,18 @@
-"""Adapters of low rank (LoRA, arXiv 2106.09685): y = W x + (alpha / rank) B A x, with W as it was.
+"""Adapters of low rank (LoRA, arXiv 2106.09685): y = W x + (alpha / rank) B A x, with W unchanged.
 
-    add_adapters      injects them through peft; from then on they alone are the model's weights
-    first_adapters    what adapters are before any update: drawn, or those of a folder
-    initial_adapter   what an adapter's tensor is before any update, of a seed and its name
-    is_adapter        whether a parameter's name is an adapter's
-    adapters_off      the model without them, meanwhile: the reference of the KL
-    peft_names        published tensors as peft and vLLM name them
-    peft_config       adapter_config.json, for peft and vLLM
-    merged            a weight with its adapter added; with_adapters, those of a whole folder
-    merge_into        adapters of a model, added to the weights of the model that they are of
+    add_adapters       injects adapters through peft and freezes all other parameters
+    first_adapters     returns the adapters before any update: drawn, or those of a folder
+    initial_adapter    draws one tensor of an adapter from a seed and its name
+    is_adapter         tells whether a parameter belongs to an adapter
+    adapters_off       a context in which the model computes without adapters, as the reference of the KL
+    peft_names         renames published tensors as peft and vLLM expect them
+    peft_config        the contents of adapter_config.json, for peft and vLLM
+    merge_adapter      adds an adapter to its weight; with_adapters does so for the tensors of a whole folder
+    merge_into         adds published adapters to the weights of a model without adapters
+    adapters_by_layer  groups published tensors into the (A, B) of each layer
 
-A is [rank, inputs] and B [outputs, rank]. B begins at zero, so that the first version is the base.
+A is [rank, inputs] and B is [outputs, rank]. B begins at zero, so that the first version equals the base
+model.
 """
 
 from __future__ import annotations
@@ -34,34 +36,36 @@ from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import LoraConfig
 
 _NAME = "default"
-"""What peft calls the one adapter of a model."""
+"""The name of the one adapter of a model in peft."""
 _A, _B = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
 _PEFT = "base_model.model."
-"""What the names in peft's own files begin with."""
+"""The prefix of the names in peft's own files."""
 _PEFT_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _LAYERS = rf"(.*\.)?language_model\.layers\.\d+\..*\.({'|'.join(TARGETS)})"
-"""What matches the names of the layers that get adapters, and of no others."""
+"""A pattern that matches exactly the names of the layers that get adapters."""
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder: str = "") -> None:
-    """Inject adapters into `model`, in its own dtype, and freeze all its other parameters.
+    """Inject adapters into `model`, in its dtype, and freeze all its other parameters.
 
-    They begin as those of `folder` (`model.adapters`), else they are drawn by `seed`.
-
-    On the meta device they have shapes alone. Raises MissingPartError without peft.
+    Their values are read from `folder` (`model.adapters`) if it is named, else drawn with `seed`. A model on
+    the meta device gets adapters without values. Raises MissingPartError if peft is not installed.
     """
     if problem := lora_problem():
         raise MissingPartError(f"model.lora: {problem}")
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
-    given = PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=_LAYERS, lora_dropout=0.0)
-    with torch.random.fork_rng(devices=[]):  # it draws A, which is drawn again below
-        inject_adapter_in_model(given, model, _NAME)
+    config = PeftConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=_LAYERS, lora_dropout=0.0
+    )
+    # peft draws A, which is replaced below; the global generator must not notice.
+    with torch.random.fork_rng(devices=[]):
+        inject_adapter_in_model(config, model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
         if is_adapter(name):
-            parameter.data = parameter.data.to(model.dtype)  # peft would compute in float32
+            parameter.data = parameter.data.to(model.dtype)  # peft makes float32
     if next(model.parameters()).device.type != "meta":
         parameters = dict(model.named_parameters())
         for name, tensor in first_adapters(model, seed, folder).items():
@@ -69,46 +73,49 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder
 
 
 def first_adapters(model: PreTrainedModel, seed: int, folder: str = "") -> dict[str, torch.Tensor]:
-    """Return what the adapters of `model` are before any update, by name, on the CPU: those of `folder`, else drawn.
+    """Return the adapters of `model` before any update, by name, on the CPU: read from `folder`, else drawn.
 
-    Raises ModelError where the folder has not all of them.
+    Raises ModelError if the folder lacks one of them, or has others.
     """
-    adapters = {name: each for name, each in model.named_parameters() if is_adapter(name)}
+    parameters = {name: tensor for name, tensor in model.named_parameters() if is_adapter(name)}
     if not folder:
-        return {name: initial_adapter(name, each.shape, seed) for name, each in adapters.items()}
+        return {
+            name: initial_adapter(name, parameter.shape, seed)
+            for name, parameter in parameters.items()
+        }
     try:
-        read = load_file(model_folder(folder) / ADAPTER_TENSORS)
+        tensors = load_file(model_folder(folder) / ADAPTER_TENSORS)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model.adapters: {folder} cannot be read: {first_line(error)}") from None
-    held = {_adapter_of(name): tensor for name, tensor in read.items()}
-    found = {}
-    for name, each in adapters.items():
-        [wanted] = [_adapter_of(own) for own in peft_names({name: each})]
-        tensor = held.pop(wanted, None)
-        if tensor is None or tensor.shape != each.shape:
+    unused = {_canonical_adapter(name): tensor for name, tensor in tensors.items()}
+    adapters = {}
+    for name, parameter in parameters.items():
+        [peft_name] = peft_names({name: parameter})
+        tensor = unused.pop(_canonical_adapter(peft_name), None)
+        if tensor is None or tensor.shape != parameter.shape:
             raise ModelError(
                 f"model.adapters: {folder} lacks the adapter of {name}, or has it in another shape; set "
-                "model.path to the model that it is of"
+                "model.path to the model that it adapts"
             )
-        found[name] = tensor
-    if held:
+        adapters[name] = tensor
+    if unused:
         raise ModelError(
-            f"model.adapters: {folder} also adapts {next(iter(held))}; dart has adapters on "
+            f"model.adapters: {folder} also adapts {next(iter(unused))}; dart has adapters on "
             f"{', '.join(TARGETS)} of the language model alone"
         )
-    return found
+    return adapters
 
 
-def _adapter_of(name: str) -> str:
-    """One name for an adapter's tensor, whatever a peft folder calls it."""
-    found = _PEFT_NAME.fullmatch(name)
-    return name if found is None else f"{canonical(f'{found[1]}.weight')} {found[2]}"
+def _canonical_adapter(name: str) -> str:
+    """Return the same name for a tensor of an adapter, whichever of its names a peft folder uses."""
+    match = _PEFT_NAME.fullmatch(name)
+    return name if match is None else f"{canonical(f'{match[1]}.weight')} {match[2]}"
 
 
 def initial_adapter(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
-    """Return an adapter's tensor before any update, float32: of B zeros, of A uniform numbers.
+    """Return an adapter's tensor before any update, float32: zeros for B, uniform numbers for A.
 
-    They are within 1 / sqrt(inputs), as in the paper's own code, and follow from seed and name alone.
+    The numbers are within 1 / sqrt(inputs), as in the paper's own code, and depend on seed and name alone.
     """
     if name.endswith(_B):
         return torch.zeros(*shape)
@@ -120,16 +127,16 @@ def initial_adapter(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter `name` is an adapter's."""
+    """Return True if the parameter `name` belongs to an adapter."""
     return name.endswith((_A, _B))
 
 
 @contextmanager
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
-    """Within it the model computes as its base does.
+    """Let the model compute without its adapters in the block. Not thread-safe.
 
-    peft's own switch also changes which parameters need gradients; this one leaves a graph that was
-    built before as it is. Not thread-safe.
+    peft's own switch also changes which parameters need gradients. This one does not, so that a graph that
+    was built before stays valid.
     """
     layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
     for layer in layers:
@@ -142,12 +149,12 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 def peft_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return published adapters by the names that peft's adapter_model.safetensors has."""
-    return {f"{_PEFT}{name.replace(f'.{_NAME}.', '.')}": each for name, each in tensors.items()}
+    """Return published adapters under the names that peft has in adapter_model.safetensors."""
+    return {f"{_PEFT}{name.replace(f'.{_NAME}.', '.')}": tensor for name, tensor in tensors.items()}
 
 
 def peft_config(lora: LoraConfig, base: str) -> dict[str, Any]:
-    """adapter_config.json of adapters; `base` is the base's folder."""
+    """Return the contents of adapter_config.json; `base` is the folder of the base model."""
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
@@ -160,8 +167,10 @@ def peft_config(lora: LoraConfig, base: str) -> dict[str, Any]:
     }
 
 
-def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
-    """`weight` [O, I] with `factor` B A added, in its dtype; the sum is made in float32 at least."""
+def merge_adapter(
+    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float
+) -> torch.Tensor:
+    """Return `weight` [O, I] + `factor` B A in the dtype of `weight`, computed in float32 or better."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(wide) + factor * (b.to(wide) @ a.to(wide))).to(weight.dtype)
 
@@ -170,15 +179,15 @@ def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float
 def merge_into(
     model: PreTrainedModel, adapters: Mapping[str, torch.Tensor], lora: LoraConfig
 ) -> None:
-    """Add published adapters to the weights of `model`, which has none."""
+    """Add published adapters to the weights of `model`, which itself has no adapters."""
     weights = dict(model.named_parameters())
     for layer, (a, b) in adapters_by_layer(adapters).items():
         weight = weights[f"{layer}.weight"]
-        weight.copy_(merged(weight, a, b, lora.alpha / lora.rank))
+        weight.copy_(merge_adapter(weight, a, b, lora.alpha / lora.rank))
 
 
 def base_of(folder: Path, lora: LoraConfig) -> dict[str, Any]:
-    """Return what `with_adapters` needs, for vLLM's workers: the base's files and the factor."""
+    """Return the files of the base model and the factor, with which vLLM's workers call `with_adapters`."""
     files = [str(file) for file in sorted(folder.absolute().glob("*.safetensors"))]
     return {"base": files, "factor": lora.alpha / lora.rank}
 
@@ -189,19 +198,20 @@ def with_adapters(
     factor: float,
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of `base` that adapters change, changed, and all those beside them.
+    """Yield the tensors of `base` with their adapters added, and the other tensors of the same modules.
 
-    `base` may have any of a tensor's names (architecture.py). Beside a changed one are the others of
-    its attention or MLP, with which an engine may have joined it.
+    An engine may have joined all tensors of an attention or an MLP into one, so it needs all of them if one
+    has changed. The tensors of `base` may have any of their names (dart_cli/config/architecture.py).
     """
     by_layer = {canonical(f"{n}.weight"): ab for n, ab in adapters_by_layer(adapters).items()}
     parents = {name.rsplit(".", 2)[0] for name in by_layer}
     for name, tensor in base:
-        known = canonical(name)
-        if known.rsplit(".", 2)[0] not in parents:
+        weight_name = canonical(name)
+        if weight_name.rsplit(".", 2)[0] not in parents:
             continue
-        if known in by_layer:
-            yield name, merged(tensor.to(dtype), *by_layer[known], factor)
+        if weight_name in by_layer:
+            a, b = by_layer[weight_name]
+            yield name, merge_adapter(tensor.to(dtype), a, b, factor)
         else:
             yield name, tensor.to(dtype)
 
@@ -209,7 +219,7 @@ def with_adapters(
 def adapters_by_layer(
     tensors: Mapping[str, torch.Tensor],
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return (A, B) of each layer of published tensors, by the layer's name."""
+    """Return the (A, B) of each layer, by the layer's name, from published tensors."""
     return {
         name.removesuffix(_A): (tensor, tensors[f"{name.removesuffix(_A)}{_B}"])
         for name, tensor in tensors.items()

@@ -1,15 +1,15 @@
-"""The files of a model folder: read in parts, and written.
+"""Reading the tensors of a model folder in parts, and writing a model folder.
 
-    PolicyFiles     the safetensors files of a folder, by the names of the model
-    fill            parameters on `meta` -> real ones: a shard (DTensor) or the whole of each
-    fill_buffers    buffers on `meta` -> real ones, computed as the model's class computes them
-    new_folder      a folder that appears when all of it is written
-    write_model     the model's tensors, and its config.json with their dtype
-    write_adapters  adapters alone, as peft writes them
-    copy_rest       tokenizer, template and preprocessor of the folder that it was loaded from
+    PolicyFiles     the tensors of a folder's safetensors files, by their names in the model
+    fill            replaces parameters on `meta` by real ones, whole or this rank's shard (DTensor)
+    fill_buffers    replaces buffers on `meta` by real ones, computed as the model's class computes them
+    new_folder      yields a folder that appears under its name only when it is complete
+    write_model     writes the model's tensors, and its config.json with their dtype
+    write_adapters  writes adapters alone, in peft's format
+    copy_rest       copies tokenizer, template and preprocessor from the folder of the base model
 
-A rank of N holds 1/N of each sharded tensor. Its file is mapped, and only the rows of its shard are
-copied, so that neither the host nor the device ever holds the whole model for one rank.
+Each of N ranks holds 1/N of a sharded tensor. The files are mapped into memory and a rank copies only the
+rows of its shard, so that neither the host nor the device ever holds the whole model for one rank.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from dart_cli.policy.lora import peft_config, peft_names
 class PolicyFiles:
     """The tensors of a Hugging Face folder, under the names of transformers' model classes.
 
-    `read_bytes` counts what was read. Raises ModelError where the folder has no readable safetensors.
+    `read_bytes` counts the bytes that were read. Raises ModelError if the folder has no readable safetensors.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.read_bytes = 0
         self._open = contextlib.ExitStack()
-        self._files: dict[str, tuple[Any, str]] = {}  # the model's name -> open file, its own name
+        # name in the model -> the open file and the name in it
+        self._files: dict[str, tuple[Any, str]] = {}
         with self._as_model_error():
             for path in weight_files(folder):
                 file = self._open.enter_context(safe_open(path, framework="pt"))
@@ -65,15 +66,18 @@ class PolicyFiles:
         return name in self._files
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """Return the names of all tensors."""
         return list(self._files)
 
-    def check(self, model: nn.Module, given: Collection[str] = ()) -> None:
-        """Raise ModelError unless every parameter of `model` is here in its shape, but those `given`."""
+    def check(self, model: nn.Module, skip: Collection[str] = ()) -> None:
+        """Raise ModelError unless the files have every parameter of `model` in its shape.
+
+        `skip` is not checked.
+        """
         wrong = sorted(
             name
             for name, parameter in model.named_parameters()
-            if name not in given
+            if name not in skip
             and (_of_base(name) not in self or self.shape(_of_base(name)) != tuple(parameter.shape))
         )
         if wrong:
@@ -88,7 +92,7 @@ class PolicyFiles:
         return tuple(file.get_slice(key).get_shape())
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """Rows [begin, end) of a tensor's first axis, on the CPU, in the file's own type."""
+        """Return rows [begin, end) of a tensor's first axis, on the CPU, in the dtype of the file."""
         with self._as_model_error():
             file, key = self._files[name]
             part: torch.Tensor = file.get_slice(key)[begin:end]
@@ -96,7 +100,7 @@ class PolicyFiles:
         return part
 
     def whole(self, name: str) -> torch.Tensor:
-        """Return a tensor of any shape, on the CPU, in the file's own type."""
+        """Return a whole tensor of any shape, on the CPU, in the dtype of the file."""
         with self._as_model_error():
             file, key = self._files[name]
             tensor: torch.Tensor = file.get_tensor(key)
@@ -115,9 +119,9 @@ class PolicyFiles:
 
 
 def _name_in_model(key: str) -> str:
-    """Return a checkpoint's name of a tensor as the model's class has it now.
+    """Return the name that the model's class has now for a tensor that a checkpoint calls `key`.
 
-    Checkpoints written before transformers 4.52 have the towers side by side (`visual.`, `model.`).
+    Checkpoints from before transformers 4.52 have the two towers side by side (`visual.`, `model.`).
     """
     if key.startswith("visual."):
         return f"model.{key}"
@@ -127,7 +131,7 @@ def _name_in_model(key: str) -> str:
 
 
 def _of_base(name: str) -> str:
-    """Return the name of a parameter before adapters were put around its layer."""
+    """Return the name that a parameter had before adapters were put around its layer."""
     return name.replace(".base_layer.", ".")
 
 
@@ -138,28 +142,28 @@ def fill(
     home: Callable[[nn.Parameter], torch.device],
     initial: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Replace the model's parameters on `meta` by real ones on the device `home`, each in its own dtype.
+    """Replace parameters on `meta` by real ones of the same dtype on the device `home(parameter)`.
 
-    Those that are real already stay. A DTensor gets the rows of its own shard. Values are the files', or those of `initial` (whole
-    tensors, by name) where the files have none, as of adapters. Tied parameters stay tied. Raises
-    ModelError for a tensor that is missing or of another shape.
+    Values come from `initial` (whole tensors by name, such as adapters), else from the files. A DTensor gets
+    the rows of its own shard. Parameters that are real already are left alone, and tied parameters stay tied.
+    Raises ModelError for a tensor that is missing or has another shape.
     """
     values = initial or {}
-    named = {name: each for name, each in model.named_parameters() if each.is_meta}
-    files.check(
-        model, {*values, *(name for name, each in model.named_parameters() if not each.is_meta)}
-    )
-    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    parameters = dict(model.named_parameters())
+    on_meta = {name: parameter for name, parameter in parameters.items() if parameter.is_meta}
+    files.check(model, skip={*values, *(parameters.keys() - on_meta.keys())})
+    # A tied parameter is an attribute of several modules: all of them get the same new one.
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            homes.setdefault(id(parameter), []).append((module, name))
-    for name, parameter in named.items():
-        made = _filled(name, parameter, files, values, home(parameter))
-        for module, attribute in homes[id(parameter)]:
-            module.register_parameter(attribute, made)
+            owners.setdefault(id(parameter), []).append((module, name))
+    for name, parameter in on_meta.items():
+        real = _load_parameter(name, parameter, files, values, home(parameter))
+        for module, attribute in owners[id(parameter)]:
+            module.register_parameter(attribute, real)
 
 
-def _filled(
+def _load_parameter(
     name: str,
     parameter: nn.Parameter,
     files: PolicyFiles,
@@ -183,7 +187,7 @@ def _filled(
 
 
 def shard_rows(tensor: DTensor) -> tuple[int, int]:
-    """Rows [begin, end) of a tensor that this rank holds: of N ranks each the next ceil(rows / N)."""
+    """Return the rows [begin, end) of a tensor that this rank holds; each of N ranks has ceil(rows / N)."""
     rows = int(tensor.shape[0])
     share = -(-rows // tensor.device_mesh.size())
     begin = min(rows, share * tensor.device_mesh.get_local_rank())
@@ -192,9 +196,9 @@ def shard_rows(tensor: DTensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute the buffers that no checkpoint holds (frequencies of RoPE), on `device`.
+    """Compute on `device` the buffers that no checkpoint has, such as the frequencies of RoPE.
 
-    Raises ModelError for a buffer that the class does not compute.
+    Raises ModelError for a buffer that the model's class does not compute.
     """
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(recurse=False))
@@ -214,7 +218,7 @@ def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 SHARD = "5GB"
-"""A larger model is written in shards with an index."""
+"""Size of a file above which a model is written in shards with an index."""
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 _OWN = frozenset({"config.json", "README.md"})
 _DTYPES = ("dtype", "torch_dtype")
@@ -222,9 +226,9 @@ _DTYPES = ("dtype", "torch_dtype")
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which is renamed to `out` when the block ends, and removed if it fails.
+    """Yield a folder to write into, which is renamed to `out` after the block, or removed if the block fails.
 
-    Raises UserError as `refuse_out` does, DiskError where it cannot be written.
+    Raises UserError as `refuse_out` does, and DiskError if the folder cannot be written.
     """
     refuse_out(out)
     draft = out.with_name(f".{out.name}.draft")
@@ -244,7 +248,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 def write_model(
     model: PreTrainedModel, base: Path, draft: Path, dtype: str, shard: str = SHARD
 ) -> None:
-    """Write the tensors, and config.json as that of `base` says, with the dtype of these tensors."""
+    """Write the model's tensors, and the config.json of `base` with the dtype of these tensors."""
     transformers_logging.disable_progress_bar()
     model.save_pretrained(draft, max_shard_size=shard)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
@@ -255,15 +259,18 @@ def write_model(
 def write_adapters(
     tensors: Mapping[str, torch.Tensor], lora: LoraConfig, base: str, draft: Path
 ) -> None:
-    """Write adapters, by their names in a model; `base` is the folder of the model that they are of."""
+    """Write adapters, given by their names in the model.
+
+    `base` is the folder of the model that they adapt.
+    """
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(peft_names(whole), draft / "adapter_model.safetensors", metadata={"format": "pt"})
-    told = json.dumps(peft_config(lora, base), indent=2)
-    (draft / "adapter_config.json").write_text(told + "\n", encoding="utf-8")
+    config = json.dumps(peft_config(lora, base), indent=2)
+    (draft / "adapter_config.json").write_text(config + "\n", encoding="utf-8")
 
 
 def copy_rest(base: Path, draft: Path) -> None:
-    """Tokenizer, template and preprocessor as the model's makers wrote them."""
+    """Copy tokenizer, template and preprocessor from `base`, as the model's makers wrote them."""
     for pattern in _COPIED:
         for file in base.glob(pattern):
             if file.name not in _OWN and not file.name.endswith(".index.json"):
@@ -271,15 +278,15 @@ def copy_rest(base: Path, draft: Path) -> None:
 
 
 def _share(draft: Path) -> None:
-    """Let others read the tensors if they may read the rest: safetensors makes its files private."""
-    listed = [path for path in draft.iterdir() if path.suffix != ".safetensors"]
-    mode = listed[0].stat().st_mode
+    """Give the safetensors files, which are written as private, the mode of the other files."""
+    others = [path for path in draft.iterdir() if path.suffix != ".safetensors"]
+    mode = others[0].stat().st_mode
     for file in draft.glob("*.safetensors"):
         file.chmod(stat.S_IMODE(mode))
 
 
 def _set_dtype(config: dict[str, Any], dtype: str) -> None:
-    """State the dtype of the weights wherever the configuration states one."""
+    """Set the dtype wherever a model's configuration states one, nested sections included."""
     for key, value in config.items():
         if key in _DTYPES:
             config[key] = dtype

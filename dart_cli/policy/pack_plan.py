@@ -1,19 +1,19 @@
-"""How the nodes of a pack attend: index tables made once and used by every layer.
+"""The index tables with which the nodes of a pack attend. They are made once and used by every layer.
 
-    PackLayout   which tokens are a node, and which nodes come before it
-    PackPlan     the index tables of a layout for a device and dtype
-    plan_pack    PackLayout -> PackPlan
-    PackPlans    the plans of one pack, made when a layer first asks
+    PackLayout   the nodes of a pack: the tokens of each, and its parent
+    PackPlan     the index tables of a layout for one device and dtype
+    plan_pack    makes the PackPlan of a PackLayout
+    PackPlans    the plans of one pack, each made when a layer first needs it
 
-A node's queries attend to the keys of its ancestors and, causally, to its own. Gathering those keys
-side by side makes each node an ordinary sequence with at most as many queries as keys, causal from the
-bottom right. Two forms of plan hold them (attention.py):
+The queries of a node attend to all keys of its ancestors and, causally, to the node's own keys. Gathering
+these keys side by side makes each node an ordinary sequence with at most as many queries as keys, causal from
+the bottom right. A plan has one of two forms (dart_cli/policy/packed.py):
 
-    varlen     cumulative lengths, for a GPU in bfloat16 and float16
-    buckets    sequences of similar length, padded
+    varlen     cumulative lengths of the sequences, for a GPU in bfloat16 or float16
+    buckets    padded sequences of similar length, elsewhere
 
-A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries, and all
-large pieces read their masks from one of QUERY_BLOCK times the keys of the longest path.
+A root node needs no mask in a bucket. Other nodes are cut into pieces of QUERY_BLOCK queries. All large
+pieces take their masks from one shared mask of QUERY_BLOCK queries times the keys of the longest path.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ import torch.nn.functional as F
 
 from dart_cli.hardware import accelerator
 
-QUERY_BLOCK = 512  # queries; bounds the masks of the bucketed path
+QUERY_BLOCK = 512  # queries; bounds the masks in buckets
 BUCKET_COST = 4096  # query-key pairs whose arithmetic costs as much as one more call
-LARGE = 2**16  # query-key pairs from which on a piece attends alone
+LARGE = 2**16  # query-key pairs; a piece with at least as many attends in a call by itself
 
 
 @dataclass(frozen=True)
 class PackLayout:
     """The nodes of one or more trees, one behind another in a pack of L tokens.
 
-    Node i is tokens [starts[i], starts[i+1]); each of its tokens sees all tokens of its ancestors and
-    those of the node up to itself. A sequence alone is a root node. Raises ValueError for a layout that
-    is none.
+    Node i has the tokens [starts[i], starts[i+1]). Each of them sees all tokens of the node's ancestors, and
+    the tokens of the node up to itself. A sequence that shares nothing is a root node. Raises ValueError if
+    `starts` and `parents` are no such layout.
     """
 
     starts: tuple[int, ...]  # [M + 1], from 0 to L, increasing
@@ -54,22 +54,22 @@ class PackLayout:
 
     @property
     def length(self) -> int:
-        """L, tokens of the pack."""
+        """L, the number of tokens in the pack."""
         return self.starts[-1]
 
     def ancestors(self, node: int) -> tuple[int, ...]:
-        """Return the nodes whose tokens `node` sees whole, from the root down."""
-        found: list[int] = []
+        """Return the ancestors of `node`, from the root down."""
+        ancestors: list[int] = []
         while (node := self.parents[node]) >= 0:
-            found.append(node)
-        return tuple(reversed(found))
+            ancestors.append(node)
+        return tuple(reversed(ancestors))
 
     def path(self, node: int) -> torch.Tensor:
-        """Places [P] in the pack of the tokens from the root to the end of `node`, int64."""
+        """Return the places [P] in the pack of all tokens from the root to the end of `node`, int64."""
         return torch.cat(
             [
-                torch.arange(self.starts[each], self.starts[each + 1])
-                for each in (*self.ancestors(node), node)
+                torch.arange(self.starts[index], self.starts[index + 1])
+                for index in (*self.ancestors(node), node)
             ]
         )
 
@@ -86,16 +86,16 @@ class Bucket:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """How one pack attends. Either `buckets` or the cumulative lengths are set."""
+    """The index tables of one pack. Either `buckets` or the cumulative lengths are set."""
 
-    keys: torch.Tensor | None  # [K], the token behind each gathered key; None: all once, in order
+    keys: torch.Tensor | None  # [K], the token of each gathered key; None: all tokens, in order
     window: int  # keys that a token sees at most, itself included; 0 for all
-    queries: torch.Tensor | None = None  # [Q], the token behind each padded query; None: in order
+    queries: torch.Tensor | None = None  # [Q], the token of each padded query; None: in order
     places: torch.Tensor | None = None  # [L], the padded query of each token
     buckets: tuple[Bucket, ...] = ()
     query_ends: torch.Tensor | None = None  # [M + 1], int32, cumulative queries
     key_ends: torch.Tensor | None = None  # [M + 1], int32, cumulative keys
-    longest: tuple[int, int] = (0, 0)  # queries and keys of the longest nodes
+    longest: tuple[int, int] = (0, 0)  # most queries of a node, most keys of a node
 
 
 def plan_pack(
@@ -108,14 +108,14 @@ def plan_pack(
 
 
 class PackPlans:
-    """The plans of one pack: of each device, dtype and window that a layer asks for."""
+    """The plans of one pack, one for each device, dtype and window of its layers."""
 
     def __init__(self, layout: PackLayout) -> None:
         self._layout = layout
         self._plans: dict[tuple[torch.device, torch.dtype, int], PackPlan] = {}
 
     def plan(self, device: torch.device, dtype: torch.dtype, window: int) -> PackPlan:
-        """Return the plan for queries of `dtype` on `device`; all layers of a kind share one."""
+        """Return the plan for queries of `dtype` on `device`; layers with equal arguments share one."""
         key = device, dtype, window
         if key not in self._plans:
             self._plans[key] = plan_pack(self._layout, device, dtype, window=window)
@@ -124,25 +124,25 @@ class PackPlans:
 
 def _varlen_plan(layout: PackLayout, device: torch.device, window: int) -> PackPlan:
     lengths = [end - start for start, end in pairwise(layout.starts)]
-    seen = list(lengths)
+    key_counts = list(lengths)
     for node, parent in enumerate(layout.parents):
-        seen[node] += seen[parent] if parent >= 0 else 0
+        key_counts[node] += key_counts[parent] if parent >= 0 else 0
     keys = None
     if any(parent >= 0 for parent in layout.parents):
         keys = torch.cat([layout.path(node) for node in range(len(lengths))]).to(device)
-    ends = torch.tensor(seen).cumsum(0)
+    ends = torch.tensor(key_counts).cumsum(0)
     return PackPlan(
         keys=keys,
         window=window,
         query_ends=torch.tensor(layout.starts, dtype=torch.int32).to(device),
         key_ends=F.pad(ends, (1, 0)).to(device, torch.int32),
-        longest=(max(lengths), max(seen)),
+        longest=(max(lengths), max(key_counts)),
     )
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Consecutive queries of one node, and the keys of its path up to the last of them."""
+    """Consecutive queries of one node, and the keys of its path up to the last of these queries."""
 
     queries: torch.Tensor  # [q], places in the pack
     keys: torch.Tensor  # [k]
@@ -159,6 +159,7 @@ class _Piece:
 def _bucket_plan(
     layout: PackLayout, device: torch.device, dtype: torch.dtype, window: int
 ) -> PackPlan:
+    # 1. Cut the nodes into pieces; a root node stays whole unless its window is shorter than it is.
     roots: list[_Piece] = []
     others: list[_Piece] = []
     for node, parent in enumerate(layout.parents):
@@ -172,6 +173,7 @@ def _bucket_plan(
             begin = len(path) - own + start
             first = max(0, begin - window + 1) if window else 0
             others.append(_Piece(path[begin:end], path[first:end]))
+    # 2. Put pieces of similar size into one bucket.
     large = [piece for piece in others if piece.pairs >= LARGE]
     small = [piece for piece in others if piece.pairs < LARGE]
     biases = _shared_biases(large, window, dtype, device)
@@ -179,6 +181,7 @@ def _bucket_plan(
     groups = [(group, None) for group in _grouped(roots)]
     groups += [(group, _bias(group, window, dtype).to(device)) for group in _grouped(small)]
     groups += [([piece], bias) for piece, bias in zip(large, biases, strict=True)]
+    # 3. Pad the pieces of each bucket, and note the token of each padded query and key.
     buckets: list[Bucket] = []
     queries: list[torch.Tensor] = []
     keys: list[torch.Tensor] = []
@@ -186,7 +189,7 @@ def _bucket_plan(
         most_keys, most_queries = _most(group)
         buckets.append(Bucket(len(group), most_queries, most_keys, bias))
         for piece in group:
-            # Padding repeats the first token: its query's output is dropped, its key is not seen.
+            # Padding repeats the first token: the output of its query is dropped, and its key is masked.
             queries.append(F.pad(piece.queries, (0, most_queries - len(piece.queries)), value=-1))
             keys.append(F.pad(piece.keys, (0, most_keys - len(piece.keys)), value=0))
     places = torch.empty(layout.length, dtype=torch.long)
@@ -205,15 +208,15 @@ def _bucket_plan(
 
 
 def _most(group: Sequence[_Piece]) -> tuple[int, int]:
-    """Keys and queries of the longest."""
+    """Return the most keys and the most queries of a piece in `group`."""
     return max(len(piece.keys) for piece in group), max(len(piece.queries) for piece in group)
 
 
 def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """Pieces in groups of similar size: padding costs less than one more call would."""
+    """Return `pieces` in groups of similar size, so that padding costs less than another call would."""
     groups: list[list[_Piece]] = []
-    most = (0, 0)  # keys and queries of the present group
-    for piece in sorted(pieces, key=lambda each: each.shape, reverse=True):
+    most = (0, 0)  # keys and queries of the last group
+    for piece in sorted(pieces, key=lambda piece: piece.shape, reverse=True):
         wider = most[0], max(most[1], piece.shape[1])
         if groups and wider[0] * wider[1] <= 2 * piece.pairs + BUCKET_COST:
             groups[-1].append(piece)
@@ -225,9 +228,10 @@ def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def _bias(group: Sequence[_Piece], window: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return what hides later keys, padding and keys before the window, [B, 1, queries, keys].
+    """Return the bias [B, 1, queries, keys] that hides later keys, padding and keys before the window.
 
-    Query i of a piece of q queries and k keys sees keys up to i + k - q; one that is padding sees more.
+    Query i of a piece of q queries and k keys sees the keys up to i + k - q. Queries that are padding see
+    more.
     """
     most_keys, most_queries = _most(group)
     lengths = torch.tensor([piece.shape for piece in group])  # [B, 2]
@@ -237,14 +241,14 @@ def _bias(group: Sequence[_Piece], window: int, dtype: torch.dtype) -> torch.Ten
     hidden = place > last
     if window:
         hidden |= place <= last - window
-        hidden &= order < lengths[:, 1, None, None]  # a row of nothing is nan
+        hidden &= order < lengths[:, 1, None, None]  # a row that sees no key would be nan
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None]
 
 
 def _shared_biases(
     pieces: Sequence[_Piece], window: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Return the bias of each piece alone: the lower right corner of one for all of them."""
+    """Return the bias of each piece: all are lower right corners of one tensor."""
     if not pieces:
         return []
     keys, queries = _most(pieces)

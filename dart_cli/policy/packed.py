@@ -1,22 +1,23 @@
-"""The trainer's forward pass: over a pack, trees of token sequences in one row, each token once.
+"""The trainer's forward pass over a pack: trees of token sequences in one row, with each token once.
 
-    PackedInputs      token ids, positions, layout and distinct images of a pack
-    packed_hidden     the hidden states that the output embedding reads
-    use_packed        let a model's language layers take packs besides padded batches
-    check_packed      an error for a model that does not
-    packed_attention  queries, keys and values of a pack -> its attention, without an L x L mask
-    use_recompute     layers that keep their input alone and compute the rest again in the backward pass
+    PackedInputs      the token ids, positions, layout and distinct images of a pack
+    packed_hidden     computes the hidden states that the output embedding reads
+    use_packed        lets the language layers of a model take packs as well as padded batches
+    check_packed      raises an error for a model whose layers do not take packs
+    packed_attention  computes the attention of a pack, without an L x L mask
+    use_recompute     lets layers keep their input alone and compute the rest again in the backward pass
 
-Steps of one trajectory extend one another and the trajectories of a group share their first screen. A
-pack holds each shared token once; what a token sees is its path from the root (pack_plan.py), so its
-hidden state is the one of its path alone in `forward.logits` up to rounding.
+The steps of one trajectory extend one another, and the trajectories of a group share their first screen. A
+pack holds each shared token once. A token sees its path from the root (pack_plan.py), so up to rounding its
+hidden state is the one that `forward.logits` computes for this path alone.
 
-Kernels: that of a GPU (accelerator.py) in bfloat16 and float16; elsewhere one `scaled_dot_product_attention` for each bucket of sequences of
-similar length. The choice is the plan's.
+Attention runs in one of two kernels, by the form of the plan: the kernel of a GPU
+(dart_cli/hardware/accelerator.py) in bfloat16 and float16, elsewhere `scaled_dot_product_attention`, once for
+each bucket of sequences of similar length.
 
-Recomputing is activation checkpointing (arXiv 1604.06174) by transformers' own switch, which does nothing in
-evaluation mode: the model is put into training mode. That changes no number as long as nothing is
-dropped at random, so every dropout must be 0.
+Recomputing is activation checkpointing (arXiv 1604.06174) through transformers' own switch. The switch has no
+effect in evaluation mode, so the model is put into training mode. This changes no number if nothing is
+dropped at random; every dropout must therefore be 0.
 """
 
 from __future__ import annotations
@@ -35,22 +36,21 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from bus.errors import ModelError
 from dart_cli.hardware import accelerator
 from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
-from dart_cli.policy.pointer.head import head_of
+from dart_cli.policy.pointer_head import head_of
 
-if (
-    TYPE_CHECKING
-):  # attention alone needs no screens: scripts/gpu-check times it with torch and transformers
+# Imported late: scripts/gpu-check times attention with torch and transformers alone.
+if TYPE_CHECKING:
     from dart_cli.policy.forward import ImageFeatures
     from dart_cli.policy.images import PreparedImage
 
 PACKED = "dart_packed"
-"""Name of our language attention in transformers; without a plan it is `sdpa`."""
+"""The name of our language attention in transformers. It attends like `sdpa` where no plan is passed."""
 
 
 class _Gathered(torch.autograd.Function):
-    """Rows [K, ...] of a tensor [L, ...], some of them several times.
+    """Gathers rows [K, ...] of a tensor [L, ...], some of them several times.
 
-    The gradient of a row that many sequences see is a sum over them, in float32 or better.
+    The gradient of a row is the sum over all sequences that see it, in float32 or better.
     """
 
     @staticmethod
@@ -69,7 +69,10 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Padded(torch.autograd.Function):
-    """Rows [Q, ...] of a tensor [L, ...], each once but for padding; `places` [L] inverts `index`."""
+    """Gathers rows [Q, ...] of a tensor [L, ...], each once except for padding.
+
+    `places` [L] inverts `index`.
+    """
 
     @staticmethod
     def forward(
@@ -84,7 +87,7 @@ class _Padded(torch.autograd.Function):
 
 
 class _Unpadded(torch.autograd.Function):
-    """Inverts _Padded: rows [L, ...] of a tensor [Q, ...]."""
+    """Inverts _Padded: gathers the rows [L, ...] of a padded tensor [Q, ...]."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -101,7 +104,7 @@ class _Unpadded(torch.autograd.Function):
 def packed_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PackPlan, scale: float | None
 ) -> torch.Tensor:
-    """Attention of a pack: query [L, heads, D], key and value [L, kv_heads, D] -> [L, heads, D]."""
+    """Return a pack's attention [L, heads, D], from query [L, heads, D], key and value [L, kv_heads, D]."""
     if plan.keys is not None:
         key, value = _gathered(key, plan.keys), _gathered(value, plan.keys)
     if plan.buckets:
@@ -145,12 +148,12 @@ def _bucketed(
 
 
 def _sequences(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Rows [count * K, heads, D] of padded sequences: [count, heads, K, D]."""
+    """Return rows [count * K, heads, D] of padded sequences as [count, heads, K, D]."""
     return rows.reshape(count, -1, *rows.shape[1:]).transpose(1, 2)
 
 
 def _repeated(rows: torch.Tensor, groups: int) -> torch.Tensor:
-    """Keys or values [K, kv_heads, D] once per query head: [K, kv_heads * groups, D]."""
+    """Return keys or values [K, kv_heads, D] once for each query head: [K, kv_heads * groups, D]."""
     return rows if groups == 1 else rows.repeat_interleave(groups, dim=1)
 
 
@@ -166,7 +169,7 @@ def _attention(
     pack_plans: PackPlans | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention function of transformers: a pack where there are plans, else `sdpa`."""
+    """Attend over a pack if `pack_plans` are passed, else as `sdpa`; transformers calls it for each layer."""
     if pack_plans is None:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
@@ -188,18 +191,18 @@ def _attention(
 
 
 def use_packed(model: PreTrainedModel) -> None:
-    """Let the language layers of `model` take packs; padded batches attend as with `sdpa`."""
+    """Let the language layers of `model` take packs; padded batches still attend as with `sdpa`."""
     inner: Any = model.model
     inner.language_model.config._attn_implementation = PACKED  # noqa: SLF001 (no public setter)
     accelerator.use_any_length()
 
 
 def check_packed(model: PreTrainedModel) -> None:
-    """Raise ModelError if `use_packed` was not called: the layout would be ignored."""
+    """Raise ModelError if `use_packed` was not called for `model`, which would ignore the layout."""
     inner: Any = model.model
     name = inner.language_model.config._attn_implementation  # noqa: SLF001
     if name != PACKED:
-        raise ModelError(f"the model attends with {name}, not in packs")
+        raise ModelError(f"the model's attention is {name}, which cannot take packs")
 
 
 AttentionInterface.register(PACKED, _attention)
@@ -211,13 +214,13 @@ __all__ = ["PackLayout", "PackedInputs", "packed_hidden"]
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """A pack of L tokens, and the distinct images they show."""
+    """A pack of L tokens, and the distinct images that they contain."""
 
     input_ids: torch.Tensor  # [L], int64
     position_ids: torch.Tensor  # [3, L], int64: time, row, column, each from its path's beginning
     layout: PackLayout
     images: tuple[PreparedImage, ...]  # distinct
-    shown: tuple[int, ...]  # index into `images` of each image, in the pack's token order
+    image_order: tuple[int, ...]  # index into `images` of each image, in the pack's token order
 
     def __post_init__(self) -> None:
         if self.input_ids.shape != (self.layout.length,):
@@ -229,10 +232,10 @@ class PackedInputs:
 def packed_hidden(
     model: PreTrainedModel, inputs: PackedInputs, *, features: ImageFeatures | None = None
 ) -> torch.Tensor:
-    """Hidden states [L, H] after the final norm; their product with the output embedding is the logits.
+    """Return the hidden states [L, H] after the final norm, which the output embedding turns into logits.
 
-    `features` are those of `inputs.images`, computed here if absent. Raises ModelError for a model whose
-    layers do not take packs (attention.use_packed).
+    `features` belong to `inputs.images` and are computed here if absent. Raises ModelError for a model whose
+    layers do not take packs (`use_packed`).
     """
     from dart_cli.policy.forward import device_of, image_arguments
 
@@ -241,23 +244,23 @@ def packed_hidden(
     device = device_of(model)
     output = inner(
         input_ids=inputs.input_ids.to(device)[None],
-        # transformers takes a mask of four axes as finished and builds none; our layers ignore it.
+        # transformers uses a mask of four axes as it is instead of building one; our layers ignore it.
         attention_mask=torch.empty(1, 1, 1, 1, device=device),
         position_ids=inputs.position_ids.to(device)[:, None],
         use_cache=False,
         pack_plans=PackPlans(inputs.layout),
-        **image_arguments(model, inputs.images, inputs.shown, features),
+        **image_arguments(model, inputs.images, inputs.image_order, features),
     )
     hidden: torch.Tensor = output.last_hidden_state[0]
     return hidden
 
 
 def use_recompute(model: PreTrainedModel) -> None:
-    """Recompute each language layer in the backward pass, and each vision block where it is trained.
+    """Recompute each language layer in the backward pass, and each vision block if it is trained.
 
-    Gradients stay bit-equal. The model must not be used with a KV cache afterwards: transformers drops
-    it here. Call it after freezing. Raises ModelError if the model drops values at random, or has a
-    layer without the switch.
+    Gradients stay bit-equal. Call this after parameters were frozen. The model cannot be used with a KV cache
+    afterwards, because transformers then drops the cache. Raises ModelError if the model drops values at
+    random, or has a layer that cannot be recomputed.
     """
     if dropping := _dropping(model):
         name, value = dropping
@@ -265,14 +268,14 @@ def use_recompute(model: PreTrainedModel) -> None:
             f'train.recompute = "layer" needs a model without dropout, {name} is {value}; '
             "set it to 0 in the model's config.json, or train.recompute to none"
         )
-    # Nothing is drawn at random, so no generator's state has to be kept.
+    # The state of the random generator need not be saved, since nothing is drawn.
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     model.train()
     inner: Any = model.model
     if not any(parameter.requires_grad for parameter in inner.visual.parameters()):
         inner.visual.eval()
     if (head := head_of(model)) is not None:
-        head.eval()  # it drops values at random in training mode, which engines do not
+        head.eval()  # in training mode it would drop values at random, unlike in engines
     if off := [name for name, layer in _layers(inner) if not _recomputes(layer)]:
         raise ModelError(
             f"{off[0]} of {type(model).__name__} cannot be recomputed; set train.recompute to none"
@@ -280,7 +283,7 @@ def use_recompute(model: PreTrainedModel) -> None:
 
 
 def _layers(inner: Any) -> list[tuple[str, nn.Module]]:
-    """Return the layers that training goes back through, with names for messages."""
+    """Return the layers that the backward pass runs through, with names for messages."""
     layers = [(f"layer {index}", layer) for index, layer in enumerate(inner.language_model.layers)]
     if inner.visual.training:
         layers += [(f"vision block {i}", block) for i, block in enumerate(inner.visual.blocks)]
@@ -298,7 +301,7 @@ def _recomputes(layer: nn.Module) -> bool:
 def _dropping(model: nn.Module) -> tuple[str, float] | None:
     """Return the first part of the model that drops values at random, and its probability."""
     for path, module in model.named_modules():
-        is_dropout = "Drop" in type(module).__name__  # torch's hold their probability as `p`
+        is_dropout = "Drop" in type(module).__name__  # torch's classes call their probability `p`
         for name, value in vars(module).items():
             is_rate = "drop" in name or (is_dropout and name == "p")
             if is_rate and isinstance(value, int | float) and float(value) != 0:

@@ -1,16 +1,19 @@
-"""The prompt of the policy: instruction, visible turns and the screen, as token ids.
+"""The prompt of the policy: instruction, visible turns and the present screen, as token ids.
 
-    PromptRenderer.render   -> RenderedPrompt: token ids with expanded placeholders, and the images
-    PromptRenderer.render_messages   the same of another program's messages, to which nothing is added
-    make_renderer           the renderer of a configuration
-    part_order_of           where its prompts have the instruction
+    PromptRenderer.render            renders a RenderedPrompt: token ids with all placeholders, and the images
+    PromptRenderer.render_messages   renders the messages of another program, and adds nothing to them
+    make_renderer                    makes the renderer of a configuration
+    part_order_of                    returns where the prompts of a configuration have the instruction
 
-The tokenizer's own chat template builds the text. The instruction comes first; a past turn is an
-assistant message, preceded by what history kept of its screen; the present screen is last. A past
-completion is the tokens that were sampled, behind the beginning that the template gave them, such as that of a
-thought; a text whose tokens are unknown is encoded by itself, and stands there alike. A model that points is shown
-pointers where such a text has points. Whatever comes from outside (instruction, text of a screen,
-a completion whose tokens are unknown) is only text: special tokens that it spells are characters.
+The tokenizer's chat template builds the text. The instruction comes first. Each past turn is an assistant
+message, after the part of its screen that the history keeps. The present screen is last.
+
+A past completion consists of the tokens that were sampled. They follow what the template had put before the
+reply, such as the opening tag of a thought. A text whose tokens are unknown is encoded by itself and takes
+the same place. If the policy points, the points of such a text become pointers.
+
+Text from outside (instructions, the text of a screen, completions whose tokens are unknown) is only text: a
+special token that it spells is encoded as plain characters.
 """
 
 from __future__ import annotations
@@ -27,7 +30,12 @@ from dart_cli.config.schema import PolicyConfig
 from dart_cli.language.history import PREVIOUS
 from dart_cli.language.parsers import point_parser
 from dart_cli.language.pointer_text import PointerText
-from dart_cli.language.thoughts import closed_thought, closes_thought, opens_thought, unopened
+from dart_cli.language.thoughts import (
+    closed_thought,
+    closes_thought,
+    drop_opening_tag,
+    opens_thought,
+)
 from dart_cli.language.vocabulary import CUT, SLOT
 from dart_cli.policy.images import with_hashes
 from dart_cli.policy.loader import LoadedPolicy
@@ -35,22 +43,20 @@ from dart_cli.policy.loader import LoadedPolicy
 PartOrder = Literal["separate", "instruction_first", "image_first"]
 
 _IMAGE = {"type": "image"}
-_ASKED: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "1"}]}
-"""A message to try a template with."""
+_TRIAL: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "1"}]}
+"""A message of the user, to try a template with."""
 _LONGEST = 100
-"""Characters that no special token is longer than."""
+"""Characters; every special token is at most so long."""
 _BESIDE = re.compile(
     r"(?<=\S)(?=\{(?:instruction|previous)\})|(?:(?<=\{instruction\})|(?<=\{previous\}))(?=\S)"
 )
-"""Where an instruction could complete a special token that the template's own text begins or ends."""
-
-
-_SHOWN = re.compile(r"\{(?:instruction|previous)\}")
+"""Where an instruction could complete a special token that the template's text begins or ends."""
+_FIELD = re.compile(r"\{(?:instruction|previous)\}")
 
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A prompt, ready for an engine."""
+    """A prompt that an engine can take."""
 
     token_ids: list[int]  # [P], one placeholder per image token
     images: list[bytes]  # [I], encoded, in the order of their placeholders
@@ -61,13 +67,13 @@ class _Reply:
     """A past completion in a prompt; hashable."""
 
     text: str
-    token_ids: tuple[int, ...]  # [A], without the end token; () where the text stands for them
-    is_sampled: bool  # False: the tokens are those of a text
+    token_ids: tuple[int, ...]  # [A], without the end token; () if only the text is known
+    is_sampled: bool  # False if the tokens were made from a text
 
 
 @dataclass(frozen=True)
 class _Past:
-    """What a prompt shows of one past turn; hashable."""
+    """The parts of one past turn that a prompt shows; hashable."""
 
     reply: _Reply
     has_image: bool
@@ -76,31 +82,33 @@ class _Past:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What a chat template writes between a message and its reply."""
+    """The text that a chat template writes between a message and its reply."""
 
-    newest: str  # before the reply that is asked for
-    past: str  # before one that is shown
+    newest: str  # before the reply that is to be sampled
+    past: str  # before a past reply
 
-    def of(self, before: str, reply: _Reply) -> str:
-        """Return the prompt before a past reply, which ends with `past`, with `newest` in its place.
+    def restore(self, before: str, reply: _Reply) -> str:
+        """Return the text `before` a past reply as it was when the reply was sampled.
 
-        A text that ends no thought was not written in one, so it stands as the template shows it.
+        The template writes `past` there; `newest` takes its place. A text that closes no thought was not
+        written in one, and a closed empty thought goes before it. Raises PromptError if `before` does not end
+        with `past`.
         """
         if not before.endswith(self.past):
             raise PromptError("the chat template begins past replies in several ways")
-        began_there = reply.is_sampled or closes_thought(reply.text)
-        if began_there or not opens_thought(self.newest):
+        began_with_newest = reply.is_sampled or closes_thought(reply.text)
+        if began_with_newest or not opens_thought(self.newest):
             return before[: len(before) - len(self.past)] + self.newest
         return before + closed_thought("", self.past)
 
 
 def part_order_of(policy: PolicyConfig) -> PartOrder:
-    """`policy.part_order`, for `auto` as the family of the action language is prompted."""
+    """Return `policy.part_order`; `auto` is the order that models of the action parser were trained on."""
     if policy.part_order != "auto":
         return policy.part_order
     if policy.action_parser == "uitars":
         return "separate"
-    # Where turns outlive their screens, no image can stay before the instruction.
+    # If turns outlive their screens, no image can stay before the instruction.
     keeps_images = policy.history_turns < policy.history_images
     return (
         "image_first" if policy.action_parser == "compact" and keeps_images else "instruction_first"
@@ -110,16 +118,16 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """Return the renderer of a configuration's prompts.
 
-    Raises ConfigError where the policy points and its action parser does not tell points, ModelError where the model's chat
-    template cannot show a past turn as it was sampled, or `policy.history_images_most` needs each prompt to extend the
-    one before, and the template does not let it.
+    Raises ConfigError if the policy points and its action parser cannot find points in a text. Raises
+    ModelError if the model's chat template cannot show a past turn as it was sampled, or if
+    `policy.history_images_most` needs each prompt to extend the one before and the template prevents it.
     """
     part_order = part_order_of(config)
     points = pointer_text(policy, config.action_parser)
     renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order, points)
     if config.history_turns and (problem := renderer.past_problem()):
         raise ModelError(
-            f"{policy.folder}: past turns cannot be shown as they were sampled: {problem}; mend its chat "
+            f"{policy.folder}: past turns cannot be shown as they were sampled: {problem}; fix its chat "
             "template, or set policy.history_turns to 0"
         )
     if config.history_images_most and (problem := renderer.extension_problem()):
@@ -130,7 +138,7 @@ def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
 
 
 def pointer_text(policy: LoadedPolicy, action_parser: str) -> PointerText | None:
-    """Return the texts of a policy that points, in the action parser of that name; None for one that writes numbers."""
+    """Return the PointerText of a policy that points, or None for a policy that writes numbers."""
     if policy.pointer is None or policy.pointing != "pointer":
         return None
 
@@ -141,12 +149,12 @@ def pointer_text(policy: LoadedPolicy, action_parser: str) -> PointerText | None
 
 
 class PromptRenderer:
-    """Renders prompts for one policy.
+    """Renders the prompts of one policy.
 
-    `system` is a system message, empty for none; `template` wraps the instruction, which replaces
-    `{instruction}` in it (UI-TARS asks for a page of text around it), as earlier steps do `{previous}`. `part_order`: the instruction in
-    a message of its own, or in one with the first screen, before or after its image. `points` are the texts
-    of a policy that points.
+    `system` is the system message, empty for none. `template` is the text around the instruction, which
+    replaces `{instruction}` in it; the steps that are no longer shown replace `{previous}`. `part_order` puts
+    the instruction into a separate message, or into the message of the first screen, before or after its
+    image. `points` converts between texts and pointers if the policy points.
     """
 
     def __init__(
@@ -175,23 +183,23 @@ class PromptRenderer:
         observed_text: str = "",
         previous: str = "",
     ) -> RenderedPrompt:
-        """Token ids [P] and images [I], whose content hashes are `image_hashes` [I] where known.
+        """Return a prompt of token ids [P] and images [I]; `image_hashes` [I] are their hashes, or empty.
 
-        `previous` has the steps before `turns`, where the template shows them.
-        Raises PromptError if a screenshot is not an image, or a turn has tokens that are never sampled.
+        `previous` describes the steps before `turns`, for templates that show them. Raises PromptError if a
+        screenshot is not an image, or if a turn has tokens that are never sampled.
         """
         images = [turn.screenshot for turn in turns if turn.screenshot is not None]
         images.append(screenshot)
-        # A text beside a screen is hardly ever shown twice, and long: it is not worth its memory.
+        # A text beside a screen is long and hardly ever repeated, so caching it would waste memory.
         is_long = observed_text or previous or any(turn.observed_text for turn in turns)
         tokenise = self._tokenise_uncached if is_long else self._tokenise
         compact = tokenise(instruction, tuple(map(self._past, turns)), observed_text, previous)
         return self._expanded(compact, images, image_hashes)
 
     def closed_thought(self, thought: str = "") -> str:
-        """Return what a learned reply begins with: the thought and its end, where prompts end within one.
+        """Return the thought and its closing tag, with which a learned reply begins after an opened thought.
 
-        Without such prompts it is empty, and the action parser writes the thought.
+        If prompts do not end within a thought, return "": the action parser then writes the thought.
         """
         return closed_thought(thought, self._newest)
 
@@ -201,26 +209,26 @@ class PromptRenderer:
         images: Sequence[bytes],
         image_hashes: Sequence[str] = (),
     ) -> RenderedPrompt:
-        """Return a prompt of these messages alone, whose images [I] stand where parts are images.
+        """Return a prompt of these messages alone, with images [I] in the place of the parts that are images.
 
-        `system` and `template` are not in it. Raises PromptError as `render` does.
+        `system` and `template` are not used. Raises PromptError as `render` does.
         """
         chat = list(map(self._chat, messages))
         replies = [
-            self._reply(_joined(each.parts), each.token_ids)
-            for each in messages
-            if each.role == "assistant"
+            self._reply(_joined(message.parts), message.token_ids)
+            for message in messages
+            if message.role == "assistant"
         ]
-        shown = sum(part.is_image for message in messages for part in message.parts)
-        if shown != len(images):
-            raise PromptError(f"messages with {shown} images come with {len(images)}")
+        image_parts = sum(part.is_image for message in messages for part in message.parts)
+        if image_parts != len(images):
+            raise PromptError(f"messages with {image_parts} images come with {len(images)}")
         compact = self._encoded(chat, replies, len(images))
         return self._expanded(compact, images, image_hashes)
 
     def _expanded(
         self, compact: Sequence[int], images: Sequence[bytes], image_hashes: Sequence[str]
     ) -> RenderedPrompt:
-        """Return the prompt with as many placeholders for each image as it takes."""
+        """Return the prompt of `compact`, whose one placeholder per image becomes as many as it needs."""
         token_ids: list[int] = []
         remaining = iter(with_hashes(images, image_hashes))
         for token in compact:
@@ -231,39 +239,39 @@ class PromptRenderer:
         return RenderedPrompt(token_ids, list(images))
 
     def past_problem(self) -> str:
-        """Return why a past turn cannot be shown as it was sampled; empty if it can."""
-        turn, said = {"role": "assistant", "content": SLOT}, self._sampled_turn(False).reply
+        """Return why past turns cannot be shown as they were sampled; "" if they can."""
+        turn, reply = {"role": "assistant", "content": SLOT}, self._sampled_turn(False).reply
         try:
-            self._encoded([_ASKED, turn, _ASKED, turn, _ASKED], [said, said], 0)
+            self._encoded([_TRIAL, turn, _TRIAL, turn, _TRIAL], [reply, reply], 0)
         except PromptError as error:
             return str(error)
         return ""
 
     def _sampled_turn(self, has_image: bool) -> _Past:
-        """Return a turn to try a template with."""
+        """Return a past turn to try a template with."""
         reply = _Reply("1", tuple(self._policy.encode("1")), is_sampled=True)
         return _Past(reply, has_image, "")
 
     def extension_problem(self) -> str:
-        """Why a prompt does not extend the one before and its completion; empty if it does.
+        """Return why a prompt does not extend the previous prompt and its completion; "" if it does.
 
-        Some templates drop what they added to the newest message (the start of a thought), or end a
-        message with a token that the model does not sample.
+        Some templates drop what they add to the newest message (the start of a thought), or end a message
+        with a token that the model does not sample.
         """
-        shown, faded = map(self._sampled_turn, (True, False))
-        sampled = shown.reply.token_ids
-        # After an eviction the first turn may lack its screenshot, where the order allows it.
-        starts = ((),) if self._part_order == "image_first" else ((), (faded,))
+        with_image, without_image = map(self._sampled_turn, (True, False))
+        sampled = with_image.reply.token_ids
+        # After an eviction the first turn may lack its screenshot, if the part order allows it.
+        starts = ((),) if self._part_order == "image_first" else ((), (without_image,))
         for turns in starts:
             for _ in range(2):
                 try:
                     before = (*self._tokenise_uncached("1", turns, ""), *sampled)
-                    turns = (*turns, shown)
+                    turns = (*turns, with_image)
                     after = self._tokenise_uncached("1", turns, "")
                 except PromptError as error:
                     return str(error)
                 if after[: len(before)] != before:
-                    return "the chat template shows a past message otherwise than the newest"
+                    return "the chat template shows a past message differently from the newest"
                 if after[len(before)] not in self._policy.end_token_ids:
                     return "the chat template ends messages with a token that ends no completion"
         return ""
@@ -273,40 +281,42 @@ class PromptRenderer:
         return _Past(reply, turn.screenshot is not None, turn.observed_text)
 
     def _reply(self, text: str, token_ids: list[int]) -> _Reply:
-        """Return a past completion as a prompt has it. Raises PromptError for tokens that are never sampled."""
+        """Return a past completion for a prompt. Raises PromptError for tokens that are never sampled."""
         is_sampled = bool(token_ids)
         if not is_sampled:
-            text = unopened(text, self._newest)  # an agent may show the whole message
+            # Agents of other programs may pass the whole message, with the tag that the prompt has already.
+            text = drop_opening_tag(text, self._newest)
             if self.points is not None and (pointed := self.points.read(text)).points:
                 token_ids = pointed.token_ids
         if token_ids and token_ids[-1] in self._policy.end_token_ids:
             token_ids = token_ids[:-1]  # the template ends the message
-        known = all(0 <= token < self._vocabulary for token in token_ids)
-        if not known or not self._unsampled.isdisjoint(token_ids):
+        is_in_vocabulary = all(0 <= token < self._vocabulary for token in token_ids)
+        if not is_in_vocabulary or not self._unsampled.isdisjoint(token_ids):
             raise PromptError("a past turn has tokens that this model never samples")
         return _Reply(text, tuple(token_ids), is_sampled)
 
     @cached_property
     def _newest(self) -> str:
-        """Return what the template writes between the last message and the reply that it asks for."""
-        asked = [_ASKED]
-        return self._templated(asked).removeprefix(self._templated(asked, ends=True))
+        """The text that the template writes between the last message and the reply to sample."""
+        chat = [_TRIAL]
+        return self._templated(chat).removeprefix(self._templated(chat, ends=True))
 
     @cached_property
     def _beginning(self) -> _Beginning:
-        """Return what the template begins replies with.
+        """The texts that the template writes before past and new replies.
 
-        Raises PromptError for a template that shows a message before a past reply otherwise than the newest.
+        Raises PromptError if the template shows the message before a past reply differently from the newest
+        one.
         """
-        asked = self._templated([_ASKED], ends=True)
-        shown = self._templated([_ASKED, {"role": "assistant", "content": SLOT}, _ASKED])
-        past = shown.partition(SLOT)[0]
-        if not past.startswith(asked) or not self._templated([_ASKED]).startswith(asked):
-            raise PromptError("the chat template shows a past message otherwise than the newest")
-        return _Beginning(self._newest, past.removeprefix(asked))
+        message = self._templated([_TRIAL], ends=True)
+        chat = self._templated([_TRIAL, {"role": "assistant", "content": SLOT}, _TRIAL])
+        past = chat.partition(SLOT)[0]
+        if not past.startswith(message) or not self._templated([_TRIAL]).startswith(message):
+            raise PromptError("the chat template shows a past message differently from the newest")
+        return _Beginning(self._newest, past.removeprefix(message))
 
     def _chat(self, message: ChatMessage) -> dict[str, Any]:
-        """One message as a chat template reads it."""
+        """Return one message as chat templates take it."""
         if message.role == "assistant":
             return {"role": "assistant", "content": SLOT}
         if message.role != "user":
@@ -326,7 +336,7 @@ class PromptRenderer:
         return {"role": "user", "content": content}
 
     def _continued(self, before: str, text: str) -> str:
-        """`text`, marked, so that it completes no special token that `before` begins."""
+        """Return `text`, marked so that it completes no special token that the end of `before` begins."""
         mark = self._policy.literal.mark
         plain = mark(text)
         return plain if mark(before + text) == mark(before) + plain else CUT + plain
@@ -334,13 +344,13 @@ class PromptRenderer:
     def _messages(
         self, instruction: str, turns: Sequence[_Past], observed_text: str, previous: str
     ) -> list[dict[str, Any]]:
-        """Return the prompt's messages; each turn has a SLOT for its text."""
+        """Return the messages of a prompt, with a SLOT in place of each past reply."""
         mark = self._policy.literal.mark
         messages: list[dict[str, Any]] = []
         if self._system:
             messages.append({"role": "system", "content": self._system})
-        told = {"{instruction}": mark(instruction), PREVIOUS: mark(previous)}
-        opening = _text(_SHOWN.sub(lambda found: told[found[0]], self._template))
+        values = {"{instruction}": mark(instruction), PREVIOUS: mark(previous)}
+        opening = _text(_FIELD.sub(lambda match: values[match[0]], self._template))
         before, after = [opening], []  # the parts around the next screen
         if self._part_order == "separate":
             messages.append({"role": "user", "content": [opening]})
@@ -360,7 +370,7 @@ class PromptRenderer:
     def _tokenise_uncached(
         self, instruction: str, turns: tuple[_Past, ...], observed_text: str, previous: str = ""
     ) -> tuple[int, ...]:
-        """Return the prompt with one placeholder per image."""
+        """Return the token ids of a prompt with one placeholder per image."""
         return self._encoded(
             self._messages(instruction, turns, observed_text, previous),
             [turn.reply for turn in turns],
@@ -370,7 +380,10 @@ class PromptRenderer:
     def _encoded(
         self, messages: list[dict[str, Any]], replies: Sequence[_Reply], expected: int
     ) -> tuple[int, ...]:
-        """Return messages with a SLOT for each of `replies` as tokens, with a placeholder for each of `expected` images."""
+        """Return the token ids of messages, with `replies` in place of the SLOTs and a placeholder per image.
+
+        Raises PromptError if the template drops replies, or does not write `expected` placeholders.
+        """
         *parts, last = self._templated(messages).split(SLOT)
         if len(parts) != len(replies):
             raise PromptError(
@@ -380,9 +393,9 @@ class PromptRenderer:
         encode, mark = self._policy.encode, self._policy.literal.mark
         token_ids: list[int] = []
         for part, reply in zip(parts, replies, strict=True):
-            token_ids += encode(self._beginning.of(part, reply))
-            is_known = reply.is_sampled or reply.token_ids
-            token_ids += reply.token_ids if is_known else encode(mark(reply.text))
+            token_ids += encode(self._beginning.restore(part, reply))
+            has_tokens = reply.is_sampled or reply.token_ids
+            token_ids += reply.token_ids if has_tokens else encode(mark(reply.text))
         token_ids += encode(last)
         placeholders = token_ids.count(self._policy.image_token_id)
         if placeholders != expected:
@@ -394,7 +407,7 @@ class PromptRenderer:
         return tuple(token_ids)
 
     def _templated(self, messages: list[dict[str, Any]], *, ends: bool = False) -> str:
-        """Return messages as the tokenizer's chat template writes them, up to the reply unless they are the end."""
+        """Return messages as the chat template writes them, with the beginning of a reply unless `ends`."""
         try:
             text = self._policy.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not ends
@@ -415,6 +428,6 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _screen(has_image: bool, observed_text: str) -> list[dict[str, str]]:
-    """Return the parts of one screen. No special token can be spelt by its text and the next one together."""
+    """Return the parts of one screen. CUTs keep its text from forming a special token with the next text."""
     image = [_IMAGE] if has_image else []
     return [*image, _text(f"{CUT}\n{observed_text}\n{CUT}")] if observed_text else image

@@ -1,13 +1,14 @@
-"""The verifier: a model that says whether a place on a screen is the one that an instruction names.
+"""The verifier: a second model that checks whether a place is the one that an instruction names.
 
-    VerifierSpec   how a place is shown to it and how it is asked; `verifier.json` of its folder
-    marked         a part of a screenshot with a hollow red circle on the place
-    Verifier       P(True) / (P(True) + P(False)) of a place
-    load_verifier  that of a folder
-    first_good     candidates in order, until one is good enough; else the best of them
+    VerifierSpec   the mark, the crop and the question that a verifier was trained with (`verifier.json`)
+    mark_place         cuts out the part of a screenshot around a place, with a hollow red circle on the place
+    Verifier       scores a place by P(True) / (P(True) + P(False))
+    load_verifier  loads the verifier of a model folder
+    first_good     chooses the first candidate with a sufficient score, or the best one
 
-After GUI-Actor's verifier (arXiv 2506.03143, 3.4; circle and crop as in its released code). It is trained with
-the pictures that it sees in use: both are made here.
+The design is that of GUI-Actor's verifier (arXiv 2506.03143, 3.4), with circle and crop as in its released
+code. Training and use both take their pictures from this module. The engine's part is
+dart_cli/engines/verified_responder.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from envs.contract.screenshots import BROKEN, as_seen
 ANSWERS = ("True", "False")
 
 THRESHOLD = 0.8
-"""The first candidate that the verifier is so sure of is clicked, else the best one (arXiv 2506.03143)."""
+"""The score from which on a candidate is clicked without trying the next ones (arXiv 2506.03143)."""
 
 PROMPT = (
     "A hollow red circle marks a place on this screenshot. Is it the place that the instruction names? "
@@ -40,18 +41,18 @@ PROMPT = (
 
 
 class VerifierSpec(BaseModel):
-    """How a verifier is asked."""
+    """The mark, the crop and the question with which a verifier is trained and used."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     radius: int = Field(default=7, ge=1, le=500)  # of the circle, pixels of the screenshot
     width: int = Field(default=3, ge=1, le=100)  # of its line, inwards
-    reach: int = Field(ge=8, le=10_000)  # of the crop, to each side of the place
-    prompt: str = PROMPT  # around {instruction}
+    reach: int = Field(ge=8, le=10_000)  # of the crop, pixels to each side of the place
+    prompt: str = PROMPT  # with {instruction} in it
 
     @classmethod
     def of(cls, folder: Path) -> VerifierSpec:
-        """Return how the verifier in a model folder is asked. Raises ModelError for a folder of no verifier."""
+        """Return the spec of the verifier in a model folder. Raises ModelError if the folder has none."""
         path = folder / VERIFIER
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -66,17 +67,17 @@ class VerifierSpec(BaseModel):
             ) from None
 
     def write(self, folder: Path) -> None:
-        """Make a model folder that of a verifier."""
+        """Write the spec into a model folder, which makes it the folder of a verifier."""
         text = json.dumps(self.model_dump(), indent=2)
         (folder / VERIFIER).write_text(text + "\n", encoding="utf-8")
 
 
-def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
-    """Return the part of a screenshot around the place (x, y), pixels, with the circle on it.
+def mark_place(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> Image.Image:
+    """Return the part of a screenshot around the place (x, y), in pixels, with a circle on the place.
 
-    The part ends `reach` pixels from the place, or where the screenshot does.
+    The part reaches `spec.reach` pixels from the place, or to the edge of the screenshot.
     """
-    picture = screenshot.convert("RGB")  # a copy
+    picture = screenshot.convert("RGB")  # makes a copy
     at, radius = (round(x), round(y)), spec.radius
     ring = (at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius)
     ImageDraw.Draw(picture).ellipse(ring, outline="red", width=spec.width)
@@ -93,7 +94,7 @@ def marked(screenshot: Image.Image, x: float, y: float, spec: VerifierSpec) -> I
 
 
 def open_screenshot(encoded: bytes) -> Image.Image:
-    """Return a screenshot to mark places on. Raises EngineError if it is not an image."""
+    """Return a decoded screenshot to mark places on. Raises EngineError if it is not an image."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             return as_seen(image)
@@ -102,26 +103,27 @@ def open_screenshot(encoded: bytes) -> Image.Image:
 
 
 def as_png(picture: Image.Image) -> bytes:
-    """Return the bytes that a model is given."""
+    """Return a picture as encoded bytes, as prompts have them."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
 class Verifier:
-    """Asks a verifier's model. Not thread-safe."""
+    """A loaded verifier, which scores places. Not thread-safe."""
 
     def __init__(self, policy: LoadedPolicy, renderer: PromptRenderer, spec: VerifierSpec) -> None:
         self.policy = policy
         self.spec = spec
         self._renderer = renderer
         self._answers = answer_tokens(policy)
-        self._thought = policy.encode(renderer.closed_thought())  # as in training
+        # An empty thought, which training also puts before the answer.
+        self._thought = policy.encode(renderer.closed_thought())
 
     @torch.inference_mode()
     def score(self, screenshot: Image.Image, instruction: str, x: float, y: float) -> float:
-        """P(True) / (P(True) + P(False)) for the place (x, y), pixels. Raises EngineError."""
-        picture = as_png(marked(screenshot, x, y, self.spec))
+        """Return P(True) / (P(True) + P(False)) for the place (x, y), in pixels. Raises EngineError."""
+        picture = as_png(mark_place(screenshot, x, y, self.spec))
         prompt = self._renderer.render(instruction, [], picture)
         token_ids = [*prompt.token_ids, *self._thought]
         if len(token_ids) > self.policy.max_positions:
@@ -135,14 +137,17 @@ class Verifier:
 
 
 def load_verifier(folder: Path, dtype: str, device: torch.device) -> Verifier:
-    """Return the verifier of a folder, asked as in its training: the picture, then the question. Raises ModelError."""
+    """Load the verifier of a folder. Its prompts are those of its training: picture, then question.
+
+    Raises ModelError.
+    """
     spec = VerifierSpec.of(folder)
     policy = load_policy(folder, dtype, device)
     return Verifier(policy, PromptRenderer(policy, "", spec.prompt, "image_first"), spec)
 
 
 def answer_tokens(policy: LoadedPolicy) -> tuple[int, int]:
-    """Return the first tokens of `True` and `False`. Raises ModelError where they are one."""
+    """Return the first tokens of `True` and `False`. Raises ModelError if they are the same."""
     true, false = (policy.encode(answer)[0] for answer in ANSWERS)
     if true == false:
         raise ModelError(
@@ -152,17 +157,17 @@ def answer_tokens(policy: LoadedPolicy) -> tuple[int, int]:
 
 
 def first_good(scores: Iterable[float], threshold: float) -> tuple[int, list[float]]:
-    """(index of the chosen candidate, the scores that were asked for).
+    """Return the index of the chosen candidate, and the scores that were computed until then.
 
-    The first with a score of at least `threshold`, after which none is asked for; where there is none, the
-    best, of equal ones the first.
+    The first candidate with a score of at least `threshold` is chosen, and no later score is computed. If no
+    score is sufficient, the best one is chosen, the first of equal ones.
     """
-    asked: list[float] = []
+    computed: list[float] = []
     for score in scores:
-        asked.append(score)
+        computed.append(score)
         if score >= threshold:
-            return len(asked) - 1, asked
-    return _best(asked), asked
+            return len(computed) - 1, computed
+    return _best(computed), computed
 
 
 def _best(scores: Sequence[float]) -> int:

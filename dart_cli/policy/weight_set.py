@@ -1,8 +1,8 @@
-"""A weight set as an engine loads it, whichever channel it came over; without torch.
+"""A weight set as an engine loads it, whichever channel delivered it. This module does not import torch.
 
 CheckedSet    a set that was checked when it was received
-WeightSet     a published directory, still to be checked, or a CheckedSet
-directory_of  the files of either
+WeightSet     a published directory that is still to be checked, or a CheckedSet
+directory_of  the directory of either
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 class CheckedSet(Protocol):
     """A weight set that was checked byte for byte when it was received (weights/broadcast/receiver.py).
 
-    It changes with the next version: an engine copies what it loads.
+    Receiving the next version overwrites it, so an engine copies the tensors that it loads.
     """
 
     @property
     def directory(self) -> Path:
-        """Its files: manifest.json beside model.safetensors."""
+        """The directory with manifest.json and model.safetensors."""
         ...
 
     def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Its tensors, if they fit the model's `expected` and are finite. Raises WeightsError."""
+        """Return the tensors by name. Raises WeightsError unless they are finite and match `expected`."""
         ...
 
 
 WeightSet = Path | CheckedSet
-"""A published directory, still to be checked by its loader, or a set that was received."""
+"""A published directory that its loader still has to check, or a set that was received."""
 
 
 def directory_of(weights: WeightSet) -> Path:
-    """Return the files of a set: manifest.json beside its *.safetensors."""
+    """Return the directory of a set, which holds manifest.json and *.safetensors."""
     return weights if isinstance(weights, Path) else weights.directory

@@ -31,7 +31,7 @@ from dart_cli.language.coordinates import make_coordinate_map, resize_of
 from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import copy_rest, write_model
-from dart_cli.policy.pointer.head import initial_head
+from dart_cli.policy.pointer_head import initial_head
 from dart_cli.policy.prompt import make_renderer
 from dart_cli.rehearsal.scripted_weights import Writing, write_into, writing_of
 

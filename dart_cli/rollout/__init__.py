@@ -1,5 +1,5 @@
-"""`dart rollout`: a stateless service that answers screens with the policy's completions.
+"""`dart rollout`: a stateless worker that answers screens with the policy's completions.
 
-worker      the process: loads the engine, answers ActRequest, follows what data announces
-sync        permit, receive, take, report: new weights while the old ones serve
+worker      the process: it loads the engine, answers ActRequests, and follows the data service
+sync        takes new weights while the old ones serve: permit, receive, load, report
 """

@@ -1,21 +1,25 @@
-"""Taking new weights while serving, in turn with the other workers.
+"""Taking new weights while the worker serves, in turn with the other workers.
 
-    WeightSync.observe  notes the version that data announces (RunState)
-    WeightSync.follow   whenever the engine is behind: prepare, get a permit, receive, update, report
+    WeightSync.observe  notes the version that the data service announces (RunState)
+    WeightSync.follow   takes each announced set: prepare, get a permit, receive, load, report
 
-Each announced set is first prepared: over a broadcast all workers receive it together while they serve
-(dart_cli/weights/broadcast), also while they wait for permits; files are not touched. Then one round:
-SyncRequest to data, held until it is this worker's turn (at most weights.concurrent workers take weights at
-once, so that the others serve); the reply names the newest set at that moment, so versions in between
-are skipped; the set is received over the run's channel (dart_cli/weights) where it was not prepared,
-and checked; the engine takes it in flight; SyncDone returns the permit and reports how long each part
-took. While an engine loads a set, nothing is received: it loads from the worker's own copy.
+A set is taken in these steps:
 
-The set is checked before the engine is touched: its manifest against the digest that the trainer
-announced, its file against the manifest, its tensors against the model. When a set is refused, the
-old weights go on serving; the cause is in SyncDone, and in the heartbeat until a set is taken. It is
-tried again after `RETRY_S`, because a full disk or a slow mount may have been the cause. While data
-is absent the old weights serve too. Versions never decrease.
+1. Prepare. Over a broadcast all workers receive a set together, while they serve and while they wait for
+   permits (dart_cli/weights/broadcast). Sets in files need no preparation.
+2. Get a permit. The data service holds a SyncRequest until it is this worker's turn. At most
+   `weights.concurrent` workers take weights at once, so that the others serve. The reply names the newest set
+   at that moment, so that versions in between are skipped.
+3. Receive the set over the run's channel (dart_cli/weights), unless it was prepared, and check it. While the
+   engine loads a set nothing is received, because it loads from the worker's only copy.
+4. Load the set into the engine, which goes on serving.
+5. Report. SyncDone returns the permit and has the seconds of each part.
+
+A set is checked before the engine is touched: its manifest against the digest that the trainer announced, its
+files against the manifest, and its tensors against the model. If a set is refused, the old weights go on
+serving. The cause is in SyncDone, and in the heartbeat until a set is taken. The set is tried again after
+`RETRY_S`, because a full disk or a slow mount may have been the cause. The old weights also serve while the
+data service is absent. Versions never decrease.
 """
 
 from __future__ import annotations
@@ -44,23 +48,21 @@ from dart_cli.weights.receiver import ReceivedWeights, Receiver
 log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""From a refused set, or a refused request, to the next attempt."""
+"""Seconds from a refused set, or a refused request, to the next attempt."""
 ASK_AGAIN_S = 0.1
-"""Shortest time between two requests, in case data does not hold them."""
-_REFUSALS = (
-    RefusedError,
-    StoreError,
-)  # of data; StoreError before it ends because its disk is full
+"""Shortest time in seconds between two requests, for a data service that does not hold them."""
+_REFUSALS = (RefusedError, StoreError)
+"""Refusals of the data service. It raises StoreError before it ends because its disk is full."""
 _ELSEWHERE = (
     "; was it removed, or written on another host? With workers on several hosts, set "
     "weights.directory to a folder that all hosts see"
 )
 REPORT_S = 5.0
-"""How long SyncDone is tried; data frees a permit that is not returned after PERMIT_S."""
+"""Seconds for which SyncDone is tried. The data service frees a permit by itself after PERMIT_S."""
 
 
 class HeartbeatReporter(WaitReporter, Protocol):
-    """The part of bus.heartbeat.HeartbeatSender that is needed here."""
+    """The part of bus.heartbeat.HeartbeatSender that this module uses."""
 
     def beat(self) -> object:
         """Publish a heartbeat now."""
@@ -69,52 +71,54 @@ class HeartbeatReporter(WaitReporter, Protocol):
 
 @dataclass
 class SyncTotals:
-    """Seconds and counts of all syncs so far, as gauges of the heartbeat."""
+    """Seconds and counts of all rounds so far, as gauges of the heartbeat."""
 
     syncs: float = 0.0  # sets taken
-    refused: float = 0.0
-    sync_wait_s: float = 0.0  # for permits
-    transfer_s: float = 0.0  # reading and checking sets, requests served meanwhile
-    pause_s: float = 0.0  # in which no request was served
-    pause_last_s: float = 0.0  # of the newest
+    refused: float = 0.0  # sets refused
+    sync_wait_s: float = 0.0  # waiting for permits
+    transfer_s: float = 0.0  # reading and checking sets; requests were served meanwhile
+    pause_s: float = 0.0  # halts in which no request was served
+    pause_last_s: float = 0.0  # the last such halt
 
 
 class WeightSync:
-    """Keeps one engine at the newest published weights."""
+    """Keeps the weights of one engine at the newest published version."""
 
     def __init__(
         self,
         engine: Engine,
         worker: str,
-        data: RequestClient,
+        data_service: RequestClient,
         heartbeat: HeartbeatReporter,
         deadline_s: float,
         receiver: Receiver,
         lora: LoraConfig | None = None,
     ) -> None:
-        """`deadline_s` bounds a request to `data`; `receiver` gets the sets that permits name.
+        """Take weights for `engine`, whose adapters are those of `lora`, if set.
 
-        The engine serves adapters of `lora`.
+        `deadline_s` bounds a request to the data service, and `receiver` receives the sets that permits name.
         """
         self._engine = engine
         self._receiver = receiver
         self._lora = lora
         self._worker = worker
-        self._data = data
+        self._data_service = data_service
         self._deadline_s = deadline_s
         self._heartbeat = heartbeat
         self._announced = -1
         self._news = asyncio.Event()
-        self._prepared = -1  # the newest announced version that was tried
+        self._prepared_version = -1  # the newest announced version that was tried
         self._to_prepare = asyncio.Event()  # set when a version is announced
-        self._is_prepared = asyncio.Event()  # set when `_prepared` changes
+        self._is_prepared = asyncio.Event()  # set when `_prepared_version` changes
         self._prepare_s = 0.0  # since the last round
-        self._copy = asyncio.Lock()  # the receiver's: it receives, or an engine loads
+        self._copy = (
+            asyncio.Lock()
+        )  # of the receiver's copy: it is received, or the engine loads it
         self.ready = asyncio.Event()  # set once published weights serve
-        self.syncing = False  # from the permit until the set serves or is refused
+        self.is_syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
-        self._refused = ExitStack()  # keeps the refusal in the heartbeat
-        self._refused_at: float | None = None  # monotonic seconds, the first in a row
+        self._refusal_wait = ExitStack()  # keeps the refusal in the heartbeat
+        self._refused_at: float | None = None  # monotonic seconds of the first refusal in a row
         self.totals = SyncTotals()
 
     def observe(self, state: RunState) -> None:
@@ -127,10 +131,10 @@ class WeightSync:
     async def follow(self) -> None:
         """Take each announced set, until cancelled.
 
-        Raises errors of the bus and the engine: weights that do not fit are refused, but an engine
-        that breaks while it takes them can no longer serve.
+        Raises the errors of the bus and of the engine. Weights that do not fit are refused without an error,
+        but an engine that fails while it loads them can no longer serve.
         """
-        with self._refused:
+        with self._refusal_wait:
             async with background(self._prepare()):
                 while True:
                     if self.refusal or not self._is_behind():
@@ -149,20 +153,20 @@ class WeightSync:
                 if version > self._version:
                     await self._receiver.prepare(version)
             self._prepare_s += time.monotonic() - began
-            self._prepared = version
+            self._prepared_version = version
             self._is_prepared.set()
 
     async def _await_prepared(self) -> None:
-        """Wait until the announced version was prepared, or could not be."""
-        wanted = self._announced
-        while self._prepared < wanted:
+        """Wait until the announced version has been prepared, or could not be."""
+        announced = self._announced
+        while self._prepared_version < announced:
             self._is_prepared.clear()
             await self._is_prepared.wait()
 
     async def _wait_for_news(self) -> None:
         """Wait for an announcement, or until a refused set may be tried again."""
         try:
-            # Not asyncio.wait_for: until Python 3.12 it may swallow a cancellation.
+            # asyncio.wait_for may swallow a cancellation before Python 3.12.
             async with asyncio.timeout(RETRY_S if self.refusal else None):
                 await self._news.wait()
         except TimeoutError:
@@ -177,19 +181,21 @@ class WeightSync:
         return self._engine.policy_version if self.ready.is_set() else -1
 
     async def _sync(self) -> None:
-        """One round: wait for the permit, take the set that it names, report the result."""
+        """Run one round: wait for the permit, take the set that it names, and report the result."""
+        # 1. Prepare, and get a permit.
         await self._await_prepared()
         prepare_s, self._prepare_s = self._prepare_s, 0.0
         began = time.monotonic()
         permit = await self._permit()
         waited_s = time.monotonic() - began
         gauges = self._engine.gauges()
-        self.syncing = True
+        self.is_syncing = True
         self._heartbeat.beat()
+        # 2. Receive the set and load it, unless it already serves and only the permit has to be returned.
         error, timing, version = "", UpdateTiming(0.0, 0.0), permit.policy_version
         broken: EngineError | None = None
         try:
-            if version > self._version:  # else it already serves; only the permit is returned
+            if version > self._version:
                 async with self._copy:
                     received, receive_s = await self._receive(permit)
                     version = received.policy_version
@@ -203,7 +209,8 @@ class WeightSync:
         except EngineError as problem:
             error, broken = str(problem), problem
         finally:
-            self.syncing = False
+            self.is_syncing = False
+        # 3. Report the result.
         if broken is None:
             self._note(version, error)
         self._heartbeat.beat()
@@ -223,14 +230,14 @@ class WeightSync:
             raise broken
 
     async def _permit(self) -> SyncReply:
-        """Wait for data's permit, however long that takes; the old weights serve meanwhile."""
-        reason, began = "data to answer", time.monotonic()
+        """Wait for a permit of the data service, without a limit, while the old weights serve."""
+        reason, began = "the data service to answer", time.monotonic()
         while True:
             what = f"its turn to take weights v{self._announced}: {reason}"
             with self._heartbeat.waiting(what, since=began, on="permit"):
-                asked = time.monotonic()
+                requested_at = time.monotonic()
                 try:
-                    reply = await self._data.request(
+                    reply = await self._data_service.request(
                         SyncRequest(worker=self._worker, policy_version=self._version),
                         self._deadline_s,
                     )
@@ -244,19 +251,22 @@ class WeightSync:
                 assert isinstance(reply, SyncReply)
                 if reply.granted:
                     return reply
-                await asyncio.sleep(max(0.0, asked + ASK_AGAIN_S - time.monotonic()))
+                await asyncio.sleep(max(0.0, requested_at + ASK_AGAIN_S - time.monotonic()))
             reason = reply.reason
 
     async def _receive(self, permit: SyncReply) -> tuple[ReceivedWeights, float]:
-        """Return the set that `permit` names, or a later one, and the seconds it took. Raises WeightsError."""
+        """Receive the set that `permit` names, or a later one.
+
+        Return it and the seconds. Raises WeightsError.
+        """
         began, path = time.monotonic(), Path(permit.path)
         received = await self._receiver.receive(path, permit.policy_version, permit.digest)
         await asyncio.to_thread(check_adapters, directory_of(received.source), self._lora)
         return received, time.monotonic() - began
 
     def _note(self, version: int, error: str) -> None:
-        """Record that the set serves, or the `error`, which heartbeats report from now on."""
-        self._refused.close()
+        """Note that the set serves, or the `error`, which heartbeats report from now on."""
+        self._refusal_wait.close()
         self.refusal = error and f"weights v{version} refused: {error}"
         if error:
             serving = (
@@ -266,7 +276,7 @@ class WeightSync:
             if self._refused_at is None:
                 self._refused_at = time.monotonic()
             what = f"weights that fit; {self.refusal}"
-            self._refused.enter_context(
+            self._refusal_wait.enter_context(
                 self._heartbeat.waiting(what, since=self._refused_at, on="weights")
             )
         else:
@@ -284,15 +294,15 @@ class WeightSync:
             totals.pause_s += timing.pause_s
             totals.pause_last_s = timing.pause_s
 
-    async def _report(self, done: SyncDone) -> None:
+    async def _report(self, report: SyncDone) -> None:
         try:
-            await self._data.request(done, REPORT_S)
+            await self._data_service.request(report, REPORT_S)
         except (DeadlineError, *_REFUSALS) as error:
-            log.warning("%s; data takes the permit back after %.0f s", error, PERMIT_S)
+            log.warning("%s; the data service takes the permit back after %.0f s", error, PERMIT_S)
 
 
 def _is_here(path: Path) -> bool:
-    """Whether the set lies on this host. Links into another host's shared memory lead nowhere."""
+    """Return True if the set is on this host. Links into another host's shared memory have no target here."""
     try:
         return all(entry.exists() for entry in path.iterdir())
     except OSError:

@@ -1,20 +1,20 @@
 """`dart rollout`: one worker process.
 
-    run               connects the parts; serves until stopped or the run is over
-    _Service.serve    Replier: ActRequest -> Responder, Engine -> Completion
-    _Service.listen   Subscriber: RunState from data -> WeightSync (newest weights), Engine
-                      (suspension), the end of the run
+    run               connects the parts, and serves until it is stopped or the run is over
+    _Service.serve    answers each ActRequest from the Replier with a Completion, by Responder and Engine
+    _Service.listen   receives RunStates of the data service: newest weights, suspension, the end of the run
     _Service.watch    ends the worker with an error when its engine is broken
-    WeightSync        Requester to data: permits to take new weights, and reports  (sync.py)
-    HeartbeatSender   a heartbeat each second: address, version, load, what it waits for
-    load_model        the engine that the configuration asks for
-    receiving         the worker's end of the weight channel
+    WeightSync        asks the data service for permits, takes new weights, and reports (sync.py)
+    HeartbeatSender   publishes a heartbeat each second: address, version, load, and current waits
+    load_model        loads the engine of the configuration
+    receiving         opens the worker's end of the weight channel
 
-The worker keeps no state of an episode: any request may come to any worker. It answers nothing
-until it has taken a published weight set, so every completion carries a version that exists.
-While data announces that the run is suspended, completions in progress end with the tokens they have,
-and new requests are held until it goes on, for HOLD_S at most; then they are answered with the tokens they
-came with, and come again. Any worker may continue from there. Weights are still taken.
+The worker keeps no state of an episode, so any request may be sent to any worker. It answers no request until
+it has taken a published weight set, so every completion carries a version that exists.
+
+While the run is suspended, the completions in progress end with their tokens so far. New requests are held
+until the run goes on, for HOLD_S at most; after that they are returned unchanged, and the caller sends them
+again. Any worker can continue from there. New weights are taken during a suspension as well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from dart_cli.config.screens import (
     vllm_image_cache_gb,
 )
 from dart_cli.engines.base import Engine, Model, PromptEncoder, load_own_engine
-from dart_cli.engines.completions import unsampled
+from dart_cli.engines.completions import unsampled_tokens
 from dart_cli.rollout.sync import WeightSync
 from dart_cli.runtime.background import (
     StopRequested,
@@ -73,25 +73,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAITING_PER_PLACE = 8
-"""Requests accepted for each place in a batch; more wait in the socket, then at their sender."""
+"""Requests that are accepted for each place in a batch; more wait in the socket, then at their sender."""
 FAULTS_PER_PLACE = 3
-"""Requests failed in a row, for each place in a batch, after which the worker ends with an error:
-its GPU is broken, and as the least loaded worker it would attract all requests and fail them."""
+"""Requests failed in a row, for each place in a batch, after which the worker ends with an error. Its GPU is
+then probably broken, and as the least loaded worker it would attract all requests and fail them."""
 HOLD_S = 5.0
-"""Longest time that a request is held while the run is suspended: far below every deadline of who asks."""
+"""Longest time in seconds that a request is held while the run is suspended. It is far below all deadlines of
+callers."""
 DRAIN_S = 2.0
-"""How long requests in progress may still be answered after the end."""
+"""Seconds in which requests in progress may still be answered after the end."""
 FIRST_WEIGHTS = "the trainer's first weights"
 STARTING = f"{PREFIX}starting"
-"""Gauge: seconds before the first weights served, those of loading included."""
+"""The gauge of the seconds before the first weights serve, including those of loading the model."""
 
 
 async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
-    """Serve completions until `stop` is set or data announces that the run is over.
+    """Serve completions until `stop` is set or the data service announces that the run is over.
 
-    Raises ModelError if the model cannot be loaded, BusError if the address is taken, EngineError
-    if the engine no longer answers, ConfigError if the data service refuses its settings.
+    Raises ModelError if the model cannot be loaded, BusError if the address is in use, EngineError if the
+    engine no longer answers, and ConfigError if the data service refuses the worker's settings.
     """
+    # 1. Connect, and send heartbeats.
     endpoints, curve = run_endpoints(config), run_curve(config)
     name = worker if worker.startswith("rollout-") else f"rollout-{worker}"
     address = endpoints.address(name)
@@ -108,10 +110,10 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         states = await stack.enter_async_context(
             Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
         )
-        data = await stack.enter_async_context(
+        data_service = await stack.enter_async_context(
             Requester(endpoints.address(DATA), name=worker, peer="dart data", curve=curve)
         )
-        joining = Joining(config, "rollout", worker, data)
+        joining = Joining(config, "rollout", worker, data_service)
         service = _Service(worker, FAULTS_PER_PLACE * config.rollout.max_batch)
         heartbeat = HeartbeatSender(
             publisher, "rollout", worker, service.load, endpoint=replier.endpoint
@@ -119,10 +121,11 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         await stack.enter_async_context(heartbeat)
 
         def awaits() -> str:
-            return service.awaits() if data.connected else data_awaited(config)
+            return service.awaits() if data_service.connected else data_awaited(config)
 
         await stack.enter_async_context(told_waits(awaits))
         await stack.enter_async_context(background(joining.keep()))
+        # 2. Load the model, and join the run.
         try:
             with heartbeat.waiting("the model to load", on="model"):
                 model = await unless_stopped(stop, in_daemon_thread(lambda: load_model(config)))
@@ -131,35 +134,33 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             with heartbeat.waiting(JOINING, on="data"):
                 await unless_stopped(stop, joining.done.wait())
         except StopRequested:
-            service.stopping = True
+            service.is_stopping = True
             heartbeat.beat()
             return
-        service.start(
-            model,
-            WeightSync(
-                model.engine,
-                worker,
-                data,
-                heartbeat,
-                limits.DEADLINE_S,
-                receiver,
-                config.model.lora,
-            ),
+        # 3. Serve.
+        sync = WeightSync(
+            model.engine,
+            worker,
+            data_service,
+            heartbeat,
+            deadline_s=limits.DEADLINE_S,
+            receiver=receiver,
+            lora=config.model.lora,
         )
+        service.start(model, sync)
+        run_states = receive_telemetry(states, config, lambda: data_service.connected)
         async with background(
-            service.serve(replier, heartbeat),
-            service.listen(receive_telemetry(states, config, lambda: data.connected), stop),
-            service.watch(),
+            service.serve(replier, heartbeat), service.listen(run_states, stop), service.watch()
         ):
             await stop.wait()
-            service.stopping = True
+            service.is_stopping = True
             heartbeat.beat()
             await replier.close(DRAIN_S)
 
 
 @contextlib.asynccontextmanager
 async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
-    """Yield the receiver of `worker`. Raises RunDirectoryError, ConfigError."""
+    """Yield the receiver of weight sets for `worker`. Raises RunDirectoryError, ConfigError."""
     async with contextlib.AsyncExitStack() as stack:
         receiver: Receiver = FileReceiver()
         if config.weights.channel != "file":
@@ -167,21 +168,21 @@ async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
             from dart_cli.weights.broadcast.transport import Transport
 
             address, curve = run_endpoints(config).address(TRAIN), run_curve(config)
-            train = await stack.enter_async_context(
+            trainer = await stack.enter_async_context(
                 Requester(address, name=worker, peer="train", curve=curve)
             )
             transport = Transport(
                 config.weights.channel, own_address(config), config.rollout.device
             )
             receiver = BroadcastReceiver(
-                worker, train, config.run.dir / "copies" / worker, transport, PERMIT_S
+                worker, trainer, config.run.dir / "copies" / worker, transport, PERMIT_S
             )
         stack.callback(receiver.close)
         yield receiver
 
 
 def load_prompt_encoder(config: Config) -> PromptEncoder:
-    """Return the prompt encoder of a configuration's model; its weights are not loaded."""
+    """Return the prompt encoder of a configuration's model, without loading its weights."""
     if ":" in config.rollout.engine:
         return load_own_engine(config).responder.prompt_encoder
     if config.rollout.engine not in MODEL_ENGINES:
@@ -198,7 +199,7 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
 
 def load_model(config: Config) -> Model:
-    """Return the engine a configuration asks for, loaded. Raises ModelError, MissingPartError."""
+    """Load the engine of a configuration. Raises ModelError, MissingPartError."""
     if ":" in config.rollout.engine:
         return load_own_engine(config)
     if config.rollout.engine == "scripted":
@@ -209,14 +210,15 @@ def load_model(config: Config) -> Model:
 
     import torch
 
-    from dart_cli.engines.responder import PolicyResponder, VerifiedResponder
+    from dart_cli.engines.responder import PolicyResponder
     from dart_cli.engines.transformers_engine import TransformersEngine
-    from dart_cli.policy.loader import load_policy, pick_device
+    from dart_cli.hardware.device import pick_device
+    from dart_cli.policy.loader import load_policy
     from dart_cli.policy.prompt import make_renderer
     from dart_cli.weights.file import load
 
     torch.set_num_threads(config.rollout.threads)
-    is_vllm = config.rollout.engine == "vllm"  # whose processes load the weights
+    is_vllm = config.rollout.engine == "vllm"  # vLLM's processes load the weights by themselves
     policy = load_policy(
         config.model.path,
         config.model.dtype,
@@ -237,6 +239,7 @@ def load_model(config: Config) -> Model:
     renderer = make_renderer(policy, config.policy)
     responder = PolicyResponder(policy, engine, renderer, config.policy.coordinates)
     if config.policy.verifier:
+        from dart_cli.engines.verified_responder import VerifiedResponder
         from dart_cli.policy.verifier import THRESHOLD, load_verifier
 
         folder = model_folder(config.policy.verifier)
@@ -263,7 +266,7 @@ def _vllm_engine(config: Config, policy: LoadedPolicy) -> Engine:
         max_batch=config.rollout.max_batch,
         deadline_s=config.rollout.deadline_s,
         versions=config.data.max_staleness + 1,
-        shown=screens_in_play(config) * screen,
+        screen_tokens=screens_in_play(config) * screen,
     )
 
 
@@ -271,7 +274,7 @@ class _Service:
     """The parts of a worker that share its state."""
 
     def __init__(self, worker: str, most_faults: int) -> None:
-        self.stopping = False
+        self.is_stopping = False
         self._worker = worker
         self._most_faults = most_faults
         self._faults = 0  # requests failed in a row
@@ -281,12 +284,12 @@ class _Service:
         self._loading_s = 0.0
         self._model: Model | None = None
         self._sync: WeightSync | None = None
-        self._turn = asyncio.Event()  # clear while the run is suspended
-        self._turn.set()
+        self._may_serve = asyncio.Event()  # cleared while the run is suspended
+        self._may_serve.set()
         self._absent: list[Role] = []
 
     def start(self, model: Model, sync: WeightSync) -> None:
-        """Note that the model is loaded; from now on weights may be taken."""
+        """Note that the model is loaded, so that weights can be taken from now on."""
         self._model, self._sync = model, sync
         self._loading_s = time.monotonic() - self._began
 
@@ -301,7 +304,7 @@ class _Service:
             await replier.serve(self._answer)
 
     async def listen(self, states: AsyncIterator[Message], stop: asyncio.Event) -> None:
-        """Follow data's RunState; set `stop` at the end of the run."""
+        """Follow the RunStates of the data service, and set `stop` at the end of the run."""
         assert self._sync is not None
         async for state in states:
             assert isinstance(state, RunState)
@@ -320,43 +323,43 @@ class _Service:
         )
 
     def awaits(self) -> str:
-        """Return what it waits for before it serves; empty while it loads, and once it serves."""
+        """Return what the worker waits for before it serves; "" while it loads, and once it serves."""
         if self._sync is None or self._sync.ready.is_set():
             return ""
         return awaited("train") if "train" in self._absent else FIRST_WEIGHTS
 
     def load(self) -> Load:
-        """Return the heartbeat's changing part."""
+        """Return the part of the heartbeat that changes: state, version and gauges."""
         if self._model is None or self._sync is None:
             loading_s = time.monotonic() - self._began
-            state = "stopping" if self.stopping else "starting"
+            state = "stopping" if self.is_stopping else "starting"
             return Load(state, gauges={STARTING: loading_s})
         state = "ready" if self._sync.ready.is_set() else "starting"
-        if self._sync.syncing and state == "ready":
+        if self._sync.is_syncing and state == "ready":
             state = "syncing"
         gauges = self._model.engine.gauges() | asdict(self._sync.totals)
         gauges[STARTING] = gauges.get(STARTING, 0.0) + self._loading_s
-        return Load("stopping" if self.stopping else state, self._version, gauges)
+        return Load("stopping" if self.is_stopping else state, self._version, gauges)
 
     @property
     def _version(self) -> int:
         assert self._model is not None
         return self._model.engine.policy_version
 
-    def _suspend(self, suspended: bool) -> None:
-        """Interrupt the engine and answer no request in full while suspended."""
+    def _suspend(self, is_suspended: bool) -> None:
+        """Interrupt the engine when the run is suspended, and serve again when it goes on."""
         assert self._model is not None
-        if not suspended:
-            self._turn.set()
-        elif self._turn.is_set():
-            self._turn.clear()
+        if not is_suspended:
+            self._may_serve.set()
+        elif self._may_serve.is_set():
+            self._may_serve.clear()
             self._model.engine.interrupt()
 
     async def _is_suspended(self) -> bool:
-        """Whether the run is still suspended after HOLD_S at most."""
+        """Return False as soon as the run is not suspended, and True if it still is after HOLD_S."""
         try:
             async with asyncio.timeout(HOLD_S):
-                await self._turn.wait()
+                await self._may_serve.wait()
         except TimeoutError:
             return True
         return False
@@ -374,7 +377,7 @@ class _Service:
             completion = await self._model.responder.answer(request)
             del screens
         except PromptError:
-            raise  # the request's fault
+            raise  # the fault of the request, not of the engine
         except EngineError as error:
             self._faults, self._last_fault = self._faults + 1, str(error)
             if self._faults >= self._most_faults or isinstance(error, EngineGoneError):
@@ -385,10 +388,10 @@ class _Service:
 
 
 def _suspended_completion(request: ActRequest, worker: str) -> Completion:
-    """Return the answer to a request that is not started: suspended, with the tokens of its partial only."""
+    """Return the answer to a request that was not started: `suspended`, with its partial's tokens alone."""
     return Completion(
         prompt_token_ids=int32s([]),
-        sampled=request.partial or unsampled([]),
+        sampled=request.partial or unsampled_tokens([]),
         text="",
         stop="suspended",
         queue_s=0.0,

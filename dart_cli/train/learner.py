@@ -340,7 +340,7 @@ def _without_screens(pack: Pack) -> Pack:
 
     What remains is compared after the pass.
     """
-    return replace(pack, features=None, inputs=replace(pack.inputs, images=(), shown=()))
+    return replace(pack, features=None, inputs=replace(pack.inputs, images=(), image_order=()))
 
 
 def _run_point(batch: Batch, updates_done: int) -> RunPoint:

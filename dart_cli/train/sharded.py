@@ -50,8 +50,9 @@ from transformers import PreTrainedModel
 from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.hardware import accelerator
+from dart_cli.hardware.device import check_memory
 from dart_cli.policy.forward import use_batched_vision
-from dart_cli.policy.loader import LoadedPolicy, fits, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.lora import first_adapters
 from dart_cli.policy.model_files import PolicyFiles, fill, fill_buffers
 from dart_cli.policy.packed import use_packed
@@ -180,7 +181,7 @@ def load_sharded(
             parameter.data = parameter.data.to(dtype)
     scorer = root(policy)
     shard(scorer, model, plan)
-    with fits(name, plan.device, _SPREAD), PolicyFiles(policy.folder) as files:
+    with check_memory(name, plan.device, _SPREAD), PolicyFiles(policy.folder) as files:
         first = first_adapters(model, seed, adapters) if lora is not None else None
         fill(model, files, lambda parameter: _home(parameter, plan), first)
     fill_buffers(model, plan.device)

@@ -27,12 +27,13 @@ from transformers import PreTrainedModel
 
 from dart_cli.algo.chunked import token_scores
 from dart_cli.config.schema import Config
+from dart_cli.hardware.device import pick_device
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
-from dart_cli.policy.loader import LoadedPolicy, load_policy, pick_device, weight_tensors
+from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.policy.lora import adapters_off
 from dart_cli.policy.packed import PackedInputs, packed_hidden, use_recompute
-from dart_cli.policy.pointer.head import PointerHead, head_of
+from dart_cli.policy.pointer_head import PointerHead, head_of
 from dart_cli.train.base import Tensors, read_all
 from dart_cli.train.packs.pack import Pack, PointerRows
 from dart_cli.train.sharded import (

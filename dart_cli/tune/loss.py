@@ -90,7 +90,7 @@ def collate_batch(
     shown: list[int] = []
     targets: list[torch.Tensor] = []
     merge = policy.images.merge
-    ends = iter(inputs.shown)
+    ends = iter(inputs.image_order)
     for row, example in enumerate(examples):
         first = last - len(example.answer)  # position of the answer's first token
         for index in _drawn(example.answer, policy):

@@ -17,8 +17,9 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.config.model_folder import read_json, screens_of
 from dart_cli.config.schema import Config
 from dart_cli.grounding.formats import folder_of
+from dart_cli.hardware.device import pick_device
 from dart_cli.language.parsers import action_parser_identity
-from dart_cli.policy.loader import LoadedPolicy, load_policy, pick_device
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.runtime.work_folder import refuse_other
 from dart_cli.tune.data import ActionData, ItemData, read_data
 from dart_cli.tune.defaults import Chosen, chosen

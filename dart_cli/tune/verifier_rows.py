@@ -30,7 +30,7 @@ from dart_cli.config.model_folder import VERIFIER
 from dart_cli.config.rules.machine import refuse_filled
 from dart_cli.grounding.items import Box, Item, Picture, Point
 from dart_cli.grounding.reader import read_set
-from dart_cli.policy.verifier import VerifierSpec, as_png, marked, open_screenshot
+from dart_cli.policy.verifier import VerifierSpec, as_png, mark_place, open_screenshot
 from dart_cli.runtime.work_folder import StoredModel
 from dart_cli.tune.examples import visible_box
 from envs.contract.base import content_hash
@@ -139,7 +139,7 @@ def _rows_of(
         raise UserError(f"{item.id}: {error}; copy the set again") from None
     rows = []
     for kind, (x, y) in marks(item, others, rng):
-        picture = marked(screenshot, x, y, spec)
+        picture = mark_place(screenshot, x, y, spec)
         encoded = as_png(picture)
         name = f"{content_hash(encoded)}.png"
         (out / IMAGES / name).write_bytes(encoded)

@@ -153,7 +153,7 @@ def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
         position_ids=inputs.position_ids,
-        mm_encoder_outputs=encoder_outputs(features, inputs.shown),
+        mm_encoder_outputs=encoder_outputs(features, inputs.image_order),
         use_cache=False,
     ).last_hidden_state
     hook.remove()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def table() -> str:
-    text = (ROOT / "tests" / "policy" / "family_strings.toml").read_text(encoding="utf-8")
+    text = (ROOT / "tests" / "language" / "family_strings.toml").read_text(encoding="utf-8")
     strings = Counter(each["family"] for each in tomllib.loads(text)["string"])
     rows = [
         "| family | checkpoints | `model_type` | action parser | coordinates | history | thought in it | strings |",

@@ -124,11 +124,11 @@ def test_features_never_take_the_room_of_the_longest_sequence() -> None:
     for spare in (-1, 0, 6_000_000, 10**10):
         whole = 2 * shape.parameters + 4 * 10**9 + 8192 * 2 * (4 * 3584 + 2 * 18944)
         memory = int((whole + length * 57_344 + spare) / 0.9) + 2
-        room = divide(config, shape, wide=2, memory=memory, length=length, shown=10**9)
+        room = divide(config, shape, wide=2, memory=memory, length=length, screen_tokens=10**9)
         assert room.features == pytest.approx(max(0, spare) // 6, abs=7168)
         assert room.features + room.cache == pytest.approx(length * 57_344 + spare, abs=4)
     given = VllmConfig(options={"kv_cache_memory_bytes": 10**10})
-    room = divide(given, shape, wide=2, memory=H100.memory, length=length, shown=10**9)
+    room = divide(given, shape, wide=2, memory=H100.memory, length=length, screen_tokens=10**9)
     assert room.cache == 10**10
     assert room.total < H100.memory
 
@@ -139,7 +139,7 @@ def test_features_of_deeper_layers_are_counted_and_each_gpu_of_a_shared_model_ha
     for share in (1, 2):
         config = VllmConfig(tensor_parallel=share)
         room = divide(config, deep, wide=2, memory=H100.memory, length=24_576, shown=100_000)
-        assert room.kept == 100_000
+        assert room.feature_tokens == 100_000
         assert room.features == 100_000 * 4 * 3584 * 2
 
 

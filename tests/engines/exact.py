@@ -111,7 +111,7 @@ def replayed_logprobs(
             position_ids=position[None, :, None].expand(3, -1, -1),
             next_position=position + 1,
             images=(),
-            shown=(),
+            image_order=(),
         )
         position = position + 1
     return found

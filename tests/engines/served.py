@@ -62,7 +62,7 @@ def started(
     published: Path,
     max_batch: int,
     config: VllmConfig | None = None,
-    shown: int = 0,
+    screen_tokens: int = 0,
 ) -> Iterator[Served]:
     """An engine over the policy in `folder`; it leaves nothing behind."""
     from dart_cli.engines.vllm.engine import VllmEngine
@@ -71,7 +71,9 @@ def started(
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     policy = load_policy(folder, weights=False)
-    engine = VllmEngine(policy, config, load_weights=load, max_batch=max_batch, shown=shown)
+    engine = VllmEngine(
+        policy, config, load_weights=load, max_batch=max_batch, screen_tokens=screen_tokens
+    )
     start = {n: t.clone() for n, t in weight_tensors(load_policy(folder).model).items()}
     served = Served(engine, loop, start, published)
     yield served

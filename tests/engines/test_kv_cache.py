@@ -62,7 +62,7 @@ def test_each_row_keeps_its_own_keys_and_values_as_others_come_and_go() -> None:
             rows += joiners
         elif kind == "leave":
             gone = set(rng.sample(range(len(rows)), rng.randint(1, len(rows))))
-            rows = [rows[row] for row in cache.leave(gone)]
+            rows = [rows[row] for row in cache.remove(gone)]
             emptied += not rows
         else:
             rows = grow(cache, rows)
@@ -75,14 +75,14 @@ def test_each_row_keeps_its_own_keys_and_values_as_others_come_and_go() -> None:
 def test_rows_that_stay_after_a_leave_are_named_by_where_they_were() -> None:
     cache = BatchKVCache()
     cache.join(prefilled([random_row(tokens) for tokens in (4, 5, 6, 7, 8)]), [4, 5, 6, 7, 8])
-    assert cache.leave({0, 3}) == [4, 1, 2]
+    assert cache.remove({0, 3}) == [4, 1, 2]
     assert cache.lengths == [8, 5, 6]
 
 
 def test_an_unused_cache_holds_no_memory() -> None:
     cache = BatchKVCache()
     cache.join(prefilled([random_row(4), random_row(9)]), [4, 9])
-    assert cache.leave({0, 1}) == []
+    assert cache.remove({0, 1}) == []
     assert len(cache.layers) == 0
 
 

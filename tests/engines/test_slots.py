@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dart_cli.engines.vllm.engine import BatchSlots
+from dart_cli.engines.vllm.batch_slots import BatchSlots
 from tests.waiting import until
 
 

@@ -573,7 +573,7 @@ def test_on_a_gpu_the_features_of_screens_are_taken_from_the_share_that_vllm_mea
     width = sizes.out_hidden_size * (1 + len(sizes.deepstack_visual_indexes))
     for shown, held in ((10**6, 10**6), (0, 8192)):
         made: Any = start(
-            policy, VllmConfig(), dtype="bfloat16", max_batch=8, device="cuda", shown=shown
+            policy, VllmConfig(), dtype="bfloat16", max_batch=8, device="cuda", screen_tokens=shown
         )
         assert made.scheduler_config.encoder_cache_size == held
         share = 0.9 - shown * width * 2 / 80e9

@@ -12,7 +12,7 @@ from dart_cli.cli.main import main
 from dart_cli.config.model_folder import BUILTIN
 from dart_cli.config.schema import Config
 from dart_cli.doctor.run_checks import configuration
-from dart_cli.language.shortest_click import cut_off
+from dart_cli.language.shortest_click import find_cut_off
 
 FITS = 5
 """Tokens of click(0,0) for the tiny model."""
@@ -27,8 +27,8 @@ def config(most: int, **sections: dict[str, Any]) -> Config:
 def test_the_shortest_click_is_counted_by_the_models_own_tokenizer() -> None:
     tokenizer = Tokenizer.from_file(str(BUILTIN["builtin:tiny"] / "tokenizer.json"))
     assert len(tokenizer.encode("click(0,0)", add_special_tokens=False).ids) == FITS
-    assert cut_off(config(FITS)) is None
-    mistake = cut_off(config(FITS - 1))
+    assert find_cut_off(config(FITS)) is None
+    mistake = find_cut_off(config(FITS - 1))
     assert mistake is not None
     assert mistake.subject == "rollout.max_tokens"
     assert f"must be >= {FITS}" in str(mistake)
@@ -59,17 +59,17 @@ def test_doctor_tells_it_with_the_mistakes_of_the_configuration() -> None:
 
 
 def test_a_call_is_counted_without_the_thought_before_it() -> None:
-    mistake = cut_off(config(2, policy={"action_parser": "uitars"}))
+    mistake = find_cut_off(config(2, policy={"action_parser": "uitars"}))
     assert mistake is not None
     assert "Thought" not in str(mistake)
 
 
 def test_a_pointer_is_three_tokens_in_the_place_of_the_numbers() -> None:
     pointing = {"pointing": "pointer"}
-    mistake = cut_off(config(2, policy=pointing))
+    mistake = find_cut_off(config(2, policy=pointing))
     assert mistake is not None
     assert "must be >= 5" in str(mistake)  # click( start patch end )
-    assert cut_off(config(5, policy=pointing)) is None
+    assert find_cut_off(config(5, policy=pointing)) is None
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_a_pointer_is_three_tokens_in_the_place_of_the_numbers() -> None:
     ],
 )
 def test_where_nothing_tells_nothing_is_refused(sections: dict[str, Any]) -> None:
-    assert cut_off(config(1, **sections)) is None
+    assert find_cut_off(config(1, **sections)) is None

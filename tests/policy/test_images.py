@@ -181,7 +181,7 @@ def test_what_somebody_holds_is_found_though_the_cache_has_let_it_go() -> None:
     assert len(preparer._cache) == 1
     assert all(preparer.prepare(blob) is image for blob, image in zip(blobs, held, strict=True))
     del held
-    assert len(preparer._known) == 1
+    assert len(preparer._alive) == 1
 
 
 def test_a_screenshot_under_the_hash_of_another_is_refused_and_kept_nowhere() -> None:

@@ -20,7 +20,7 @@ from dart_cli.policy.lora import (
     adapters_by_layer,
     adapters_off,
     is_adapter,
-    merged,
+    merge_adapter,
     peft_config,
     peft_names,
 )
@@ -105,7 +105,7 @@ def test_merged_weights_compute_what_adapters_beside_them_do(
         for layer, (a, b) in adapters_by_layer(weight_tensors(beside.model)).items():
             weight = base.model.get_submodule(layer).weight
             assert isinstance(weight, torch.Tensor)
-            weight.copy_(merged(weight, a, b, 7 / 3))
+            weight.copy_(merge_adapter(weight, a, b, 7 / 3))
     # `logits` are float32 at its end.
     assert torch.allclose(values(base), expected, rtol=0, atol=2e-6)
 
@@ -113,7 +113,9 @@ def test_merged_weights_compute_what_adapters_beside_them_do(
 def test_the_sum_of_a_layer_is_that_of_the_paper() -> None:
     w, a, b = torch.randn(5, 4), torch.randn(3, 4), torch.randn(5, 3)
     x = torch.randn(4)
-    assert torch.allclose(merged(w, a, b, 7 / 3) @ x, w @ x + 7 / 3 * (b @ (a @ x)), atol=1e-5)
+    assert torch.allclose(
+        merge_adapter(w, a, b, 7 / 3) @ x, w @ x + 7 / 3 * (b @ (a @ x)), atol=1e-5
+    )
 
 
 def test_without_its_adapters_the_model_is_its_base_and_graphs_stay(family: Family) -> None:

@@ -365,7 +365,7 @@ def test_a_model_whose_layers_take_no_packs_is_refused(family: Family) -> None:
     policy = load_policy(family("qwen2_vl"))
     inner: Any = policy.model.model
     inner.language_model.config._attn_implementation = "sdpa"
-    with pytest.raises(ModelError, match="attends with sdpa, not in packs"):
+    with pytest.raises(ModelError, match="attention is sdpa, which cannot take packs"):
         packed_hidden(policy.model, packed(policy, forest(policy)))
 
 

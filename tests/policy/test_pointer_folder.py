@@ -24,8 +24,8 @@ from dart_cli.data.checks import model_facts
 from dart_cli.language.pointer_tokens import TRIPLE, PointerTokens
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import PolicyFiles, new_folder
-from dart_cli.policy.pointer.folder import add_pointer
-from dart_cli.policy.pointer.head import initial_head
+from dart_cli.policy.pointer_folder import add_pointer
+from dart_cli.policy.pointer_head import initial_head
 from dart_cli.weights.folder import model_identity
 from scripts.small_models import FAMILIES, build
 

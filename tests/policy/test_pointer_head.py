@@ -12,7 +12,7 @@ from torch import nn
 
 from bus.errors import ModelError
 from dart_cli.config.architecture import HEADS, head_parameters, name_of
-from dart_cli.policy.pointer.head import PointerHead, head_of, initial_head
+from dart_cli.policy.pointer_head import PointerHead, head_of, initial_head
 
 D, P, N = 16, 7, 3
 

@@ -267,7 +267,7 @@ def test_a_text_without_a_thought_stands_as_the_template_shows_it(policy: Loaded
     [
         (
             template(PLAIN + "{{- TEXT }}", THINKING).replace("+ m.role", "+ ('' if loop.last else 'past ') + m.role"),
-            "the chat template shows a past message otherwise than the newest",
+            "the chat template shows a past message differently from the newest",
         ),
         (template(PLAIN, THINKING), "the prompt shows 0 of 2 past completions; .*"),
         (
@@ -283,7 +283,7 @@ def test_a_template_that_cannot_show_past_turns_is_refused_where_they_are_shown(
     policy.tokenizer.chat_template = text
     try:
         with pytest.raises(
-            ModelError, match=rf"{problem}; mend .* policy\.history_turns to 0"
+            ModelError, match=rf"{problem}; fix .* policy\.history_turns to 0"
         ) as error:
             make_renderer(policy, CONFIG)
         assert "\n" not in str(error.value)

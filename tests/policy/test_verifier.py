@@ -20,7 +20,7 @@ from dart_cli.policy.verifier import (
     VerifierSpec,
     as_png,
     first_good,
-    marked,
+    mark_place,
     open_screenshot,
 )
 
@@ -29,7 +29,7 @@ SPEC = VerifierSpec(radius=5, width=2, reach=20)
 
 def test_a_mark_is_a_red_ring_around_the_place_in_the_middle_of_the_crop() -> None:
     screen = Image.new("RGB", (200, 100), "white")
-    picture = marked(screen, 90.2, 49.6, SPEC)
+    picture = mark_place(screen, 90.2, 49.6, SPEC)
     assert picture.size == (40, 40)
     y, x = np.mgrid[:40, :40]
     distance = np.hypot(x - 20, y - 20)
@@ -48,7 +48,7 @@ def test_a_mark_is_a_red_ring_around_the_place_in_the_middle_of_the_crop() -> No
 def test_a_crop_ends_where_the_screenshot_does(
     place: tuple[float, float], size: tuple[int, int], ring: tuple[int, int] | None
 ) -> None:
-    picture = marked(Image.new("RGB", (200, 100), "white"), *place, SPEC)
+    picture = mark_place(Image.new("RGB", (200, 100), "white"), *place, SPEC)
     assert picture.size == size
     if ring is not None:
         assert picture.getpixel(ring) == (255, 0, 0)
@@ -76,7 +76,7 @@ def test_a_score_is_the_share_of_true_of_both_answers(tmp_path: Path) -> None:
     renderer = make_renderer(policy, PolicyConfig(template="{instruction} click"))
     screen = Image.effect_noise((168, 168), 90).convert("RGB")
     found = Verifier(policy, renderer, SPEC).score(screen, "red button", 50, 60)
-    picture = as_png(marked(screen, 50, 60, SPEC))
+    picture = as_png(mark_place(screen, 50, 60, SPEC))
     prompt = renderer.render("red button", [], picture)
     values = logits(policy.model, policy.inputs([prompt.token_ids], [prompt.images]), last=1)
     p = np.exp(values[0, -1].detach().double().numpy())

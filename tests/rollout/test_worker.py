@@ -811,7 +811,7 @@ def test_vllm_is_told_how_many_tokens_the_screens_in_play_have(
         }
     )
     load_model(config)
-    assert given["shown"] == 5 * (2 + 1) * (336 // 28) * (168 // 28)
+    assert given["screen_tokens"] == 5 * (2 + 1) * (336 // 28) * (168 // 28)
 
 
 async def test_a_worker_that_is_stopped_while_its_model_loads_is_not_missed(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dart_cli.policy import model_files
 from dart_cli.policy.loader import LoadedPolicy, load_policy
-from dart_cli.policy.pointer.head import head_of
+from dart_cli.policy.pointer_head import head_of
 from dart_cli.train import sharded
 from dart_cli.train.base import read_all
 from dart_cli.train.sharded import (

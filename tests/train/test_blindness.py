@@ -41,7 +41,7 @@ def test_a_blinded_pack_is_the_same_but_for_its_pixels(
     [pack, *_] = packs_of(model, batches[0], 2048)
     grey = with_grey_screens(pack, model.policy.images)
     assert grey.token_ids is pack.token_ids
-    assert grey.inputs.shown == pack.inputs.shown
+    assert grey.inputs.image_order == pack.inputs.image_order
     for was, now in zip(pack.inputs.images, grey.inputs.images, strict=True):
         assert (now.grid, now.pixels.shape) == (was.grid, was.pixels.shape)
         assert now.key != was.key

@@ -59,7 +59,7 @@ def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor
     extra = {}
     if images:
         features = image_features(model, inputs.images)
-        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.shown)
+        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.image_order)
     output = model(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,

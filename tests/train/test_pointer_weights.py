@@ -13,7 +13,7 @@ import torch
 from dart_cli.config.schema import Config
 from dart_cli.export.folder import export_folder
 from dart_cli.policy.loader import load_policy, weight_tensors
-from dart_cli.policy.pointer.head import head_of
+from dart_cli.policy.pointer_head import head_of
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress

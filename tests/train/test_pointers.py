@@ -101,8 +101,8 @@ def states_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> tuple[Numbe
     extra, visual = {}, torch.zeros(0)
     if images:
         features = image_features(policy.model, inputs.images)
-        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.shown)
-        visual = features.embeds[inputs.shown[-1]]
+        extra["mm_encoder_outputs"] = encoder_outputs(features, inputs.image_order)
+        visual = features.embeds[inputs.image_order[-1]]
     output = inner(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,

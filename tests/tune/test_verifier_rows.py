@@ -19,7 +19,7 @@ from bus.errors import UserError
 from dart_cli.cli.main import main
 from dart_cli.grounding.items import Box, Item, Picture
 from dart_cli.grounding.reader import read_set
-from dart_cli.policy.verifier import VerifierSpec, as_png, load_verifier, marked
+from dart_cli.policy.verifier import VerifierSpec, as_png, load_verifier, mark_place
 from dart_cli.tune.verifier_rows import ROWS, make_rows, marks, reach_of, read_rows
 
 SPEC = VerifierSpec(radius=4, width=2, reach=60, prompt="{instruction} ?")
@@ -69,7 +69,7 @@ def test_rows_are_the_pictures_that_a_verifier_sees_in_use(made: Path, tmp_path:
     for row, kept in zip(rows, read.items, strict=True):
         source = told[row["source"]]
         with Image.open(source.image.path) as opened:
-            picture = as_png(marked(opened, *row["point"], SPEC))
+            picture = as_png(mark_place(opened, *row["point"], SPEC))
         assert picture == kept.image.read_bytes()
         assert (kept.region is not None) == row["correct"]
     again = tmp_path / "again"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dart_cli.hardware import accelerator
-from dart_cli.policy.loader import pick_device
+from dart_cli.hardware.device import pick_device
 from dart_cli.weights.broadcast.transport import Transport
 from tests.train.world import run_world
 from tests.waiting import PATIENCE_S

@@ -38,7 +38,7 @@ from dart_cli.data.store.steps import (
     unpack_floats,
     unpack_ids,
 )
-from dart_cli.language.pointer_tokens import drawn
+from dart_cli.language.pointer_tokens import drop_forced
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
 """Id of the fresh use of a batch. A replay has no rows of groups and samples; those of its first use are
@@ -298,7 +298,7 @@ class Reader(Analytics):
             (trajectory_id,),
         )
         return {
-            row["step"]: drawn(values, unpack_ids(row["patches"])) if values else []
+            row["step"]: drop_forced(values, unpack_ids(row["patches"])) if values else []
             for row in rows
             for values in (unpack_floats(row["entropies"]),)
         }

@@ -1,31 +1,32 @@
-"""An engine over vLLM: continuous batching, exact numbers, weights taken in flight.
+"""An engine over vLLM, with continuous batching, exact log-probabilities, and weights taken in flight.
 
-    generate        at most `max_batch` requests are in vLLM, the others wait here in order of arrival
-    sampling        in vLLM's worker, by the request's seed (sampler.py), whatever else is in the
-                    batch, however often it was suspended and whichever engine began it
-    update_weights  checks the set, then: halt, four phases of vLLM's transfer, resume
-    interrupt       aborts the requests in vLLM; each returns the tokens it has
+    generate        passes at most `max_batch` requests to vLLM; the others wait here in order of arrival
+    update_weights  checks the set, halts vLLM, runs the four phases of vLLM's weight transfer, and resumes
+    interrupt       aborts the requests in vLLM; each returns its tokens so far
 
-At an update running requests leave vLLM with the tokens that they have and go on in it under the new weights,
-so the numbers of every token are those of a fresh forward pass of the version its span names.
+Tokens are drawn in vLLM's worker by the request's seed (sampler.py). They do not depend on the rest of the
+batch, on suspensions, or on the engine that began the completion.
 
-Nothing is flushed: prefixes of older versions are no longer found (cache_salt), and make room as vLLM needs it.
-Screens that vLLM has stay, and features of them do where the vision tower is the same, byte for byte.
+At an update all running requests leave vLLM with their tokens so far, and are sent again under the new
+weights. So the log-probability and the entropy of every token are those of a fresh forward pass of the
+version that its span names.
 
-Adapters of low rank are served beside the weights (set_files.py), where nothing halts and a request
-ends under the version that it began with; or, with `vllm.lora = "merged"`, each version is added to
-the weights, and all of the above holds.
+No cache is flushed. Prefixes of older versions no longer match (`cache_salt`), and vLLM evicts them when it
+needs room. Screens stay in vLLM's cache, and so do their features if the vision tower is the same, byte for
+byte.
 
-Temperature 0 is greedy: its log-probabilities and entropies are those of the untempered
-distribution. At any temperature the forbidden tokens have probability 0; entropies are exact, over
-the whole vocabulary.
+Adapters of low rank are served beside the weights (set_files.py): nothing halts, and a request ends under the
+version that it began with. With `vllm.lora = "merged"` each version of the adapters is added to the weights
+instead, and everything above applies.
+
+Temperature 0 is greedy: log-probabilities and entropies are then those of the untempered distribution. At any
+temperature the forbidden tokens have probability 0. Entropies are exact, over the whole vocabulary.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,7 @@ from dart_cli.engines.caches import NO_VISION, vision_digest
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.requests import RequestValidator
 from dart_cli.engines.vllm import SECTION
+from dart_cli.engines.vllm.batch_slots import BatchSlots
 from dart_cli.engines.vllm.set_files import LEAST_SLOTS, AdapterVersions, open_files
 from dart_cli.engines.vllm.start import SEE_LOG, root_cause, start
 from dart_cli.policy.images import PreparedImage
@@ -61,73 +63,29 @@ if TYPE_CHECKING:
     from dart_cli.engines.vllm.prompts import OutputCollector
 
 WeightCheck = Callable[[Path, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Directory and the model's tensors by name -> the set's; raises WeightsError if it does not fit them."""
+"""Takes a directory and the model's tensors by name, and returns the set's; raises WeightsError if they
+differ."""
 
 CLOSE_DEADLINE_S = 20.0
 """Seconds that vLLM's processes may take to exit before they are killed."""
 
 TRIES = 3
-"""How often a request is sent to vLLM if its image cache does not match ours."""
+"""How often a request is sent to vLLM if vLLM's image cache differs from ours."""
 DIED = f"vLLM's processes have died; {SEE_LOG}"
 
 _MOVED = "moved"
-"""Why a request left vLLM that goes on under newer weights or adapters."""
+"""The reason for which a request left vLLM if it goes on under newer weights or adapters."""
 _STOPS: dict[str, CompletionStop] = {"stop": "end", "length": "length", "abort": "suspended"}
 
 
-class BatchSlots:
-    """Slots of vLLM's batch, and the queue for them: first come, first served. For one event loop."""
-
-    def __init__(self, count: int) -> None:
-        self.in_use = 0
-        self._count = count
-        self._queue: deque[asyncio.Future[bool]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """How many callers wait."""
-        return len(self._queue)
-
-    async def acquire(self) -> bool:
-        """Wait for a slot; False if the caller was turned away."""
-        if self.in_use < self._count and not self._queue:
-            self.in_use += 1
-            return True
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn in self._queue:
-                self._queue.remove(turn)
-            elif turn.done() and not turn.cancelled() and turn.result():
-                self.release()  # the slot was given in the moment the caller was cancelled
-            raise
-
-    def release(self) -> None:
-        """Return a slot: the first waiting caller gets it, if there is one."""
-        while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(True)
-                return
-        self.in_use -= 1
-
-    def turn_away(self) -> None:
-        """End every wait: `acquire` returns False to each waiting caller."""
-        for turn in self._queue:
-            if not turn.done():
-                turn.set_result(False)
-        self._queue.clear()
-
-
 class VllmEngine:
-    """Serves one policy through vLLM. What waits is bounded by its callers: the replier's handlers, a player.
+    """An Engine that serves one policy through vLLM.
 
-    `policy` needs no weights, vLLM loads its own. `load_weights` checks a published set
-    (dart_cli.weights.file.load). A request in vLLM for longer than `deadline_s` is an error. Of
-    adapters that are served beside the weights, `versions` can be in use at once (at least two).
-    `shown` are the tokens of the screens in play, whose features vLLM keeps where they have room.
+    The queue is bounded by the callers: the handlers of a Replier, or a player. `policy` needs no weights,
+    since vLLM loads its own. `load_weights` checks a published set (dart_cli.weights.file.load). A request
+    that is in vLLM for more than `deadline_s` seconds is an error. Of adapters that are served beside the
+    weights, `versions` can be in use at once (at least two). `screen_tokens` is the number of tokens of the
+    screens in play; vLLM keeps their features as far as there is room.
     """
 
     def __init__(
@@ -143,17 +101,17 @@ class VllmEngine:
         max_batch: int = 32,
         deadline_s: float = 600.0,
         versions: int = 1,
-        shown: int = 0,
+        screen_tokens: int = 0,
     ) -> None:
-        """Start vLLM's processes, which takes up to some minutes. Raises MissingPartError, EngineError."""
+        """Start vLLM's processes, which can take some minutes. Raises MissingPartError, EngineError."""
         self.policy = policy
         self._config = config or VllmConfig()
         self._version = policy_version
         self._load_weights = load_weights
         self._validator = RequestValidator(policy, self._config.max_model_len)
-        wanted = getattr(torch, dtype)
+        weight_dtype = getattr(torch, dtype)
         self._expected = {
-            name: torch.empty(tensor.shape, dtype=wanted, device="meta")
+            name: torch.empty(tensor.shape, dtype=weight_dtype, device="meta")
             for name, tensor in weight_tensors(policy.model).items()
         }
         self._deadline_s = deadline_s
@@ -170,16 +128,17 @@ class VllmEngine:
         self._prompt_tokens = 0  # of requests whose prefill is done
         self._cached_tokens = 0  # of these, from vLLM's prefix cache
         self._submitted = 0
-        self._fault = ""  # why the engine no longer serves
-        self._ended = False
+        self._fault = ""  # why the engine no longer serves; "" while it does
+        self._has_ended = False
         self._updating = False
-        self._base: dict[str, Any] = {}  # what adapters are added to by vLLM's workers
+        self._base: dict[str, Any] = {}  # with which vLLM's workers merge adapters
         if policy.lora is not None:
             self._base = base_of(policy.folder, policy.lora)
         self._adapters: AdapterVersions | None = None
-        self._moved: set[str] = set()  # to go on under the newest weights or adapters
-        self._swaps = 0  # of weights; prefixes are of one of them
-        self._vision = None if policy.lora is None else NO_VISION  # digest of what serves
+        self._moved: set[str] = set()  # requests that go on under the newest weights or adapters
+        self._swaps = 0  # swaps of weights so far; a cached prefix belongs to one count
+        # Digest of the vision tower that serves; None if it is not known.
+        self._vision = None if policy.lora is None else NO_VISION
         slots = 0
         if policy.lora is not None and self._config.lora == "adapters":
             slots = max(LEAST_SLOTS, versions)
@@ -192,39 +151,37 @@ class VllmEngine:
             max_batch=max_batch,
             device=device,
             threads=threads,
-            shown=shown,
+            screen_tokens=screen_tokens,
         )
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that serve now."""
+        """The version of the weights that serve now."""
         return self._version
 
     # --- requests -----------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Draw one completion.
+        """Sample one completion.
 
-        Raises EngineError if the prompt does not fit the model or its images, or if vLLM fails; EngineGoneError if it has died. Cancelling the awaiting task frees the
-        request's slot.
+        Raises EngineError if the prompt does not fit the model or its images, or if vLLM fails. Raises
+        EngineGoneError if vLLM's processes have died. Cancelling the awaiting task frees the request's slot.
         """
         arrived = time.monotonic()
-        builder, images = (
-            CompletionBuilder(request.partial, request.pointed),
-            self._validator.prepare(request),
-        )
-        finished = builder.finished(self.policy.end_token_ids, request.sampling.max_tokens)
-        if finished is not None:
-            return builder.generation(finished, 0.0, 0.0)
+        builder = CompletionBuilder(request.partial, request.pointed)
+        images = self._validator.prepare(request)
+        end = builder.finished(self.policy.end_token_ids, request.sampling.max_tokens)
+        if end is not None:  # the partial is complete already
+            return builder.generation(end, 0.0, 0.0)
         self._check_serves()
-        seen = self._interruptions
+        interruptions = self._interruptions
         if not await self._slots.acquire():
             return builder.generation("suspended", time.monotonic() - arrived, 0.0)
         started = time.monotonic()
         self._meter.run(self._slots.in_use)
         try:
             async with asyncio.timeout(self._deadline_s):
-                stop: CompletionStop = await self._draw(request, builder, images, seen)
+                stop = await self._draw(request, builder, images, interruptions)
         except TimeoutError:
             raise EngineError(
                 f"request {request.request_id} was in vLLM for {self._deadline_s:g} s and has not "
@@ -241,21 +198,21 @@ class VllmEngine:
         request: GenerateRequest,
         builder: CompletionBuilder,
         images: list[PreparedImage],
-        seen: int,
+        interruptions: int,
     ) -> CompletionStop:
-        """Fill `builder` until the completion ends, or there are more interruptions than `seen`."""
+        """Extend `builder` until the completion ends, or the count of `interruptions` has changed."""
         tries = TRIES
         while True:
             await self._takes_requests.wait()
             self._check_serves()
-            if self._interruptions != seen:
-                return "suspended"  # before vLLM had it
+            if self._interruptions != interruptions:
+                return "suspended"  # interrupted while it was not in vLLM
             before = len(builder)
             finish = await self._submit(request, builder, images)
             if finish in _STOPS:
                 return _STOPS[finish]
             if finish == "error" and len(builder) == before:
-                tries -= 1  # vLLM's image cache lacked an image that ours has. It is sent now.
+                tries -= 1  # vLLM's image cache lacked an image; the next try sends it
             elif finish != _MOVED:
                 tries = 0
             if not tries:
@@ -266,52 +223,57 @@ class VllmEngine:
     async def _submit(
         self, request: GenerateRequest, builder: CompletionBuilder, images: list[PreparedImage]
     ) -> str:
-        """Let vLLM go on with a completion; returns why it has ended there."""
+        """Let vLLM continue a completion, and return the reason for which vLLM ended it."""
         from dart_cli.engines.vllm.prompts import OutputCollector, sampling_params
 
         params = sampling_params(request.sampling, len(builder), self.policy.end_token_ids)
         prompt = self._input(request.prompt_token_ids + builder.token_ids, images)
         self._submitted += 1
         name = f"{SECTION}-{self._submitted}"
-        drawn = self._running[name] = OutputCollector()
+        collector = self._running[name] = OutputCollector()
         version, adapters = self._version, self._adapters
         lora = adapters.begin(version, name) if adapters else None
         try:
             async for output in self._llm.generate(prompt, params, name, lora_request=lora):
                 part = output.outputs[0]
-                if adapters or name not in self._moved:  # else drawn again, under newer weights
-                    if not drawn.token_ids and part.token_ids:
+                # Tokens of a moved request are drawn again under the newer weights.
+                if adapters or name not in self._moved:
+                    if not collector.token_ids and part.token_ids:
                         self._prompt_tokens += len(prompt["prompt_token_ids"])
                         self._cached_tokens += output.num_cached_tokens or 0
-                    drawn.add(part)
+                    collector.add(part)
+                # A request that was on its way to vLLM at the interruption is aborted when it arrives.
                 if name in self._interrupted and part.finish_reason is None:
-                    await self._llm.abort(name)  # it was on its way to vLLM at the interruption
+                    await self._llm.abort(name)
         except Exception as error:
             if self._llm.errored:
                 self._fault = self._fault or DIED
             self._check_serves()
             raise EngineError(f"vLLM failed: {root_cause(error)}; {SEE_LOG}") from error
         finally:
-            self._tokens += len(drawn.token_ids)
+            self._tokens += len(collector.token_ids)
             del self._running[name]
             self._interrupted.discard(name)
             is_moved = name in self._moved
             self._moved.discard(name)
             if adapters:
                 await adapters.end(version, name)
-        if is_moved and (not adapters or drawn.finish == "abort"):
-            drawn.finish = _MOVED
+        if is_moved and (not adapters or collector.finish == "abort"):
+            collector.finish = _MOVED
         builder.extend(
-            drawn.token_ids, drawn.logprobs, drawn.entropies, [version] * len(drawn.token_ids)
+            collector.token_ids,
+            collector.logprobs,
+            collector.entropies,
+            [version] * len(collector.token_ids),
         )
-        return drawn.finish
+        return collector.finish
 
     def _input(
         self,
         token_ids: list[int],
         images: list[PreparedImage],
     ) -> Any:
-        """Return a prompt for vLLM; images that it has already are sent by hash alone."""
+        """Return a prompt for vLLM. Images that vLLM has already are sent by hash alone."""
         from dart_cli.engines.vllm.prompts import engine_input, sent_items
 
         items = sent_items(self._llm.input_processor, images)
@@ -319,7 +281,7 @@ class VllmEngine:
         return engine_input(token_ids, images, items, self.policy.image_token_id, salt)
 
     def interrupt(self) -> None:
-        """End every request now; each returns its tokens, as `suspended`, or as ended if it is."""
+        """End every request now; each returns its tokens, as `suspended` unless it is complete."""
         self._interruptions += 1
         self._slots.turn_away()
         self._abort(list(self._running))
@@ -332,16 +294,18 @@ class VllmEngine:
             aborting.add_done_callback(self._aborting.discard)
 
     def gauges(self) -> dict[str, float]:
-        """Load: in_flight, waiting; counts since the start; LoadMeter's.
+        """Return the load (in_flight, waiting), counts since the start, and LoadMeter's gauges.
 
-        The counts: tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. A request
-        that goes on under new weights counts again, with its tokens so far; one that vLLM computes again
-        for lack of memory, once.
+        The counts are tokens, finished, and prompt_tokens = prefilled_tokens + cached_tokens. The prompt of a
+        request that goes on under new weights counts again, with its tokens so far. A request that vLLM
+        computes again for lack of memory counts once.
         """
         return {
             "in_flight": float(self._slots.in_use),
             "waiting": float(self._slots.waiting),
-            "tokens": float(self._tokens + sum(len(d.token_ids) for d in self._running.values())),
+            "tokens": float(
+                self._tokens + sum(len(output.token_ids) for output in self._running.values())
+            ),
             "finished": float(self._finished),
             "prompt_tokens": float(self._prompt_tokens),
             "prefilled_tokens": float(self._prompt_tokens - self._cached_tokens),
@@ -356,11 +320,11 @@ class VllmEngine:
     # --- weights ------------------------------------------------------------------------------
 
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
-        """Load a weight set while requests run; none is lost.
+        """Load a weight set while requests run, without losing one.
 
-        Raises WeightsError, with the old weights still serving, if the set is incomplete or does
-        not fit this model. An error within vLLM is raised as EngineGoneError, and the engine
-        closes: its tensors are of two versions.
+        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue
+        to serve. An error within vLLM is raised as EngineGoneError, and the engine closes, because its
+        tensors belong to two versions.
         """
         started = time.monotonic()
         load = self._load_weights
@@ -384,26 +348,27 @@ class VllmEngine:
             adding = asyncio.create_task(self._add(self._adapters, tensors, policy_version))
             timing = await asyncio.shield(adding)
             return replace(timing, transfer_s=timing.transfer_s + read_s)
-        # Once started it continues, even if the caller is cancelled.
+        # A swap that has started continues even if the caller is cancelled.
         swap = asyncio.create_task(self._swap(directory_of(source), policy_version, vision))
         return replace(await asyncio.shield(swap), transfer_s=read_s)
 
     async def _add(
         self, adapters: AdapterVersions, tensors: Mapping[str, torch.Tensor], policy_version: int
     ) -> UpdateTiming:
-        """Let new requests have these adapters; the running ones go on with theirs.
+        """Serve new requests with these adapters, while running requests go on with their version.
 
-        Where there is no room for them, the requests of the oldest version go on with the newest, as
-        after an interruption. Raises WeightsError if vLLM refuses them: what served goes on serving.
+        If vLLM has no room for another version, the requests of the oldest one are moved to the newest, as
+        after an interruption. Raises WeightsError if vLLM refuses the adapters; those that served before
+        continue to serve.
         """
         try:
             async with asyncio.timeout(UPDATE_DEADLINE_S):
                 await adapters.remove_unused(self._llm, self._version)
-                while (crowded := adapters.crowded()) is not None:
-                    oldest, names = crowded
+                while (oldest := adapters.oldest_if_full()) is not None:
+                    names = adapters.requests_of(oldest)
                     self._moved.update(names)
                     self._abort(list(names))
-                    await adapters.unused(oldest)
+                    await adapters.wait_until_unused(oldest)
                     await adapters.remove_unused(self._llm, self._version)
                 write_s, halt_s = await adapters.add(self._llm, tensors, policy_version)
         except Exception as error:
@@ -419,11 +384,11 @@ class VllmEngine:
         return UpdateTiming(write_s, halt_s)
 
     async def _swap(self, directory: Path, policy_version: int, vision: str | None) -> UpdateTiming:
-        """Put the tensors of a checked set in place, or raise EngineGoneError and close."""
+        """Load the tensors of a checked set into vLLM, or raise EngineGoneError and close the engine."""
         try:
             with open_files(directory) as files:
                 async with asyncio.timeout(UPDATE_DEADLINE_S):
-                    return await self._take(files, policy_version, vision)
+                    return await self._transfer(files, policy_version, vision)
         except WeightsError:
             raise
         except Exception as error:
@@ -436,17 +401,17 @@ class VllmEngine:
         finally:
             self._updating = False
 
-    async def _take(
+    async def _transfer(
         self, files: list[str], policy_version: int, vision: str | None
     ) -> UpdateTiming:
-        """Halt, run the four phases of vLLM's weight transfer, resume."""
+        """Halt vLLM, run the four phases of its weight transfer, and resume."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         llm = self._llm
         halted = time.monotonic()
         self._meter.halt()
         self._takes_requests.clear()
-        # Explicit, since vLLM clears its caches by default, that of screens among them.
+        # By default vLLM would clear its caches, among them the one of screens.
         await llm.pause_generation(mode="keep", clear_cache=False)
         await self._move()
         await llm.start_weight_update()
@@ -454,7 +419,7 @@ class VllmEngine:
         await llm.update_weights(WeightTransferUpdateRequest(update))
         await llm.finish_weight_update()
         if vision is None or vision != self._vision:
-            await llm.reset_encoder_cache()  # its keys are images, without the version
+            await llm.reset_encoder_cache()  # its keys are images and do not contain the version
         self._version, self._vision = policy_version, vision
         self._swaps += 1
         self._takes_requests.set()
@@ -463,38 +428,39 @@ class VllmEngine:
         return UpdateTiming(0.0, time.monotonic() - halted)
 
     async def _move(self) -> None:
-        """Let the running requests leave vLLM: they go on with the tokens they have, under new weights."""
+        """Abort the running requests in vLLM; they go on under new weights with their tokens so far."""
         names = list(self._running)
         self._moved.update(names)
         self._interrupted.update(names)
         await self._llm.abort(names)
 
     async def close(self) -> None:
-        """Refuse new requests, end the running ones, stop vLLM's processes."""
+        """Refuse new requests, end the running ones, and stop vLLM's processes."""
         self._fault = self._fault or CLOSED
         self._slots.turn_away()
         await self._end_processes()
 
     async def _end_processes(self) -> None:
         """Stop vLLM, and fail the requests that still wait for it."""
-        if self._ended:
+        if self._has_ended:
             return
-        self._ended = True
+        self._has_ended = True
         if self._adapters is not None:
             self._adapters.close()
         self._takes_requests.set()
         llm = self._llm
         llm.output_processor.propagate_error(EngineGoneError(self._fault))
         if llm.output_handler is not None:
-            llm.output_handler.cancel()  # it would log the exit of its processes as an error
+            llm.output_handler.cancel()  # it would log the exit of vLLM's processes as an error
         await asyncio.to_thread(llm.shutdown, CLOSE_DEADLINE_S)
         _end_context(llm.engine_core.resources)
-        # Its __del__ would call it again at the interpreter's exit, after its modules are unloaded.
+        # vLLM's __del__ would call `shutdown` again at the interpreter's exit, without its modules.
         vars(llm)["shutdown"] = lambda timeout=None: None  # noqa: ARG005
 
 
 def _end_context(resources: Any) -> None:
     """End the ZeroMQ context of an AsyncLLM that has been shut down, which vLLM leaves open."""
     sockets = [getattr(resources, name) for name in vars(resources) if name.endswith("_socket")]
-    if all(socket is None or socket.closed for socket in sockets):  # else it would wait for them
+    # Ending the context would wait for an open socket.
+    if all(socket is None or socket.closed for socket in sockets):
         resources.ctx.term()

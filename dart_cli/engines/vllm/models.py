@@ -1,25 +1,25 @@
-"""The model classes of vLLM that can be served: their tensors, screens and attention.
+"""The model classes of vLLM that can be served: their tensors, their screens and their attention.
 
-    register_models   the classes, imported without further dependencies
-    PreparedImages    how many tokens the largest screen takes, in place of a model's image processor
-    PixelScaling      bytes that the model's process scales, in place of vLLM's normalisation
-    PaddedAttention   attention heads of sizes that vLLM's CPU kernels lack
+    register_models   registers the classes
+    PreparedImages    replaces a model's image processor, and only reports sizes
+    PixelScaling      replaces vLLM's normalisation, and scales bytes to the trainer's values
+    PaddedAttention   attends with heads of sizes that vLLM's CPU kernels lack
 
-vLLM's modules import `smart_resize` from the half of transformers' image processor that needs
-torchvision; the CPU build has no matching one. The other half, which works on PIL images, has the
-same function, and replaces it where torchvision is not installed.
+**Imports.** vLLM's modules import `smart_resize` from the part of transformers' image processor that needs
+torchvision, for which the CPU build has no matching version. The part for PIL images has the same function,
+and replaces the other one if torchvision is not installed.
 
-The tensors of a pointer head are left out: vLLM does not point (docs/pointing.md), and its loader refuses a folder
-or a weight set with tensors that its classes do not have.
+**Tensors.** The tensors of a pointer head are left out: vLLM does not point (docs/pointing.md), and its
+loader refuses folders and weight sets with tensors that its classes do not have.
 
-vLLM would ask the model's own image processor, which needs torchvision and may expand and scale
-images differently from the trainer. Our requests come with their images prepared and their
-placeholders in place (prompts.py), so only the sizes are left. Screens travel as bytes, an eighth of what the
-vision tower reads; vLLM's own normalisation on the device differs in the last bit.
+**Screens.** vLLM would call the model's own image processor, which needs torchvision and may expand and scale
+images differently from the trainer. Our requests come with prepared images and all placeholders (prompts.py),
+so that only sizes are left to report. Screens are sent as bytes, an eighth of what the vision tower reads.
+vLLM's own normalisation on the device would differ in the last bit.
 
-Heads that the CPU's kernels lack are padded with zeros, which add nothing to a query's product with a key and
-are cut off the output, so attention over the larger heads, with the scale of the smaller, is the same. The tiny
-model's heads are 24 wide.
+**Attention.** Heads of a size that the CPU's kernels lack are padded with zeros. These add nothing to the
+product of a query and a key, and are cut off the output, so the larger heads with the scale of the smaller
+ones give the same attention. The heads of the tiny model are 24 wide.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ MODELS = (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
-"""Their names are the `architectures` in the folders' config.json."""
+"""The classes; their names are the `architectures` in the config.json of model folders."""
 
 
 _LEFT_OUT = WeightsMapper(orig_to_new_prefix=dict.fromkeys(PREFIXES))
-"""Tensors that are not loaded."""
+"""Maps the names of tensors that are not loaded to None."""
 
 
 def register_models() -> None:
-    """Register these classes directly; vLLM would first import each in another process."""
+    """Register MODELS directly; vLLM would first import each class in another process."""
     with without_warnings("vllm.model_executor.models.registry"):
         for model in MODELS:
             model.hf_to_vllm_mapper = model.hf_to_vllm_mapper | _LEFT_OUT
@@ -93,7 +93,7 @@ def register_models() -> None:
 
 @contextlib.contextmanager
 def without_warnings(logger: str) -> Iterator[None]:
-    """No warnings of `logger`: vLLM gives one when what it has registered itself is registered again."""
+    """Suppress the warnings of `logger` in the block; vLLM warns if a class is registered a second time."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -107,7 +107,7 @@ def without_warnings(logger: str) -> Iterator[None]:
 
 
 def image_item(pixels: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKwargsItem:
-    """One prepared screen: pixels [N, values], uint8, and its grid (time, rows, columns)."""
+    """Return vLLM's item for pixels [N, values], uint8, of a screen and its grid (time, rows, columns)."""
     return MultiModalKwargsItem(
         {
             "pixel_values": MultiModalFieldElem(
@@ -122,21 +122,21 @@ def image_item(pixels: torch.Tensor, grid: tuple[int, int, int]) -> MultiModalKw
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest screen of a model, as given in `mm_processor_kwargs`."""
+    """The largest screen of a model, which the rollout worker passes in `mm_processor_kwargs`."""
 
     rows: int  # image tokens
     columns: int  # image tokens
-    merge: int  # patches per image token, each way
+    merge: int  # patches per image token, in either direction
     values: int  # bytes per patch
 
     @property
     def tokens(self) -> int:
-        """Placeholders it takes."""
+        """The number of placeholders that it takes."""
         return self.rows * self.columns
 
 
 class ImageSizes(BaseProcessingInfo):
-    """Images only, each of at most `largest` tokens."""
+    """Tells vLLM that there are only images, each of at most `largest` tokens."""
 
     @property
     def largest(self) -> Largest:
@@ -145,7 +145,7 @@ class ImageSizes(BaseProcessingInfo):
         return Largest(**configured)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Any number of images; no video and no audio."""
+        """Return that a prompt has any number of images, and no video or audio."""
         return {IMAGE: None}
 
     def get_mm_max_tokens_per_item(
@@ -161,18 +161,18 @@ class NoDummies(BaseDummyInputsBuilder[ImageSizes]):
     """Builds nothing: PreparedImages makes the dummy inputs."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> NoReturn:
-        """Never called: PreparedImages builds the inputs that vLLM measures memory with."""
+        """Raise NotImplementedError: PreparedImages makes the inputs that vLLM measures memory with."""
         raise NotImplementedError
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
     ) -> NoReturn:
-        """Never called either."""
+        """Raise NotImplementedError; see `get_dummy_text`."""
         raise NotImplementedError
 
 
 class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
-    """Replaces the model's processor: images come prepared, so vLLM asks it for sizes only."""
+    """The processor in place of a model's own: images come prepared, so vLLM asks it for sizes alone."""
 
     requires_tokenizer = False
 
@@ -183,7 +183,7 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
         cache: Any = None,  # noqa: ARG002 (vLLM's signature)
         scheduler_config: Any = None,  # noqa: ARG002
     ) -> MultiModalInput:
-        """Return the largest screen, black, to measure memory with."""
+        """Return black screens of the largest size, with which vLLM measures memory."""
         largest = self.info.largest
         grid = (1, largest.rows * largest.merge, largest.columns * largest.merge)
         pixels = torch.zeros(grid[1] * grid[2], largest.values, dtype=torch.uint8)
@@ -201,7 +201,7 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
             },
         )
 
-    # vLLM calls these for images that are not prepared; it never gets one.
+    # vLLM would call these for images that are not prepared, which dart never sends.
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> NoReturn:
         raise NotImplementedError
@@ -213,33 +213,34 @@ class PreparedImages(BaseMultiModalProcessor[ImageSizes]):
 
 
 class PixelScaling(torch.nn.Module):
-    """What a vision tower of vLLM does first: pixels [N, values], uint8 -> patches, as the trainer's."""
+    """The first layer of a vision tower of vLLM: it turns pixels into the patches that the trainer sees."""
 
-    input_dtype = torch.uint8  # vLLM's name, for the inputs of its CUDA graphs
+    input_dtype = torch.uint8  # vLLM reads it for the inputs of its CUDA graphs
 
     def __init__(self, table: PixelTable) -> None:
         super().__init__()
         self.table = PixelTable(table.values.to(torch.get_default_device()), table.frames)
 
     def forward(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Patches [N, channels * frames * patch * patch] of `dtype`."""
+        """Return patches [N, channels * frames * patch * patch] of `dtype` for pixels [N, values], uint8."""
         return self.table.patches(pixels).to(dtype)
 
 
 def pixel_scaling(model_config: Any) -> PixelScaling:  # noqa: ARG001 (vLLM's signature)
-    """For a model that is being built, from the table that the rollout worker sent (start.py)."""
-    sent: Any = get_current_vllm_config().additional_config
-    return PixelScaling(PixelTable(torch.tensor(sent[SECTION]["pixels"]), sent[SECTION]["frames"]))
+    """Return the layer for a model that is being built, with the rollout worker's table (start.py)."""
+    config: Any = get_current_vllm_config().additional_config
+    table = config[SECTION]
+    return PixelScaling(PixelTable(torch.tensor(table["pixels"]), table["frames"]))
 
 
 def scale_pixels() -> None:
-    """Build the supported models with PixelScaling, in this process."""
+    """Let models of MODELS be built with PixelScaling, in this process."""
     for model in MODELS:
         sys.modules[model.__module__].build_mm_input_norm = pixel_scaling  # type: ignore[attr-defined]
 
 
 def replace_processors() -> None:
-    """Register PreparedImages for the supported model classes, in this process."""
+    """Register PreparedImages for MODELS, in this process."""
     register = MULTIMODAL_REGISTRY.register_processor(
         PreparedImages, info=ImageSizes, dummy_inputs=NoDummies
     )
@@ -252,7 +253,10 @@ def replace_processors() -> None:
 
 
 def kernel_size(head_size: int) -> int:
-    """Return the least kernel size >= `head_size`; `head_size` itself if there is none."""
+    """Return the smallest head size >= `head_size` that vLLM's CPU kernels have.
+
+    `head_size` if there is none.
+    """
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # of CPU builds
 
     sizes = [size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= head_size]
@@ -260,11 +264,11 @@ def kernel_size(head_size: int) -> int:
 
 
 class PaddedAttention(Attention):
-    """Attention over heads of any size, which replaces vLLM's own in its decoders."""
+    """Attention over heads of any size, in place of vLLM's own in its decoders."""
 
     def __init__(self, num_heads: int, head_size: int, scale: float, **options: Any) -> None:
         super().__init__(num_heads, kernel_size(head_size), scale, **options)
-        self._given_size = head_size
+        self._model_size = head_size  # `head_size` is the padded one from here on
 
     def forward(
         self,
@@ -274,16 +278,16 @@ class PaddedAttention(Attention):
         *rest: Any,
         **options: Any,
     ) -> torch.Tensor:
-        """Attend; [T, heads * head_size]."""
-        given, size = self._given_size, self.head_size
-        if given == size:
+        """Return the attention [T, heads * head_size]."""
+        width, padded_width = self._model_size, self.head_size
+        if width == padded_width:
             attended: torch.Tensor = super().forward(query, key, value, *rest, **options)
             return attended
-        query, key, value = (pad_heads(each, given, size) for each in (query, key, value))
+        query, key, value = (pad_heads(part, width, padded_width) for part in (query, key, value))
         padded: torch.Tensor = super().forward(query, key, value)
-        return padded.view(len(padded), -1, size)[..., :given].flatten(1)
+        return padded.view(len(padded), -1, padded_width)[..., :width].flatten(1)
 
 
-def pad_heads(heads: torch.Tensor, given: int, size: int) -> torch.Tensor:
-    """[T, heads * given] -> [T, heads * size], each head padded with zeros."""
-    return F.pad(heads.reshape(len(heads), -1, given), (0, size - given)).flatten(1)
+def pad_heads(heads: torch.Tensor, width: int, padded_width: int) -> torch.Tensor:
+    """Return heads [T, heads * width] padded with zeros, as [T, heads * padded_width]."""
+    return F.pad(heads.reshape(len(heads), -1, width), (0, padded_width - width)).flatten(1)

@@ -1,21 +1,21 @@
-"""Our extensions of vLLM, installed in each of its processes when this module is imported.
+"""Our extensions of vLLM. Importing this module installs them in a process of vLLM.
 
-    Parts         what vLLM's configuration holds, so that every process imports this module
-    FileWeights   the back end `file` of vLLM's native weight transfer
-    CountedBatch  vLLM's batch, which does not wait for the token ids of the step before
-    keep_alone    features of a screen in a tensor of their own
-    loaded_files  the files of a model folder that every loader of dart reads
+    Parts         a class in vLLM's configuration, because of which every process imports this module
+    FileWeights   the back end `file` of vLLM's weight transfer
+    CountedBatch  vLLM's batch, without waiting for the token ids of the previous step
+    keep_alone    keeps the features of a screen in a separate tensor
+    loaded_files  returns the files of a model folder that all loaders of dart read
 
-vLLM's configuration is sent to every process, pickled: unpickling it imports this module first. So nothing
-depends on how dart was installed, and vLLM in processes that dart did not start is unchanged.
+vLLM pickles its configuration and sends it to every process, and unpickling it imports this module. So it
+does not matter how dart was installed, and vLLM in processes that dart did not start is unchanged.
 
-Of a weight transfer vLLM's four phases run in every worker process: the tensors are streamed from the safetensors
-files one by one into the model, re-packed and sharded as at the first load. Nothing is checked here:
-the rollout worker has checked the set before (dart_cli.weights.file). An error here leaves a model
-with tensors of two versions, which must not serve again.
+The four phases of a weight transfer run in every worker process of vLLM. The tensors are streamed one by one
+from the safetensors files into the model, and are packed and sharded as in the first load. Nothing is checked
+here, because the rollout worker has checked the set before (dart_cli.weights.file). An error here leaves a
+model with tensors of two versions, which must not serve again.
 
-A head that is tied to the embeddings is in no file: on a CPU it holds a packed copy of them, which
-vLLM's reload does not update. So it is tied and packed again.
+An output head that is tied to the embeddings is in no file. On a CPU it holds a packed copy of them, which
+vLLM's reload does not update; it is therefore tied and packed again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from dart_cli.engines.vllm.sampler import Draws, ExactSampler
 from dart_cli.policy.lora import with_adapters
 from dart_cli.runtime.liveness import when_orphaned
 
-# It warns at every update of all tensors that are in no file: rotary tables and tied heads.
+# At every update it would warn of all tensors that are in no file: rotary tables and tied heads.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 BACKEND = "file"
@@ -61,20 +61,20 @@ BACKEND = "file"
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Empty: this back end needs no initialisation."""
+    """The arguments for initialising the back end, which needs none."""
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """One weight set."""
+    """The files of one weight set."""
 
     files: list[str]  # safetensors, checked
-    base: list[str] = field(default_factory=list)  # where `files` are adapters: what they adapt
-    factor: float = 1.0  # of what they add
+    base: list[str] = field(default_factory=list)  # if `files` are adapters: the base model's files
+    factor: float = 1.0  # of the adapters
 
 
 class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
-    """Reads checked safetensors files."""
+    """A back end of vLLM's weight transfer that reads checked safetensors files."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -86,16 +86,16 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
         self._tied = list(tied_heads(model))
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to initialise."""
+        """Do nothing; there is nothing to initialise."""
 
     def start_weight_update(self) -> None:
-        """Prepare each layer to be loaded again."""
+        """Prepare all layers to be loaded again."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the tensors; this worker keeps its shard of each."""
+        """Load this worker's shard of all tensors."""
         tensors = _tensors(update_info.files, self.device)
         if update_info.base:
             base = _tensors(update_info.base, self.device)
@@ -105,7 +105,7 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
         self.model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
-        """Re-pack the remaining layers and tie the heads again."""
+        """Pack the remaining layers, and tie the heads again."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -114,13 +114,13 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
             head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Do nothing; there is nothing to release."""
 
 
 def tied_heads(
     model: torch.nn.Module,
 ) -> Iterator[tuple[ParallelLMHead, VocabParallelEmbedding]]:
-    """Pairs of a head and the embedding that it shares its tensor with."""
+    """Yield each output head that shares its tensor with an embedding, and the embedding."""
     embeddings = {
         module.weight.data_ptr(): module
         for module in model.modules()
@@ -134,19 +134,19 @@ def tied_heads(
 def _tensors(files: Iterable[str], device: torch.device) -> Iterator[tuple[str, Any]]:
     for file in files:
         with safe_open(file, framework="pt", device=str(device)) as opened:
-            for name in opened.keys():  # noqa: SIM118 - no mapping, it has keys() alone
+            for name in opened.keys():  # noqa: SIM118 - not a mapping, it only has keys()
                 yield name, opened.get_tensor(name)
 
 
 class Parts(Draws):
-    """Draws; vLLM imports this module by its name."""
+    """Draws, under a name with which vLLM imports this module."""
 
 
 class CountedBatch(InputBatch):
-    """vLLM's batch, whose lists of output tokens keep their placeholders, as without a logits processor.
+    """vLLM's batch, whose lists of output tokens keep placeholders although there is a logits processor.
 
-    With one vLLM would wait, in each step, until the ids of the step before are on the host; Draws reads the
-    lengths of the lists alone. Penalties and banned words, which read ids, still get them.
+    Because of the processor vLLM would wait in each step until the ids of the previous step are on the host.
+    Draws needs only the lengths of the lists. Penalties and banned words, which read ids, still get them.
     """
 
     def __init__(self, *values: Any, **options: Any) -> None:
@@ -157,10 +157,10 @@ _keep = GPUModelRunner._cache_encoder_output  # noqa: SLF001 - it has no public 
 
 
 def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest: Any) -> None:
-    """Keep the features of one screen in a tensor of their own.
+    """Keep the features of one screen in a separate tensor.
 
-    vLLM keeps a part of the tensor of all screens that were encoded together, which stays as long as any of its
-    parts does: then features take more memory than the encoder cache counts.
+    vLLM keeps a part of the tensor of all screens that were encoded together. The whole tensor then stays as
+    long as any of its parts, and features take more memory than the encoder cache counts.
     """
     if output.untyped_storage().nbytes() > output.nbytes:
         output = output.clone()
@@ -168,10 +168,10 @@ def keep_alone(runner: GPUModelRunner, mm_hash: str, output: torch.Tensor, *rest
 
 
 def loaded_files(files: list[str], folder: str, _index: str) -> list[str]:
-    """Return those of a model folder's files that `weight_files` names.
+    """Return the files of a model folder that `weight_files` names, in place of vLLM's own function.
 
-    vLLM's own function prefers the index where a folder has a single file, too, and takes every file where
-    there is no index. transformers, and so the trainer, loads others.
+    vLLM's function prefers the index even if there is a single file beside it, and takes every file if there
+    is no index. transformers, and so the trainer, loads other files in these cases.
     """
     names = {file.name for file in weight_files(Path(folder))}
     return [file for file in files if Path(file).name in names]
@@ -182,21 +182,21 @@ def _install() -> None:
     models.register_models()
     models.replace_processors()
     models.scale_pixels()
-    # vLLM has no settings for these.
+    # vLLM has no settings with which these could be replaced.
     gpu_model_runner.Sampler = ExactSampler
     gpu_model_runner.InputBatch = CountedBatch
     GPUModelRunner._cache_encoder_output = keep_alone  # noqa: SLF001
     default_loader.filter_duplicate_safetensors_files = loaded_files
     if current_platform.is_cpu():
         _pad_heads()
-    # By name: a process that is still reading its configuration has no parent_process() yet.
+    # Asked by name, because a process that still reads its configuration has no parent_process() yet.
     if multiprocessing.current_process().name != "MainProcess":
-        # vLLM's processes would outlive a rollout worker that is killed, and keep its GPU.
+        # Without this, vLLM's processes would outlive a killed rollout worker and keep its GPU.
         when_orphaned(os.getppid(), partial(os._exit, 1))
 
 
 def _pad_heads() -> None:
-    """Attention of the supported text models, over heads of any size."""
+    """Let the supported text models attend over heads of any size."""
     from vllm.model_executor.models import qwen2, qwen3
 
     for module in (qwen2, qwen3):

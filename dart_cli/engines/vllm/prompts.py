@@ -1,9 +1,9 @@
-"""Conversion of a request to vLLM's types, and of its outputs to ours.
+"""Conversion of a request to vLLM's types, and of vLLM's outputs to ours.
 
-sent_items       images -> what its process is sent of each
-engine_input     prompt and images -> the input of AsyncLLM, each image with its content hash
-sampling_params  a Sampling and the tokens drawn so far -> SamplingParams
-OutputCollector  the tokens of vLLM's outputs, with their numbers
+sent_items       returns the part of each image that has to be sent to vLLM's process
+engine_input     makes the input of AsyncLLM from a prompt and its images
+sampling_params  makes SamplingParams from a Sampling and the number of tokens drawn so far
+OutputCollector  collects tokens, log-probabilities and entropies from vLLM's outputs
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def engine_input(
     image_token: int,
     salt: str,
 ) -> Any:
-    """Return the prompt [P] with its images [I], whose placeholders are in it in their order.
+    """Return the input of AsyncLLM for a prompt [P] whose placeholders are those of `images` [I], in order.
 
-    `items` [I] are theirs (`sent_items`). `salt` separates the prefix cache.
+    `items` [I] come from `sent_items`. Prefixes are shared only between inputs of equal `salt`.
     """
     if not images:
         return tokens_input(token_ids, cache_salt=salt)
@@ -56,30 +56,29 @@ def engine_input(
 def sent_items(
     processor: Any, images: Sequence[PreparedImage]
 ) -> list[MultiModalKwargsItem | None]:
-    """Return what vLLM's process is sent of each image [I]: None for one that it has.
+    """Return the item to send to vLLM's process for each image [I], None for an image that it has.
 
-    The images are bit for bit those that the trainer sees, as bytes. One image is settled before the
-    next is looked up: room for it may have cost another its place.
+    The pixels are bit for bit those that the trainer sees. Each image is put into the cache before the next
+    one is looked up, because it may evict another one.
     """
     items: list[MultiModalKwargsItem | None] = []
     for image in images:
         cache = processor.renderer.mm_processor_cache
         if cache is not None and cache.is_cached_item(image.key):
-            item = image_item(
-                torch.empty(0, 1, dtype=torch.uint8), image.grid
-            )  # the hash is enough
+            # The hash is enough, so the item has no pixels.
+            item = image_item(torch.empty(0, 1, dtype=torch.uint8), image.grid)
         else:
             item = image_item(image.pixels, image.grid)
-        held = {IMAGE: [item]}
-        processor.inject_into_mm_cache({IMAGE: [image.key]}, held)
-        items += held[IMAGE]
+        by_kind = {IMAGE: [item]}
+        processor.inject_into_mm_cache({IMAGE: [image.key]}, by_kind)
+        items += by_kind[IMAGE]
     return items
 
 
 def placeholders(
     token_ids: Sequence[int], images: Sequence[PreparedImage], image_token: int
 ) -> list[PlaceholderRange]:
-    """Return the range of each image. The prompt has as many placeholders as the images need."""
+    """Return the range of each image in a prompt that has as many placeholders as the images need."""
     ranges, position = [], 0
     for image in images:
         position = token_ids.index(image_token, position)
@@ -88,32 +87,32 @@ def placeholders(
     return ranges
 
 
-def sampling_params(sampling: Sampling, drawn: int, ends: Sequence[int]) -> SamplingParams:
-    """Parameters to continue after `drawn` tokens of the completion."""
+def sampling_params(sampling: Sampling, first: int, ends: Sequence[int]) -> SamplingParams:
+    """Return vLLM's parameters to continue a completion that has `first` tokens."""
     return SamplingParams(
         temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens - drawn,
-        logprobs=COLUMNS - 1,  # besides the drawn token's
+        max_tokens=sampling.max_tokens - first,
+        logprobs=COLUMNS - 1,  # beside the one of the drawn token
         flat_logprobs=True,
         stop_token_ids=list(ends),
-        ignore_eos=True,  # `ends` contains it if it is an end token
+        ignore_eos=True,  # if it is an end token, it is in `ends`
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={SECTION: {"seed": sampling.seed, "first": drawn}},
+        extra_args={SECTION: {"seed": sampling.seed, "first": first}},
     )
 
 
 class OutputCollector:
-    """Collects outputs of vLLM for one request: tokens [N] and their numbers."""
+    """Collects the outputs of vLLM for one request: tokens [N], log-probabilities and entropies."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []  # nats
         self.entropies: list[float] = []  # nats
-        self.finish = ""  # vLLM's reason, at the end
+        self.finish = ""  # vLLM's reason for the end; "" before
 
     def add(self, output: CompletionOutput) -> None:
-        """Add one output."""
+        """Add one output of vLLM."""
         self.token_ids += output.token_ids
         numbers: Any = output.logprobs
         if numbers is not None:

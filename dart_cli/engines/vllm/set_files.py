@@ -1,12 +1,12 @@
 """The files that vLLM reads weights and adapters from.
 
-    open_files        those of a weight set, held open while vLLM's processes read them
-    AdapterVersions   adapters that vLLM serves beside the weights, several versions at once
+    open_files        holds the files of a weight set open while vLLM's processes read them
+    AdapterVersions   the versions of adapters that vLLM serves beside the weights, several at once
 
-Each version of adapters is a LoRARequest of vLLM's own, with files in peft's format. A request ends under the
-version that it began with: nothing halts but for the moment in which vLLM reads the files, and no keys
-and values are computed again. vLLM has room for `slots` versions; versions that no request uses any
-more are removed when the next one comes.
+Each version of the adapters is a LoRARequest of vLLM, with files in peft's format. A request ends under the
+version that it began with. vLLM halts only for the moment in which it reads the files, and computes no keys
+and values again. It has room for `slots` versions. A version that no request uses any more is removed when
+the next one is added.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM makes room for."""
+"""The maximal ranks that vLLM accepts."""
 LEAST_SLOTS = 2
-"""The version that serves, and the one that comes."""
+"""Slots for the version that serves and for the next one."""
 PREFIX = "dart-adapters-"
-"""Of folders in the system's place for temporary files."""
+"""The prefix of our folders in the system's folder for temporary files."""
 _LOCK = "lock"
 
 
 @contextlib.contextmanager
 def open_files(directory: Path) -> Iterator[list[str]]:
-    """Paths to a set's open files for other processes of this user, valid if the set is removed.
+    """Yield paths to a set's open files, which this user's processes can read even after its removal.
 
-    The trainer removes old versions without knowing which one a worker reads. Raises WeightsError.
+    The trainer removes old versions, even one that a worker reads at that time. Raises WeightsError if the
+    set has been removed already.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -63,7 +64,7 @@ def open_files(directory: Path) -> Iterator[list[str]]:
 
 
 def adapter_args(lora: LoraConfig, slots: int) -> dict[str, Any]:
-    """Arguments of vLLM for `slots` versions of such adapters."""
+    """Return vLLM's arguments for `slots` versions of such adapters."""
     return {
         "enable_lora": True,
         "max_loras": slots,
@@ -73,14 +74,17 @@ def adapter_args(lora: LoraConfig, slots: int) -> dict[str, Any]:
 
 
 class AdapterVersions:
-    """The versions that vLLM holds, oldest first. Used by the engine's event loop alone."""
+    """The versions of the adapters in vLLM, and the requests that use each.
+
+    For the engine's event loop alone.
+    """
 
     def __init__(self, lora: LoraConfig, base: Path, slots: int) -> None:
-        """Take the folder of the base model that they adapt as `base`."""
+        """Make room for `slots` versions of adapters of the model in the folder `base`."""
         self._lora = lora
         self._base = base
         self._slots = slots
-        self._held: dict[int, LoRARequest] = {}  # by policy version
+        self._versions: dict[int, LoRARequest] = {}  # by policy version, oldest first
         self._users: dict[int, set[str]] = {}  # by policy version: vLLM's request ids
         self._changed = asyncio.Condition()
         _remove_stale()
@@ -88,9 +92,9 @@ class AdapterVersions:
         self._lock = _locked(Path(self._folder.name))
 
     def begin(self, version: int, name: str) -> LoRARequest | None:
-        """Return the adapters of `version` for request `name`; None where that is the base."""
+        """Note that request `name` uses `version`, and return its adapters; None if it is the base model."""
         self._users.setdefault(version, set()).add(name)
-        return self._held.get(version)
+        return self._versions.get(version)
 
     async def end(self, version: int, name: str) -> None:
         """Note that request `name` is over."""
@@ -101,59 +105,64 @@ class AdapterVersions:
     async def add(
         self, llm: AsyncLLM, tensors: Mapping[str, torch.Tensor], version: int
     ) -> tuple[float, float]:
-        """Load a version; returns the seconds of writing its files and of vLLM's reading them.
+        """Load a version, for which there must be room.
 
-        There must be room. Raises what vLLM raises; it then holds what it held.
+        Return the seconds of writing its files, and of vLLM's reading them. Raises what vLLM raises; vLLM
+        then has the same versions as before.
         """
         from vllm.lora.request import LoRARequest
 
         began = time.monotonic()
         folder = Path(self._folder.name) / str(version)
         await asyncio.to_thread(self._write, tensors, folder)
-        written = time.monotonic()
-        # Identifiers begin at 1.
+        halted = time.monotonic()
+        # vLLM's identifiers begin at 1.
         request = LoRARequest(f"v{version}", version + 1, str(folder))
         await llm.add_lora(request)
-        self._held[version] = request
-        return written - began, time.monotonic() - written
+        self._versions[version] = request
+        return halted - began, time.monotonic() - halted
 
     async def remove_unused(self, llm: AsyncLLM, newest: int) -> None:
-        """Remove the versions without a request, but for `newest`."""
-        for version in [v for v in self._held if v != newest and not self._users.get(v)]:
+        """Remove all versions that no request uses, except for `newest`."""
+        for version in [v for v in self._versions if v != newest and not self._users.get(v)]:
             await self._remove(llm, version)
 
-    def crowded(self) -> tuple[int, set[str]] | None:
-        """Return the oldest version and its requests, if there is no room for another; else None."""
-        if len(self._held) < self._slots:
-            return None
-        oldest = min(self._held)
-        return oldest, set(self._users.get(oldest, ()))
+    def oldest_if_full(self) -> int | None:
+        """Return the oldest version if there is no room for another one, else None."""
+        return min(self._versions) if len(self._versions) >= self._slots else None
 
-    async def unused(self, version: int) -> None:
+    def requests_of(self, version: int) -> set[str]:
+        """Return the requests that use `version`, by vLLM's request ids."""
+        return set(self._users.get(version, ()))
+
+    async def wait_until_unused(self, version: int) -> None:
         """Wait until no request uses `version`."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._users.get(version))
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the files of all versions."""
         self._folder.cleanup()
         self._lock.close()
 
     async def _remove(self, llm: AsyncLLM, version: int) -> None:
-        request = self._held.pop(version)
+        request = self._versions.pop(version)
         self._users.pop(version, None)
         await llm.remove_lora(request.lora_int_id)
         await asyncio.to_thread(shutil.rmtree, request.lora_path, ignore_errors=True)
 
     def _write(self, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-        folder.mkdir(exist_ok=True)  # an attempt may have failed
+        folder.mkdir(exist_ok=True)  # it is there if an earlier attempt has failed
         config = peft_config(self._lora, str(self._base))
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(peft_names(tensors), folder / "adapter_model.safetensors")
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Mark a folder as in use for as long as the file is open; the mark is there once it is locked."""
+    """Mark a folder as in use by a locked file, and return the file; closing it frees the lock.
+
+    The file gets its name only after it is locked.
+    """
     file = (folder / f".{_LOCK}").open("wb")
     fcntl.flock(file, fcntl.LOCK_EX)
     (folder / f".{_LOCK}").rename(folder / _LOCK)
@@ -161,11 +170,9 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _remove_stale() -> None:
-    """Remove the folders of processes that were killed."""
+    """Remove the folders that killed processes have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with (
-            contextlib.suppress(OSError),
-            (folder / _LOCK).open("rb") as file,
-        ):  # in use, or another user's
+        # An OSError means that the folder is in use, or belongs to another user.
+        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

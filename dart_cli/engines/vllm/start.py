@@ -1,11 +1,11 @@
-"""How vLLM is started: its parts, platform and arguments.
+"""Starting vLLM: its arguments, its environment, and the checks before.
 
-engine_args    our configuration and the model, as vLLM's arguments
-start          the engine, or an error with its cause and cure
-_environment   the variables of its processes
+engine_args    makes vLLM's arguments from the configuration and the model
+start          starts vLLM, or raises an error with the cause and the fix
+_environment   sets the environment variables of vLLM's processes
 
-What vLLM would compile with nvcc, download or look up at its start is turned off here, as is all that the CPU build
-cannot do; docs/engines.md has each default and its reason.
+This module turns off whatever vLLM would compile with nvcc, download or look up at its start, and whatever
+the CPU build cannot do. docs/engines.md lists each default with its reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dart_cli.engines.vllm.room import (
     LEAST_CPU_BATCH,
     batch_tokens,
     divide,
-    kept_tokens,
+    feature_tokens,
 )
 from dart_cli.policy.loader import LoadedPolicy
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The only worker of a CPU is in the engine's process. vLLM's CPU platform takes a process more, to set
-its threads; ours are set before either starts."""
+"""An executor that runs the only worker of a CPU in the engine's process. vLLM's CPU platform would start
+another process in order to set its threads, but dart sets them before either process starts."""
 SEE_LOG = "vLLM's own messages are above, in the log of this rollout worker"
 
-_WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size that the model uses
+_WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size after resizing
 
 
 def engine_args(
@@ -60,7 +60,7 @@ def engine_args(
 ) -> dict[str, Any]:
     """Return the arguments for vLLM's AsyncEngineArgs.
 
-    `features` is the share of a GPU's memory that features of screens take, beside what vLLM measures.
+    `features` is the share of a GPU's memory that features of screens take; vLLM does not measure it.
     """
     from dart_cli.engines.vllm.plugin import BACKEND, Parts
     from dart_cli.engines.vllm.set_files import adapter_args
@@ -70,7 +70,7 @@ def engine_args(
         "model": str(policy.folder),
         "dtype": dtype,
         "seed": 0,
-        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "skip_tokenizer_init": True,  # requests and outputs are tokens
         "tensor_parallel_size": config.tensor_parallel,
         "max_model_len": length,
         "max_num_seqs": max_batch,
@@ -108,37 +108,35 @@ def engine_args(
 
 
 def _gpu_args(config: VllmConfig, dtype: str, max_batch: int, length: int) -> dict[str, Any]:
-    """Return the arguments of a GPU: larger batches, and nothing that FlashInfer compiles or downloads."""
+    """Return the arguments for a GPU: larger batches, and no FlashInfer that is compiled or downloaded."""
     options = config.options
     arguments: dict[str, Any] = {"max_num_batched_tokens": batch_tokens(config, length, max_batch)}
-    if "kernel_config" not in options:  # vLLM takes either
+    if "kernel_config" not in options:  # vLLM accepts only one of the two
         arguments["enable_flashinfer_autotune"] = False
     if dtype == "bfloat16" and "attention_config" not in options:
-        # vLLM's own choice before Blackwell, where it would choose FlashInfer's. It has no float32.
+        # vLLM's own choice before Blackwell, where it would choose FlashInfer. It does not take float32.
         arguments["attention_backend"] = "FLASH_ATTN"
     if config.tensor_parallel > 1:
-        # All GPUs are of this host, also where Ray has placed this process.
+        # All GPUs are on this host, even if Ray has placed this process.
         arguments["distributed_executor_backend"] = "mp"
         arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     return arguments
 
 
 def sequence_length(policy: LoadedPolicy, config: VllmConfig) -> int:
-    """Return the most tokens of a prompt and its completion."""
+    """Return the most tokens that a prompt and its completion have together."""
     return min(config.max_model_len or policy.max_positions, policy.max_positions)
 
 
 def largest_screen(policy: LoadedPolicy, max_model_len: int) -> Any:
-    """Return the most image tokens that one screen can take, as models.Largest."""
+    """Return a screen of the most image tokens that one screen can take, as models.Largest."""
     from dart_cli.engines.vllm.models import Largest
 
     images = policy.images
     side = images.patch * images.merge
     width, height = images.resized(_WIDEST, _WIDEST)
-    rows, columns = (
-        height // side + 1,
-        width // side + 1,
-    )  # of any shape: (r + 1)^2 > pixels / side^2
+    # One row and one column more make room for screens of any shape: (r + 1)^2 > pixels / side^2.
+    rows, columns = height // side + 1, width // side + 1
     if rows * columns > max_model_len:
         rows = math.isqrt(max_model_len)
         columns = max_model_len // rows
@@ -155,14 +153,14 @@ def start(
     device: str = "auto",
     threads: int = 1,
     adapter_slots: int = 0,
-    shown: int = 0,
+    screen_tokens: int = 0,
 ) -> AsyncLLM:
-    """Start an AsyncLLM with its processes, serving the folder's own weights.
+    """Start an AsyncLLM with its processes, which serves the weights of the policy's folder.
 
-    It has room for `adapter_slots` versions of the policy's adapters beside them, and for features of screens of
-    `shown` tokens, or of as many as leave room for keys and values.
+    It has room for `adapter_slots` versions of the policy's adapters, and for the features of `screen_tokens`
+    tokens of screens, or of fewer if keys and values need the room.
 
-    Raises MissingPartError for a part that is not installed, EngineError if it does not start.
+    Raises MissingPartError if a part is not installed, and EngineError if vLLM does not start.
     """
     if problem := vllm_problem():
         raise MissingPartError(f'rollout.engine = "vllm": {problem}')
@@ -175,7 +173,7 @@ def start(
         on_cpu = bool(current_platform.is_cpu())
         _check_platform(config, device, on_cpu)
         memory = 0 if on_cpu else _memory_of(current_platform)
-        kept, features = _features(policy, config, dtype, memory, shown)
+        tokens, features = _features(policy, config, dtype, memory, screen_tokens)
         arguments = engine_args(
             policy,
             config,
@@ -190,70 +188,88 @@ def start(
             "on the CPU" if on_cpu else f"on {device}",
         )
         try:
-            made = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-            # No argument sets it; the scheduler's EncoderCacheManager is made with it.
-            scheduler = made.scheduler_config
-            scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, kept)
+            engine_config = AsyncEngineArgs(**arguments).create_engine_config(
+                UsageContext.ENGINE_CONTEXT
+            )
+            # No argument sets this size, with which the scheduler makes its EncoderCacheManager.
+            scheduler = engine_config.scheduler_config
+            scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, tokens)
             return AsyncLLM.from_vllm_config(
-                made,
+                engine_config,
                 enable_log_requests=bool(arguments.get("enable_log_requests")),
                 disable_log_stats=bool(arguments["disable_log_stats"]),
             )
-        except TypeError as error:  # from AsyncEngineArgs: an unknown name
+        except TypeError as error:  # AsyncEngineArgs does not have a name of vllm.options
             raise EngineError(
                 f"vllm.options: {error}; see the engine arguments of vLLM's documentation"
             ) from error
-        except Exception as error:  # vLLM raises whatever ended its processes
+        except Exception as error:  # vLLM raises any error that ended its processes
             raise EngineError(f"vLLM did not start: {root_cause(error)}") from error
 
 
 def _memory_of(platform: Any) -> int:
-    """Return the bytes of the first GPU, without a CUDA context here. Raises EngineError."""
+    """Return the bytes of the first GPU, without making a CUDA context in this process.
+
+    Raises EngineError.
+    """
     try:
         return int(platform.get_device_total_memory())
-    except Exception as error:  # NVML's own
+    except Exception as error:  # NVML has its own error classes
         raise EngineError(
             f"vLLM cannot read the memory of the GPU: {root_cause(error)}; see `nvidia-smi`"
         ) from error
 
 
 def _features(
-    policy: LoadedPolicy, config: VllmConfig, dtype: str, memory: int, shown: int
+    policy: LoadedPolicy, config: VllmConfig, dtype: str, memory: int, screen_tokens: int
 ) -> tuple[int, float]:
-    """Return the tokens of screens whose features are kept, and their share of a GPU's `memory` (0 for a CPU)."""
-    shape, wide = shape_of(read_json(policy.folder, "config.json")), getattr(torch, dtype).itemsize
+    """Return the tokens of screens whose features are kept, and the features' share of a GPU's `memory`.
+
+    On a CPU `memory` is 0, and so is the share.
+    """
+    shape = shape_of(read_json(policy.folder, "config.json"))
+    wide = getattr(torch, dtype).itemsize
     if not memory:
-        return kept_tokens(shape, wide, CPU_KV_MB << 20, shown), 0.0
-    length = sequence_length(policy, config)
-    room = divide(config, shape, wide=wide, memory=memory, length=length, shown=shown)
-    if config.options.get("kv_cache_memory_bytes"):  # vLLM sizes its cache by these alone
-        return room.kept, 0.0
-    return room.kept, room.features / memory
+        return feature_tokens(shape, wide, CPU_KV_MB << 20, screen_tokens), 0.0
+    room = divide(
+        config,
+        shape,
+        wide=wide,
+        memory=memory,
+        length=sequence_length(policy, config),
+        screen_tokens=screen_tokens,
+    )
+    if config.options.get(
+        "kv_cache_memory_bytes"
+    ):  # vLLM then sizes its cache by this number alone
+        return room.feature_tokens, 0.0
+    return room.feature_tokens, room.features / memory
 
 
 @contextlib.contextmanager
 def _environment(device: str, threads: int) -> Iterator[None]:
-    """Set the environment that vLLM's processes inherit; user settings are kept unless exactness forbids.
+    """Set the environment variables that vLLM's processes inherit, while they start.
 
-    CUDA_VISIBLE_DEVICES is restored afterwards: `dart doctor` loads a trainer on another GPU.
+    Variables that the user has set are kept, except for those on which exact samples depend.
+    CUDA_VISIBLE_DEVICES is restored afterwards, because `dart doctor` then loads a trainer on another GPU.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its sampler cannot be replaced by ours
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a process with threads must not fork
-    chosen = os.environ.get(VISIBLE)
+    visible = os.environ.get(VISIBLE)
     if device.startswith("cuda:"):
         os.environ[VISIBLE] = gpu_names([int(device.partition(":")[2])], os.environ)[0]
     for name, value in {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with environments and trainer
-        # oneDNN caches 1024 primitives by default, one for each batch shape and each set of weights:
-        # 300 MB after as many updates.
+        # By default oneDNN caches 1024 primitives, one for each batch shape and each set of weights, which
+        # take 300 MB after as many updates.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # FlashInfer compiles its kernels with nvcc and ninja, which few machines have; dart samples with none.
+        # FlashInfer compiles its kernels with nvcc and ninja, which few machines have.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     }.items():
@@ -261,10 +277,10 @@ def _environment(device: str, threads: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if chosen is None:
+        if visible is None:
             os.environ.pop(VISIBLE, None)
         else:
-            os.environ[VISIBLE] = chosen
+            os.environ[VISIBLE] = visible
 
 
 def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
@@ -292,14 +308,15 @@ _MEMORY = ("out of memory", "available memory", "kv cache", "gpu memory utilizat
 
 
 def root_cause(error: BaseException) -> str:
-    """One line: the first error of the chain, and a cure if one is known."""
+    """Return one line with the first error of the chain, and with the fix if the error is a known one."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
     if any(sign in text.lower() for sign in _MEMORY):
         text += (
             "; lower vllm.max_model_len or rollout.max_batch, set vllm.gpu_memory_utilization or "
-            "kv_cache_memory_bytes of vllm.options to what is free, or spread the model by vllm.tensor_parallel"
+            "kv_cache_memory_bytes of vllm.options to what is free, or spread the model by "
+            "vllm.tensor_parallel"
         )
     elif "engine core" in text.lower():
         text += f"; {SEE_LOG}"

@@ -1,14 +1,16 @@
-"""Model text <-> GUI actions; one action parser per action language.
+"""The interface of an action parser, which turns the text of a model into a GUI action and back.
 
-    ActionParser          what every language offers: parse, format, as_history
-    PointParser     one that also tells where a text names a place: what `policy.pointing = "pointer"` needs
-    WrittenPoint   a place in a text
-    summary_of     what a completion says of its action, in words
+    ActionParser   every action language has one, with parse, format and as_history
+    PointParser    an action parser that also finds the points in a text, for a policy that points
+    WrittenPoint   a point in a text: its characters and its numbers
+    summary_of     returns a completion's own description of its action, in words
 
-The languages are in `action_parsers/`: `compact` (the tiny model), `uitars` (UI-TARS text), tool calls, calls of
-pyautogui, and GLM's (docs/families.md); one of your own is named as file.py:MyParser (docs/policy.md).
-Texts are parsed by a grammar, by json or by ast, never evaluated; a text that is no action raises ActionError and
-nothing else. Torch-free: environment processes import it.
+The modules beside this one have the languages: `compact` (the tiny model), `uitars` (UI-TARS text), tool
+calls, calls of pyautogui, and the language of GLM (docs/families.md). A user's own action parser is named as
+file.py:MyParser (docs/policy.md).
+
+Texts are parsed by a grammar, by json or by ast, and are never evaluated. A text that is no action raises
+ActionError and no other error. Environment processes import this package, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -23,40 +25,45 @@ from envs.contract.actions import Action
 
 @runtime_checkable
 class ActionParser(Protocol):
-    """One action language.
+    """Reads and writes the texts of one action language.
 
-    `limits` has, by the kind of an action (envs.contract.actions), what the language lacks of it and how it is
-    expressed instead. Actions of all other kinds can be expressed, each with any of its fields.
+    `limits` says, for a kind of action (envs.contract.actions), which forms of it the language cannot
+    express, and how they are expressed instead. Actions of all other kinds can be expressed, with any values
+    of their fields.
     """
 
     @property
     def limits(self) -> Mapping[str, str]:
-        """Kinds of actions that the language cannot express in full; see the class."""
+        """The kinds of actions that the language cannot express in full, with a text on each.
+
+        See the class.
+        """
         ...
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """Return the action a completion means, in pixels of the screenshot.
+        """Return the action that a completion means, in pixels of the screenshot.
 
-        Raises ActionError, which names what is wrong and where in the text.
+        Raises ActionError, which names the mistake and its place in the text.
         """
         ...
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """Return the text that `parse` reads as `action`, as the model would write it.
+        """Return a text, as the model would write it, that `parse` reads as `action`.
 
-        Exact up to the grid of `coordinates` (see coordinates.py). Raises ActionError for an action that the
-        language cannot express: a form of it named in `limits`, or a key by a name that is not ours.
+        Pixels are exact up to the grid of `coordinates` (see coordinates.py). Raises ActionError for an
+        action that the language cannot express: a form that `limits` names, or a key whose name is not one of
+        ours.
         """
         ...
 
     def as_history(self, text: str) -> str:
-        """Return a past completion as the model expects to see it in a prompt."""
+        """Return a past completion in the form in which the model expects it in a prompt."""
         ...
 
 
 @dataclass(frozen=True)
 class WrittenPoint:
-    """Characters [start, end) of a text name the point (x, y), in the model's numbers."""
+    """A point in a text: the characters [start, end) name (x, y), in the model's numbers."""
 
     start: int
     end: int
@@ -66,27 +73,29 @@ class WrittenPoint:
 
 @runtime_checkable
 class PointParser(ActionParser, Protocol):
-    """A language whose points can be replaced: by the pointers of a model that points at patches.
+    """An action parser that can find and write the points of a text.
 
-    Its model writes a pointer in the place of what `write_point` gives.
+    If the model points, it writes a pointer wherever the language would have the text of `write_point`.
     """
 
     def write_point(self, x: int, y: int) -> str:
-        """Return the model's numbers as a point in a text."""
+        """Return the model's numbers (x, y) as the text of a point."""
         ...
 
     def find_points(self, text: str) -> Sequence[WrittenPoint]:
-        """Return the points that `parse` reads in a completion, in their order; none in a text that is no action.
+        """Return the points that `parse` reads in a completion, in order; none if the text is no action.
 
-        In the place of each, what `write_point` gives of its numbers leaves the action as it is. Raises nothing.
+        If each point is replaced by `write_point` of its numbers, `parse` reads the same action. Never
+        raises.
         """
         ...
 
 
 def summary_of(action_parser: ActionParser, text: str) -> str:
-    """Return what a completion says of its action, as its family's later prompts tell it; the text itself without one.
+    """Return a completion's description of its action, for the lines on earlier steps in later prompts.
 
-    An action parser has a `summary` for it where its family's prompts have such lines.
+    An action parser has a method `summary` if the prompts of its family have such lines. Without the method
+    the result is the whole text, on one line.
     """
     summary = getattr(action_parser, "summary", None)
     return str(summary(text)) if callable(summary) else " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The tiny model's action language: one call, integers 0-999, no spaces.
+"""The action language of the tiny model: one call with integers 0-999 and without spaces.
 
 Calls:
     click(x,y)  right_click(x,y)  middle_click(x,y)  double_click(x,y)  triple_click(x,y)
@@ -6,13 +6,13 @@ Calls:
     ctrl+click(x,y)  ctrl+shift+drag(...)     with ctrl, shift, alt, meta held
     move(x,y)   scroll(x,y,up|down)   three notches
     mouse_down(x,y,right)  mouse_up()     without a button: left; without a point: where the pointer is
-    key(ctrl+a)   lower case, a capital is read as shift and its letter; + itself is `plus`
+    key(ctrl+a)   lower case; a capital is read as shift and its letter, and + itself is written `plus`
     key_down(ctrl)  key_up(ctrl)
-    type(TEXT)  answer(TEXT)  goto(URL)   runs to the last ")" of the completion, verbatim
+    type(TEXT)  answer(TEXT)  goto(URL)   the text is verbatim, up to the last ")" of the completion
     wait()  done()  fail()
 
-The models that ship were trained on the left click, right_click, double_click, move, a drag of two
-points, scroll, type, answer, key, wait, done and fail. Each of these has its own token; the others are
+The models that ship were trained on the left click, right_click, double_click, move, a drag of two points,
+scroll, type, answer, key, wait, done and fail. Each of these has a token in their vocabulary; the others are
 spelt.
 """
 
@@ -102,7 +102,7 @@ _DRAG_OF = {button: name for name, button in _DRAGS.items()}
 
 
 class CompactParser:
-    """See the module's docstring; implements `dart_cli.language.parsers.base.PointParser`."""
+    """The PointParser of the compact language; the module's docstring has its calls."""
 
     limits: Mapping[str, str] = {
         "scroll": f"it turns the wheel by {NOTCHES} notches, up or down",
@@ -156,15 +156,18 @@ class CompactParser:
                 return act.Fail()
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:  # noqa: ARG002
-        """Return the completion of one action; see ActionParser. The language has no thoughts: `thought` is dropped."""
+        """Return the completion of one action.
+
+        See ActionParser. The language has no thoughts, so none is written.
+        """
         match action:
             case act.Click() | act.DoubleClick() | act.TripleClick():
-                held = "".join(f"{each}+" for each in action.modifiers)
+                prefix = "".join(f"{modifier}+" for modifier in action.modifiers)
                 name = verb_of(_CLICKS, action)
-                return f"{held}{name}({_numbers(coordinates, (action.x, action.y))})"
+                return f"{prefix}{name}({_numbers(coordinates, (action.x, action.y))})"
             case act.Drag():
-                held = "".join(f"{each}+" for each in action.modifiers)
-                return f"{held}{_DRAG_OF[action.button]}({_numbers(coordinates, *action.path)})"
+                prefix = "".join(f"{modifier}+" for modifier in action.modifiers)
+                return f"{prefix}{_DRAG_OF[action.button]}({_numbers(coordinates, *action.path)})"
             case act.Move():
                 return f"move({_numbers(coordinates, (action.x, action.y))})"
             case act.MouseDown() | act.MouseUp():
@@ -199,14 +202,14 @@ class CompactParser:
         return f"{x},{y}"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """Where `parse` reads points; see PointParser."""
+        """Return the pairs of numbers that `parse` reads as points; see PointParser."""
         try:
             return first_read(reply_starts(text), lambda start: self._points(text, start))
         except ActionError:
             return []
 
     def _points(self, text: str, begin: int) -> list[WrittenPoint]:
-        """Return the points of a reply that begins there. Raises ActionError."""
+        """Return the points of a reply that begins at character `begin`. Raises ActionError."""
         return [
             WrittenPoint(begin + start, begin + end, *_two(point))
             for start, end, point in self._grammar.matches(text[begin:], "point")
@@ -214,7 +217,8 @@ class CompactParser:
 
 
 def _modifiers(prefix: Sequence[Tree[Token] | Token]) -> tuple[Modifier, ...]:
-    return tuple(cast("Modifier", name) for each in prefix for name in str(each).split("+") if name)
+    names = (name for token in prefix for name in str(token).split("+") if name)
+    return tuple(cast("Modifier", name) for name in names)
 
 
 def _trees(tree: Tree[Token]) -> list[Tree[Token]]:
@@ -235,7 +239,7 @@ def _numbers(coordinates: CoordinateMap, *points: tuple[int, int]) -> str:
 
 
 def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> list[str]:
-    """Return the point, where one is given, and the button, where it is not the left one."""
+    """Return the arguments of mouse_down or mouse_up: the point, if any, and a button other than the left."""
     where = []
     if action.x is not None and action.y is not None:
         where.append(_numbers(coordinates, (action.x, action.y)))
@@ -243,4 +247,4 @@ def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> l
 
 
 ACTION_PARSERS: Mapping[str, Callable[[], CompactParser]] = {"compact": CompactParser}
-"""By its name."""
+"""The factory of this module's action parser, by name."""

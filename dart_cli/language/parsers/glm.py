@@ -1,4 +1,4 @@
-r"""GLM-4.5V on a desktop: a thought, one call in box tokens, and a memory.
+r"""The action language of GLM-4.5V on a desktop: a thought, one call in box tokens, and a memory.
 
     I click the search field. <|begin_of_box|>left_click(start_box='[333,48]', element_info='search')<|end_of_box|>
     Memory:
@@ -8,8 +8,9 @@ r"""GLM-4.5V on a desktop: a thought, one call in box tokens, and a memory.
     left_drag(start_box='[x,y]', end_box='[x,y]')   scroll(start_box='[x,y]', direction='up' | 'down', step=5)
     key(keys='ctrl+c')   type(content='...')   WAIT() of 5 seconds   DONE()   FAIL()
 
-The calls and numbers, 0-999 of each side, are those of github.com/zai-org/GLM-V, examples/gui-agent/glm-45v. Read
-too: a call without box tokens before the memory; a box of four numbers means its centre. The memory is not read.
+The calls and numbers, 0-999 of each side, are those of github.com/zai-org/GLM-V, examples/gui-agent/glm-45v.
+A call without box tokens before the memory is read, too. A box of four numbers means its centre. The memory
+is not read.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from dart_cli.language.parsers.base import WrittenPoint
 from dart_cli.language.parsers.reading import (
     Span,
     Verb,
+    as_action_errors,
     at_point,
     calls_of,
     first_read,
     join_keys,
     not_expressed,
-    quoted,
+    quote,
     refuse_long,
     split_keys,
     text_of,
-    understood,
-    unheld,
+    verb_and_pixel,
 )
 from dart_cli.language.parsers.tools import point_of
 from dart_cli.language.thoughts import reply_of, reply_starts
@@ -65,14 +66,14 @@ _ARGUMENTS: Mapping[str, Sequence[str]] = {
     "type": ("content",),
     **dict.fromkeys(("WAIT", "DONE", "FAIL"), ()),
 }
-"""Of each call, without `element_info`, which is not read."""
+"""The arguments of each call, without `element_info`, which is not read."""
 _TAG = re.compile(r"<(?=\||/?think(?:ing)?>)")
 _BARE = re.compile(rf"(?<!\w)(?:{'|'.join(_NAMES)})\(")
 _BOX = r"\s*=\s*['\"]?\s*(\[\s*\d{1,6}\s*,\s*\d{1,6}\s*(?:,\s*\d{1,6}\s*,\s*\d{1,6}\s*)?\])"
 
 
 class GlmParser:
-    """See the module's docstring; implements `dart_cli.language.parsers.base.PointParser`."""
+    """The PointParser of GLM's language; the module's docstring has its calls."""
 
     limits: Mapping[str, str] = {
         **dict.fromkeys(("click", "double_click"), "keys cannot be held during it"),
@@ -91,7 +92,7 @@ class GlmParser:
         return self._read(text, coordinates).action
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """Return the completion of one action; see ActionParser. A box token in `thought` loses its <."""
+        """Return the completion of one action; see ActionParser. Box tokens in `thought` lose their <."""
         call = _call(action, coordinates)
         if call is None:
             raise not_expressed("GLM", action, self.limits)
@@ -103,17 +104,20 @@ class GlmParser:
         return text
 
     def summary(self, text: str) -> str:
-        """Thought and action as the past steps of its prompt have them; see `dart_cli.language.parsers.base.summary_of`."""
+        """Return thought and action as the prompt's lines on past steps have them.
+
+        See `summary_of` in base.py.
+        """
         try:
             code = self._read(text, AS_IT_IS).code
         except ActionError:
             return ""
-        said = reply_of(text).partition("Memory:")[0]
-        said = said.replace(_BEGIN, "").replace(_END, "").replace(code, "").strip()
-        return f"Thought: {said}\nAction: {code}"
+        thought = reply_of(text).partition("Memory:")[0]
+        thought = thought.replace(_BEGIN, "").replace(_END, "").replace(code, "").strip()
+        return f"Thought: {thought}\nAction: {code}"
 
     def write_point(self, x: int, y: int) -> str:
-        """Return a point in a list; see PointParser."""
+        """Return a point as a list; see PointParser."""
         return f"[{x},{y}]"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
@@ -124,10 +128,10 @@ class GlmParser:
             return []
         points = []
         for key in ("start_box", "end_box") if call.name in _POINTED else ():
-            each = re.compile(key + _BOX).search(text, call.start)
-            if each and _numbers(call.arguments.get(key)) == json.loads(each[1]):
-                numbers = point_of(json.loads(each[1]))
-                points.append(WrittenPoint(each.start(1), each.end(1), *numbers))
+            match = re.compile(key + _BOX).search(text, call.start)
+            if match and _numbers(call.arguments.get(key)) == json.loads(match[1]):
+                x, y = point_of(json.loads(match[1]))
+                points.append(WrittenPoint(match.start(1), match.end(1), x, y))
         return points
 
     def _read(self, text: str, coordinates: CoordinateMap) -> _Call:
@@ -146,7 +150,7 @@ class GlmParser:
             if key not in _ARGUMENTS[name]:
                 has = ", ".join(_ARGUMENTS[name]) or "none"
                 raise ActionError(f"{name} has no argument {key[:24]!r}; it has {has}")
-        with understood(name):
+        with as_action_errors(name):
             return _Call(_action(name, arguments, coordinates), code, name, arguments, start)
 
 
@@ -161,9 +165,9 @@ class _Call(NamedTuple):
 
 
 def _spans(text: str) -> list[Span]:
-    """Return which parts of a text may be its call. Raises ActionError where none can be.
+    """Return the parts of a text that may be its call, the likeliest first. Raises ActionError if none is.
 
-    It is looked for behind the thought first, and before the memory; what it types may name a box.
+    The call stands after the thought and before the memory. A text that it types may contain box tokens.
     """
     spans = [span for begin in reversed(reply_starts(text)) for span in _spans_from(text, begin)]
     if not spans and _BEGIN in text:
@@ -185,7 +189,7 @@ def _spans_from(text: str, begin: int) -> list[Span]:
 
 
 def _numbers(box: Any) -> Any:
-    """Return the numbers of a box, which stand in a text or in a list."""
+    """Return the numbers of a box, which is a list or a text."""
     return json.loads(box) if isinstance(box, str) and len(box) < 200 else box
 
 
@@ -220,8 +224,9 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
         x, y = coordinates.to_model(x, y)
         return f"'[{x},{y}]'"
 
-    if found := unheld(_VERBS, action):
-        return f"{found[0]}(start_box={box(*found[1:])}, element_info='')"
+    if call := verb_and_pixel(_VERBS, action):
+        name, x, y = call
+        return f"{name}(start_box={box(x, y)}, element_info='')"
     match action:
         case act.Drag(path=[first, last], button="left", modifiers=()):
             ends = f"start_box={box(*first)}, end_box={box(*last)}"
@@ -233,9 +238,9 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
                 f"scroll(start_box={at}, direction='{direction}', step={abs(dy)}, element_info='')"
             )
         case act.KeyPress():
-            return f"key(keys={quoted(join_keys(action.keys, '+'), ())})"
+            return f"key(keys={quote(join_keys(action.keys, '+'), ())})"
         case act.Type():
-            return f"type(content={quoted(action.text, (_BEGIN, _END, '</think'))})"
+            return f"type(content={quote(action.text, (_BEGIN, _END, '</think'))})"
         case act.Wait(seconds=seconds) if seconds == WAIT_S:
             return "WAIT()"
         case act.Done():
@@ -246,4 +251,4 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
 
 
 ACTION_PARSERS: Mapping[str, Callable[[], GlmParser]] = {"glm": GlmParser}
-"""By its name."""
+"""The factory of this module's action parser, by name."""

@@ -1,4 +1,4 @@
-r"""Calls of pyautogui, as code: whatever text, then the code of one action at the end of the completion.
+r"""Calls of pyautogui as code: any text, then the code of one action at the end of the completion.
 
     ## Action:
     Click the search field.
@@ -8,23 +8,24 @@ r"""Calls of pyautogui, as code: whatever text, then the code of one action at t
     pyautogui.click(x=640, y=52)
     ```
 
-    action parser       the code stands in              its calls                              families
-    pyautogui   the last ``` block              pyautogui.*, computer.*, time.sleep    OpenCUA, EvoCUA in its style S1
-    scalecua    <action> ... </action>          click(...), write(...), response(...)  ScaleCUA
+    action parser   place of the code         calls                                  families
+    pyautogui       the last ``` block        pyautogui.*, computer.*, time.sleep    OpenCUA, EvoCUA in style S1
+    scalecua        <action> ... </action>    click(...), write(...), response(...)  ScaleCUA
 
 Calls:
-    click(x, y, clicks, button)  doubleClick  tripleClick  rightClick  middleClick  moveTo  dragTo(x, y, button)
-    mouseDown  mouseUp  scroll(clicks, x, y)  hscroll      positive scrolls up, and right; without x and y: where
-                                                           the pointer is
+    click(x, y, clicks, button)  doubleClick  tripleClick  rightClick  middleClick  moveTo
+    dragTo(x, y, button)  mouseDown  mouseUp
+    scroll(clicks, x, y)  hscroll    positive is up, or right; without x and y they act where the pointer is
     write(message)  press(key)  hotkey(key, ...)  keyDown(key)  keyUp(key)
     computer.triple_click(x, y)  computer.wait(), of 20 seconds  time.sleep(seconds)
     computer.terminate(status='success' | 'failure', answer='...')
-ScaleCUA has no mouseDown, mouseUp and hscroll, and wait(seconds), response(answer), terminate(status), call_user()
-in place of computer.*.
+ScaleCUA has no mouseDown, mouseUp and hscroll. In place of computer.* it has wait(seconds), response(answer),
+terminate(status) and call_user().
 
-Several lines are one action where they are one: moveTo before what it leads to, mouseDown, moveTo and mouseUp,
-keyDown and keyUp around a click, a drag or a press, and Enter after a text. A sleep after an action is dropped. Keys that are pressed one
-after the other, and `presses` above 1, are several actions: malformed, as the environment performs one a step.
+Several lines are read as one action in these cases: moveTo before a call without a place, mouseDown, moveTo
+and mouseUp, keyDown and keyUp around a click, a drag or a press, and Enter after a text. A sleep after an
+action is dropped. Keys that are pressed one after the other, and `presses` above 1, are several actions and
+therefore an error, since the environment performs one action per step.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from dart_cli.language.parsers.reading import (
     calls_of,
     first_read,
     not_expressed,
-    quoted,
+    quote,
     refuse_long,
     write_keys,
 )
@@ -78,7 +79,7 @@ _TAG = re.compile(r"<(?=/?(?:action|operation|think)\b)")
 
 
 class PyautoguiParser:
-    """See the module's docstring; implements `dart_cli.language.parsers.base.PointParser`."""
+    """The PointParser of calls of pyautogui, in one of two dialects; the module's docstring has its calls."""
 
     def __init__(self, dialect: Dialect = "pyautogui") -> None:
         self._dialect: Dialect = dialect
@@ -103,7 +104,10 @@ class PyautoguiParser:
         return self._read(text, coordinates)[0]
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """Return the completion of one action; see ActionParser. What would end or begin code in `thought` is changed."""
+        """Return the completion of one action.
+
+        See ActionParser. In `thought`, fences and tags of code are changed.
+        """
         lines = self._lines(action, coordinates)
         if lines is None:
             raise not_expressed(self._dialect, action, self.limits)
@@ -118,9 +122,9 @@ class PyautoguiParser:
         return f"{action_line}{_FENCE}{language}\n{code}\n{_FENCE}"
 
     def as_history(self, text: str) -> str:
-        """Of `pyautogui` the number of the step and its action in words: no thought, no code.
+        """Return the number of the step and the action in words, without thought and code.
 
-        A completion without a section of its action, and ScaleCUA's, are shown unchanged.
+        ScaleCUA's completions, and those without a section on the action, are returned unchanged.
         """
         section = None if self._dialect == "scalecua" else _words(_SECTION, text)
         if section is None:
@@ -130,16 +134,16 @@ class PyautoguiParser:
         return f"{heading}## Action:\n{section[1].strip()}\n"
 
     def summary(self, text: str) -> str:
-        """Return the action in words; see `dart_cli.language.parsers.base.summary_of`."""
+        """Return the action in words; see `summary_of` in base.py."""
         words = _words(_OPERATION if self._dialect == "scalecua" else _SECTION, text)
         return words[1].strip() if words else ""
 
     def write_point(self, x: int, y: int) -> str:
-        """Both numbers by their names; see PointParser."""
+        """Return x and y as named arguments; see PointParser."""
         return f"x={x}, y={y}"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """Where the calls of the action name x and y; see PointParser."""
+        """Return the points where the calls of the action have x and y; see PointParser."""
         try:
             return self._read(text, AS_IT_IS)[1]
         except ActionError:
@@ -153,24 +157,26 @@ class PyautoguiParser:
     def _action(
         self, text: str, span: Span, coordinates: CoordinateMap
     ) -> tuple[Action, list[WrittenPoint]]:
-        """Return the action of the code in a part of the text, and its points. Raises ActionError."""
+        """Return the action of the code in `span` of the text, and its points. Raises ActionError."""
         code = text[span[0] : span[1]]
         calls = calls_of(code.strip(), SIGNATURES[self._dialect], IGNORED)
         return read_calls(calls, coordinates, span[0] + len(code) - len(code.lstrip()))
 
     def _lines(self, action: Action, coordinates: CoordinateMap) -> list[str] | None:
-        """Return the lines of code; None for an action that the language has none for."""
+        """Return the lines of code for an action; None if the language has no call for it."""
         tags = (_FENCE,) if self._prefix else (_BEGIN, _END)
         call = _Writer(self._prefix, coordinates, (*tags, "</think"))
-        held = getattr(action, "modifiers", ())
+        modifiers = getattr(action, "modifiers", ())
         lines = self._unheld(action, call)
         if lines is None:
             return None
-        down = [call.of("keyDown", quoted(key, ())) for key in write_keys(held)] if held else []
-        up = [call.of("keyUp", quoted(key, ())) for key in reversed(held)]
+        keys = write_keys(modifiers) if modifiers else []
+        down = [call.of("keyDown", quote(key, ())) for key in keys]
+        up = [call.of("keyUp", quote(key, ())) for key in reversed(modifiers)]
         return [*down, *lines, *up]
 
     def _unheld(self, action: Action, call: _Writer) -> list[str] | None:
+        """Return the lines of code for an action without the keys that are held during it."""
         scales = self._dialect == "scalecua"
         match action:
             case act.Click(button="middle") if scales:
@@ -208,15 +214,19 @@ class PyautoguiParser:
             case act.Type():
                 return [call.of("write", f"message={call.text(action.text)}")]
             case act.KeyPress(keys=[key]):
-                return [call.of("press", quoted(write_keys([key])[0], ()))]
+                return [call.of("press", quote(write_keys([key])[0], ()))]
             case act.KeyPress():
-                return [call.of("hotkey", *(quoted(key, ()) for key in write_keys(action.keys)))]
+                return [call.of("hotkey", *(quote(key, ()) for key in write_keys(action.keys)))]
             case act.KeyDown() | act.KeyUp():
                 name = "keyDown" if isinstance(action, act.KeyDown) else "keyUp"
-                return [call.of(name, quoted(write_keys([action.key])[0], ()))]
+                return [call.of(name, quote(write_keys([action.key])[0], ()))]
         return self._ending(action, call)
 
     def _ending(self, action: Action, call: _Writer) -> list[str] | None:
+        """Return the lines of code for a wait, an answer or the end of the episode.
+
+        None for other actions.
+        """
         scales = self._dialect == "scalecua"
         terminate = "terminate" if scales else "computer.terminate"
         match action:
@@ -237,24 +247,28 @@ class PyautoguiParser:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes calls."""
+    """Writes calls as code."""
 
     prefix: str
     coordinates: CoordinateMap
-    unwritten: Sequence[str]  # what would begin or end the code, or end a thought
+    unwritten: Sequence[str]  # texts that would begin or end the code, or end a thought
 
     def of(self, name: str, *arguments: str) -> str:
+        """Return a call with these arguments."""
         return f"{self.prefix}{name}({', '.join(arguments)})"
 
     def to(self, name: str, point: tuple[int, int], *others: str, first: str = "") -> str:
+        """Return a call at a pixel."""
         x, y = map(self._number, self.coordinates.to_model(*point))
         return self.of(name, *([first] if first else []), f"x={x}", f"y={y}", *others)
 
     def at(self, name: str, action: Any, *others: str, first: str = "") -> str:
+        """Return a call at the pixel of an action."""
         return self.to(name, (action.x, action.y), *others, first=first)
 
     def text(self, text: str) -> str:
-        return quoted(text, self.unwritten)
+        """Return a text as a literal."""
+        return quote(text, self.unwritten)
 
     def _number(self, cell: int) -> str:
         decimals = self.coordinates.decimals
@@ -262,7 +276,7 @@ class _Writer:
 
 
 def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Return the match of `pattern` in a completion, behind its thought; None where there is none."""
+    """Return the match of `pattern` in a completion, after its thought, or None."""
     try:
         return pattern.search(reply_of(text))
     except ActionError:
@@ -270,7 +284,10 @@ def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _tagged(text: str) -> list[Span]:
-    """Return which parts of a text in ScaleCUA's tags may be its code. Raises ActionError where none can be."""
+    """Return the parts of a text, between ScaleCUA's tags, that may be its code.
+
+    Raises ActionError if none is.
+    """
     end = text.rfind(_END)
     starts = [
         start
@@ -284,7 +301,10 @@ def _tagged(text: str) -> list[Span]:
 
 
 def _fenced(text: str) -> list[Span]:
-    """Return which parts of a text may be its code: what is fenced last, else bare calls. Raises ActionError."""
+    """Return the parts of a text that may be its code: the last block in fences, else calls without fences.
+
+    Raises ActionError if there are none.
+    """
     begin, end = reply_starts(text)[-1], text.rfind(_FENCE)
     if end < begin:
         bare = _BARE.search(text[begin:])
@@ -299,9 +319,9 @@ def _fenced(text: str) -> list[Span]:
 
 
 def _fences(text: str, begin: int, end: int) -> list[int]:
-    """Return where the block that ends there may begin; what is typed in it may have a fence, too."""
-    lines = [each.end() for each in _FENCED_LINE.finditer(text, 0, end)]
-    in_reply = [each for each in lines if each > begin]
+    """Return where the block that ends at `end` may begin; a text that it types may contain a fence, too."""
+    lines = [match.end() for match in _FENCED_LINE.finditer(text, 0, end)]
+    in_reply = [line for line in lines if line > begin]
     inline = text.rfind(_FENCE, 0, end)
     return list(
         dict.fromkeys(
@@ -314,4 +334,4 @@ ACTION_PARSERS: Mapping[str, Callable[[], PyautoguiParser]] = {
     "pyautogui": PyautoguiParser,
     "scalecua": lambda: PyautoguiParser("scalecua"),
 }
-"""By the names in the module's docstring."""
+"""The factories of this module's action parsers, by the names in the module's docstring."""

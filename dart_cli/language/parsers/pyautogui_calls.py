@@ -1,7 +1,7 @@
-"""Calls of pyautogui as actions: each by itself, and the few lines that are one action together.
+"""Reads calls of pyautogui as one action, which may take a few lines.
 
-SIGNATURES   the calls that there are, by dialect
-read_calls   calls -> their action, and the points that it has
+SIGNATURES   the calls of each dialect, with their arguments by position
+read_calls   returns the action of some calls, and the points that they name
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dart_cli.language.coordinates import CoordinateMap
 from dart_cli.language.parsers.base import WrittenPoint
 from dart_cli.language.parsers.reading import (
     Call,
+    as_action_errors,
     one_of_keys,
     one_press,
     read_keys,
     text_of,
-    understood,
 )
 from envs.contract import actions as act
 from envs.contract.actions import Action, Modifier, MouseButton
 
-LONG_WAIT_S = 20.0  # of computer.wait(), as OpenCUA's prompt promises
-WAIT_S = 3.0  # of ScaleCUA's wait() without a number
+LONG_WAIT_S = 20.0  # seconds of computer.wait(), as OpenCUA's prompt promises
+WAIT_S = 3.0  # seconds of ScaleCUA's wait() without a number
 MOST_WAIT_S = 60.0
 MOST_NOTCHES = 10_000
 
@@ -83,18 +83,21 @@ class _Step:
     """One call, as an action or a part of one."""
 
     action: Action
-    point: WrittenPoint | None = None
+    point: WrittenPoint | None = None  # None for a call without x and y
 
 
 def read_calls(
     calls: Sequence[Call], coordinates: CoordinateMap, start: int
 ) -> tuple[Action, list[WrittenPoint]]:
-    """Return the one action of `calls`, whose code begins at `start` of the text. Raises ActionError."""
+    """Return the one action of `calls`, and its points; the code begins at character `start` of the text.
+
+    Raises ActionError.
+    """
     if not calls:
         raise ActionError("the code has no call")
     steps: list[_Step] = []
     for call in calls:
-        with understood(call.name):
+        with as_action_errors(call.name):
             step = _step(call, coordinates, start)
         steps.append(step)
         if isinstance(step.action, act.Move):
@@ -105,6 +108,7 @@ def read_calls(
 
 def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
     """Return a call as an action. Raises ActionError, KeyError, TypeError, ValueError or OverflowError."""
+    # 1. Read its point.
     name = call.name.rpartition(".")[2]
     arguments = dict(call.arguments)
     if call.rest and name != "hotkey":
@@ -121,6 +125,7 @@ def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
         place: Point | None = coordinates.to_screen(*cells)
     else:
         place = None
+    # 2. Read its other arguments, which `_action` takes out of the dict.
     if call.name == "computer.wait":
         arguments.setdefault("seconds", LONG_WAIT_S)
     action = _action(call, name, arguments, place, coordinates)
@@ -130,7 +135,7 @@ def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
 
 
 def _cell(number: Any, coordinates: CoordinateMap) -> int:
-    """Return a number of the model's as a cell of its grid."""
+    """Return one of the model's numbers as a cell of the model's grid."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ActionError("x and y are numbers")
     cells: float = number * 10**coordinates.decimals
@@ -140,14 +145,14 @@ def _cell(number: Any, coordinates: CoordinateMap) -> int:
 def _action(
     call: Call, name: str, arguments: dict[str, Any], place: Point | None, on: CoordinateMap
 ) -> Action:
-    """Return what a call does; takes what it reads out of `arguments`."""
+    """Return the action of a call at `place`; the arguments that it reads are removed from `arguments`."""
     match name:
         case "click" | "leftClick" | "rightClick" | "middleClick":
-            return _clicked(arguments.pop("clicks", 1), name, arguments, place, on)
+            return _click(arguments.pop("clicks", 1), name, arguments, place, on)
         case "doubleClick":
-            return _clicked(2, name, arguments, place, on)
+            return _click(2, name, arguments, place, on)
         case "tripleClick" | "triple_click":
-            return _clicked(3, name, arguments, place, on)
+            return _click(3, name, arguments, place, on)
         case "moveTo":
             if place is None:
                 raise ActionError(f"{name} needs x and y")
@@ -163,35 +168,37 @@ def _action(
             x, y = place or (None, None)
             return kind(x=x, y=y, button=_button(arguments))
         case "scroll" | "vscroll" | "hscroll":
-            return _scrolled(name, arguments.pop("clicks"), place or on.pointer_or_centre)
+            return _scroll(name, arguments.pop("clicks"), place or on.pointer_or_centre)
         case "write" | "typewrite":
             return act.Type(text=_text(arguments, "message" if "message" in arguments else "text"))
         case "hotkey":
             rest = call.rest
-            given = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list) else list(rest)
-            keys = given or arguments.pop("keys", arguments.pop("args", None))
+            by_position = (
+                list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list) else list(rest)
+            )
+            keys = by_position or arguments.pop("keys", arguments.pop("args", None))
             return act.KeyPress(keys=read_keys(_names(keys)))
         case "press":
             presses = arguments.pop("presses", 1)
-            given = arguments.pop("keys") if "keys" in arguments else arguments.pop("key")
-            if presses != 1 or (isinstance(given, list) and len(given) > 1):
+            keys = arguments.pop("keys") if "keys" in arguments else arguments.pop("key")
+            if presses != 1 or (isinstance(keys, list) and len(keys) > 1):
                 raise ActionError("one press is one action; press in several steps")
-            return act.KeyPress(keys=one_press(_names(given)))
+            return act.KeyPress(keys=one_press(_names(keys)))
         case "keyDown" | "keyUp":
-            held = act.KeyDown if name == "keyDown" else act.KeyUp
-            return held(key=one_of_keys(read_keys(_names(arguments.pop("key")))))
+            key_action = act.KeyDown if name == "keyDown" else act.KeyUp
+            return key_action(key=one_of_keys(read_keys(_names(arguments.pop("key")))))
         case "sleep" | "wait":
-            return _waited(
+            return _wait(
                 arguments.pop("seconds") if name == "sleep" else arguments.pop("seconds", WAIT_S)
             )
         case "response":
             return act.Answer(text=_text(arguments, "answer"))
         case "call_user":
             return act.Fail()
-    return _terminated(arguments)
+    return _terminate(arguments)
 
 
-def _clicked(
+def _click(
     clicks: Any, name: str, arguments: dict[str, Any], place: Point | None, on: CoordinateMap
 ) -> Action:
     x, y = place or on.pointer_or_centre
@@ -211,40 +218,41 @@ def _button(arguments: dict[str, Any]) -> MouseButton:
     return cast("MouseButton", button)
 
 
-def _scrolled(name: str, turned: Any, place: Point) -> Action:
-    if isinstance(turned, bool) or not isinstance(turned, int | float):
+def _scroll(name: str, clicks: Any, place: Point) -> Action:
+    if isinstance(clicks, bool) or not isinstance(clicks, int | float):
         raise ActionError("clicks is a number")
-    turned = round(turned)
-    if abs(turned) > MOST_NOTCHES:
-        raise ActionError(f"at most {MOST_NOTCHES} notches are turned at once, got {turned}")
+    notches = round(clicks)
+    if abs(notches) > MOST_NOTCHES:
+        raise ActionError(f"at most {MOST_NOTCHES} notches are turned at once, got {notches}")
     x, y = place
-    return (
-        act.Scroll(x=x, y=y, dx=turned) if name == "hscroll" else act.Scroll(x=x, y=y, dy=-turned)
-    )
+    if name == "hscroll":
+        return act.Scroll(x=x, y=y, dx=notches)
+    return act.Scroll(x=x, y=y, dy=-notches)
 
 
 def _text(arguments: dict[str, Any], key: str) -> str:
+    """Return an argument that is a text, and remove it from `arguments`."""
     text = text_of(arguments, key)
     del arguments[key]
     return text
 
 
 def _names(value: Any) -> list[str]:
-    """Return the names of keys in a list, or in one text, as they are written."""
+    """Return the names of keys in a list or in one text, as they are written."""
     names = value if isinstance(value, list) else [value]
-    if not names or not all(isinstance(each, str) for each in names):
+    if not names or not all(isinstance(name, str) for name in names):
         raise ActionError("keys are texts")
     return names
 
 
-def _waited(seconds: Any) -> Action:
+def _wait(seconds: Any) -> Action:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MOST_WAIT_S:
         raise ActionError(f"a wait is 0 to {MOST_WAIT_S:g} seconds")
     return act.Wait(seconds=seconds)
 
 
-def _terminated(arguments: dict[str, Any]) -> Action:
+def _terminate(arguments: dict[str, Any]) -> Action:
     status = arguments.pop("status", "success")
     arguments.pop("info", None)
     if status not in ("success", "failure", "fail"):
@@ -256,23 +264,30 @@ def _terminated(arguments: dict[str, Any]) -> Action:
 
 
 def _one_action(steps: list[_Step]) -> tuple[Action, list[_Step]]:
-    """Return what the calls do together, and those whose points it has. Raises ActionError for several actions."""
+    """Return the one action of all steps, and the steps whose points it has.
+
+    Raises ActionError for several actions.
+    """
+    # 1. Drop waits after the action.
     while len(steps) > 1 and isinstance(steps[-1].action, act.Wait):
         steps = steps[:-1]
-    held: list[Modifier] = []
+    # 2. Take off the keys that are held around the action.
+    modifiers: list[Modifier] = []
     while len(steps) > 2 and isinstance(first := steps[0].action, act.KeyDown):
         last = steps[-1].action
         if not isinstance(last, act.KeyUp) or last.key != first.key:
             break
-        held.append(cast("Modifier", first.key))
+        modifiers.append(cast("Modifier", first.key))
         steps = steps[1:-1]
+    # 3. Join a move with the call that follows it.
     while len(steps) > 1 and isinstance(move := steps[0].action, act.Move):
         if isinstance(steps[1].action, act.Drag):
             break
-        if steps[1].point is not None:  # it names its own place
+        if steps[1].point is not None:  # the call names a place itself
             steps = steps[1:]
         else:
-            steps = [_Step(_there(steps[1].action, move), steps[0].point), *steps[2:]]
+            steps = [_Step(_at_move(steps[1].action, move), steps[0].point), *steps[2:]]
+    # 4. The rest is one call, or one of a few sequences.
     action = steps[0].action
     match [step.action for step in steps]:
         case [_]:
@@ -285,11 +300,14 @@ def _one_action(steps: list[_Step]) -> tuple[Action, list[_Step]]:
             action = _path(down, moves, up)
         case _:
             raise ActionError(f"{len(steps)} actions in one step; write one")
-    return (_holding(action, held) if held else action), steps
+    return (_with_modifiers(action, modifiers) if modifiers else action), steps
 
 
-def _there(action: Action, move: act.Move) -> Action:
-    """Return an action without a place of its own, after a move; the pointer was there when it was read."""
+def _at_move(action: Action, move: act.Move) -> Action:
+    """Return an action that names no place, at the place of the move before it.
+
+    Most actions have the place already: they were read with the pointer there.
+    """
     if isinstance(action, act.MouseDown | act.MouseUp) and action.x is None:
         return action.model_copy(update={"x": move.x, "y": move.y})
     if getattr(action, "x", None) is None:
@@ -299,19 +317,21 @@ def _there(action: Action, move: act.Move) -> Action:
 
 def _path(down: act.MouseDown, moves: Sequence[Action], up: act.MouseUp) -> act.Drag:
     points = [down, *moves, *([up] if up.x is not None else [])]
-    if down.x is None or not all(isinstance(each, act.Move) for each in moves) or len(points) < 2:
+    are_moves = all(isinstance(move, act.Move) for move in moves)
+    if down.x is None or not are_moves or len(points) < 2:
         raise ActionError("a drag is mouseDown at a point, moves, and mouseUp")
     return act.Drag(path=[(point.x, point.y) for point in points], button=down.button)  # type: ignore[union-attr]
 
 
-def _holding(action: Action, held: list[Modifier]) -> Action:
-    """Return an action while keys are held."""
+def _with_modifiers(action: Action, modifiers: list[Modifier]) -> Action:
+    """Return an action during which keys are held. Raises ActionError if none can be held during it."""
     if isinstance(action, act.KeyPress):
-        return act.KeyPress(keys=[*held, *(key for key in action.keys if key not in held)])
+        others = [key for key in action.keys if key not in modifiers]
+        return act.KeyPress(keys=[*modifiers, *others])
     if not isinstance(action, act.Click | act.DoubleClick | act.TripleClick | act.Drag):
         raise ActionError(
             f"keys are held during a click, a drag or a press, not during {action.kind}"
         )
-    if other := [key for key in held if key not in get_args(Modifier)]:
+    if other := [key for key in modifiers if key not in get_args(Modifier)]:
         raise ActionError(f"a click holds ctrl, shift, alt or meta, got {other[0]!r}")
-    return action.model_copy(update={"modifiers": tuple(held)})
+    return action.model_copy(update={"modifiers": tuple(modifiers)})

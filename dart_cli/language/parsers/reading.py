@@ -1,18 +1,19 @@
-"""How texts are read: what languages share, names of keys, an LALR grammar, calls with literal arguments.
+"""The parts that action parsers share: an LALR grammar, calls with literal arguments, names of keys.
 
-    refuse_long   the error of a text that is too long for an action
-    understood    errors of a call's arguments as ActionError
-    text_of       an argument that is a text
-    Verb, at_point, verb_of, unheld   calls that act at a point, by name
-    not_expressed the error of an action that a language has no call for
-    split_keys, read_keys, join_keys, write_keys, one_key, one_of_keys, one_press   names of keys, one per key, lower case
-    first_read    what a reader makes of the first of several readings that it understands
-    Grammar       parses a whole text, with readable errors
-    Call, calls_of   calls of a few lines of code, read by Python's own parser and never run
-    quoted        a text as a literal of one line
+    refuse_long      raises an error for a text that is too long for an action
+    as_action_errors raises errors in a call's arguments as ActionError
+    text_of          returns an argument that is a text
+    Verb, at_point, verb_of, verb_and_pixel   calls that act at a point, by name
+    not_expressed    makes the error for an action that a language has no call for
+    first_read       tries several readings of a text, and returns the first that succeeds
+    Grammar          parses a whole text, with readable errors
+    Call, calls_of   the calls in a few lines of code, read by Python's own parser and never run
+    quote            writes a text as a literal of one line
+    split_keys, read_keys, one_key, one_of_keys, one_press   read names of keys: one per key, in lower case
+    join_keys, write_keys                                    write names of keys
 
-In code a name is a plain one or `module.name`. An argument is a text, a number, True, False, None, or a list of
-them. Everything else is an ActionError: other expressions, other statements, names as values.
+In code a call's name is `name` or `module.name`. An argument is a text, a number, True, False, None, or a
+list of them. Everything else raises ActionError: other expressions, other statements, names as values.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from envs.contract.actions import Action
 from envs.tools.inputs import SAME_KEY, canonical
 
 LONGEST = 16_384  # characters; a longer completion is refused without parsing
-_SHOWN = 24  # characters of the offending text in a message
-_MOST_SHOWN = 80  # characters that they take there, escaped
+_SHOWN = 24  # characters of the offending text that a message shows
+_MOST_SHOWN = 80  # characters that these take at most after escaping
 MOST_CALLS = 64  # statements in one completion
 _LINES = re.compile(r"\r\n|\r|\n")
 
@@ -53,32 +54,35 @@ def refuse_long(text: str) -> None:
 
 
 @contextmanager
-def understood(call: str) -> Iterator[None]:
-    """Raise the errors of reading a call's arguments as ActionError."""
+def as_action_errors(call: str) -> Iterator[None]:
+    """Raise errors that occur while the arguments of `call` are read as ActionError."""
     try:
         yield
     except KeyError as missing:
         raise ActionError(f"{call} lacks {missing}") from None
     except (TypeError, ValueError, OverflowError) as error:
-        told = " ".join(str(error).split())[:120]
-        raise ActionError(f"{call} is not understood: {told}") from None
+        reason = " ".join(str(error).split())[:120]
+        raise ActionError(f"{call} is not understood: {reason}") from None
 
 
 def text_of(arguments: Mapping[str, Any], key: str) -> str:
-    """Return an argument that is a text. Raises ActionError, KeyError or, for half a surrogate pair, ValueError."""
+    """Return an argument that is a text.
+
+    Raises ActionError for another type, KeyError if it is missing, and ValueError for half a surrogate pair.
+    """
     text = arguments[key]
     if not isinstance(text, str):
         raise ActionError(f"{key} must be a text, got {json.dumps(text)[:60]}")
-    text.encode()  # JSON can hold half a surrogate pair, and no message can
+    text.encode()  # JSON can have half a surrogate pair, but messages cannot
     return text
 
 
 Verb = tuple[Callable[..., Action], str]
-"""What a call at a point does, and with which button; "" for an action that has none."""
+"""The class of a call's action, and the mouse button; "" for a class without one."""
 
 
 def at_point(verb: Verb, point: tuple[int, int], modifiers: Sequence[str] = ()) -> Action:
-    """Return the action of a call at a pixel, while keys are held."""
+    """Return the action of a call at a pixel, with `modifiers` as the keys held during it."""
     kind, button = verb
     fields: dict[str, Any] = {"button": button} if button else {}
     if modifiers:
@@ -87,38 +91,39 @@ def at_point(verb: Verb, point: tuple[int, int], modifiers: Sequence[str] = ()) 
 
 
 def verb_of(verbs: Mapping[str, Verb], action: Action) -> str | None:
-    """Return the first call of a language that does the action; None for one that acts otherwise."""
-    wanted = type(action), getattr(action, "button", "")
-    return next((name for name, verb in verbs.items() if verb == wanted), None)
+    """Return the name of the first call that does the action, or None if no call does."""
+    action_verb = type(action), getattr(action, "button", "")
+    return next((name for name, verb in verbs.items() if verb == action_verb), None)
 
 
-def unheld(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | None:
-    """`verb_of`, with the pixel; None for an action during which keys are held, too."""
+def verb_and_pixel(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | None:
+    """Return `verb_of` and the pixel; None if no call does the action, or if keys are held during it."""
     name = None if getattr(action, "modifiers", ()) else verb_of(verbs, action)
     return (name, action.x, action.y) if name else None
 
 
 def not_expressed(language: str, action: Action, limits: Mapping[str, str]) -> ActionError:
-    """Return the error of an action that a language has no call for."""
+    """Return the error for an action that the language cannot express."""
     return ActionError(f"{language} cannot express {action!r}: {limits[action.kind]}")
 
 
 def first_read(candidates: Iterable[Candidate], read: Callable[[Candidate], Read]) -> Read:
-    """Return what `read` makes of the first candidate that it understands.
+    """Return the result of `read` for the first candidate for which it raises no ActionError.
 
-    Raises the ActionError of the last one. The candidates are few: each costs a reading.
+    If it raises for all of them, raises the last error. Each candidate costs a reading, so there should be
+    few.
     """
     refusal = ActionError("there is no call")
-    for each in candidates:
+    for candidate in candidates:
         try:
-            return read(each)
+            return read(candidate)
         except ActionError as error:
             refusal = error
     raise refusal
 
 
 class Match(NamedTuple):
-    """What a rule matches: characters [start, end) from its first kept token to its last."""
+    """The match of a rule: characters [start, end), from its first token in the tree to its last."""
 
     start: int
     end: int
@@ -126,11 +131,11 @@ class Match(NamedTuple):
 
 
 class _UncheckedLexer(ContextualLexer):
-    """Without lark's validation of terminals.
+    """A lexer without lark's validation of terminals.
 
-    Where the package interegular is installed, which vLLM brings, lark searches for terminals that
-    collide: seconds in each process that makes an action parser, for a line of its debug log. That no
-    terminal is empty, the other half of the validation, a test checks.
+    If the package interegular is installed, which comes with vLLM, lark searches for terminals that collide.
+    This takes seconds in each process that makes an action parser, and yields one line of lark's debug log.
+    The other half of the validation, that no terminal is empty, is done by a test.
     """
 
     def __init__(self, conf: LexerConf, *args: Any, **options: Any) -> None:
@@ -139,10 +144,10 @@ class _UncheckedLexer(ContextualLexer):
 
 
 class Grammar:
-    """Parses a whole text or raises ActionError with the position, what was found and what was expected."""
+    """Parses a whole text, or raises ActionError with the position and the expected terminals."""
 
     def __init__(self, rules: str, readable: dict[str, str]) -> None:
-        """`readable` names the pattern terminals of `rules` for messages."""
+        """Make the parser of `rules`; `readable` names terminals that are patterns, for messages."""
         self._parser = Lark(
             rules,
             parser="lalr",
@@ -157,7 +162,7 @@ class Grammar:
         }
 
     def parse(self, text: str) -> Tree[Token]:
-        """Return the parse tree of `text`, all of it."""
+        """Return the parse tree of the whole `text`."""
         refuse_long(text)
         try:
             return self._parser.parse(text)
@@ -165,9 +170,9 @@ class Grammar:
             raise ActionError(self._explain(error, text)) from None
 
     def matches(self, text: str, rule: str) -> list[Match]:
-        """Return what `rule` matches in `text`, in its order. Raises ActionError as `parse` does."""
-        found = self.parse(text).find_data(rule)
-        return sorted(map(_match, found), key=lambda match: match.start)
+        """Return the matches of `rule` in `text`, in order. Raises ActionError as `parse` does."""
+        trees = self.parse(text).find_data(rule)
+        return sorted(map(_match, trees), key=lambda match: match.start)
 
     def _explain(self, error: UnexpectedInput, text: str) -> str:
         expected: set[str] = set()
@@ -177,12 +182,12 @@ class Grammar:
             expected = set(error.expected)
         position = error.pos_in_stream or 0
         if isinstance(error, UnexpectedToken) and error.token.type == "$END":
-            found = "the text ends too early" if text else "the text is empty"
+            problem = "the text ends too early" if text else "the text is empty"
         else:
             rest = text[position : position + _SHOWN]
-            found = f"{rest!r:.{_MOST_SHOWN}} at character {position} is out of place"
+            problem = f"{rest!r:.{_MOST_SHOWN}} at character {position} is out of place"
         names = sorted(self._readable.get(name, "the end") for name in expected)
-        return f"{found}; expected {' or '.join(names)}" if names else found
+        return f"{problem}; expected {' or '.join(names)}" if names else problem
 
 
 def _match(tree: Tree[Token]) -> Match:
@@ -195,14 +200,13 @@ def _match(tree: Tree[Token]) -> Match:
 
 @dataclass(frozen=True)
 class Call:
-    """One call. Arguments by position are named after the signature that `calls_of` is given."""
+    """One call. Its arguments by position have the names of the signature that `calls_of` takes."""
 
     name: str
     arguments: Mapping[str, Any]
-    rest: Sequence[Any]  # arguments by position beyond the signature: of hotkey all
-    point: (
-        Span | None
-    )  # characters [start, end) of the code that write x and y, and what is ignored after them
+    rest: Sequence[Any]  # arguments by position beyond the signature: for hotkey, all
+    # characters [start, end) of the code that write x and y, and ignored arguments after them
+    point: Span | None
 
 
 def calls_of(
@@ -211,12 +215,12 @@ def calls_of(
     """Return the calls of `code`, in their order. Raises ActionError.
 
     `signatures` has the names that exist, with their arguments by position; `ignored` arguments are dropped.
-    Imports and texts that stand alone do nothing and are passed over.
+    Imports, and texts as statements, do nothing and are skipped.
     """
     refuse_long(code)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # for invalid escape sequences
             tree = ast.parse(code)
     except SyntaxError as error:
         raise ActionError(f"line {error.lineno or 1} is no Python: {error.msg}"[:200]) from None
@@ -238,13 +242,14 @@ def calls_of(
 
 
 class _Places:
-    """Characters of the code, from lines and the bytes that the parser counts."""
+    """Converts a line and a column, which Python's parser counts in bytes, to a character of the code."""
 
     def __init__(self, code: str) -> None:
         self._code = code
-        self._starts = [0, *(each.end() for each in _LINES.finditer(code))]
+        self._starts = [0, *(match.end() for match in _LINES.finditer(code))]
 
     def of(self, line: int, column: int) -> int:
+        """Return the character at a line, counted from 1, and a column in bytes."""
         start = self._starts[line - 1]
         return start + len(
             self._code[start : start + column].encode()[:column].decode(errors="ignore")
@@ -270,8 +275,8 @@ def _call(
             raise ActionError(f"{name} is given {keyword.arg[:24]} twice")
         arguments[keyword.arg] = _literal(keyword.value)
     point = _point(node, names, ignored, places)
-    kept = {key: value for key, value in arguments.items() if key not in ignored}
-    return Call(name, kept, rest, point)
+    arguments = {key: value for key, value in arguments.items() if key not in ignored}
+    return Call(name, arguments, rest, point)
 
 
 def _name(node: ast.expr) -> str:
@@ -289,7 +294,7 @@ def _literal(node: ast.expr) -> Any:
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float())):
             return -node.operand.value if isinstance(node.op, ast.USub) else node.operand.value  # type: ignore[attr-defined]
         case ast.List(elts=parts) | ast.Tuple(elts=parts) if not any(
-            isinstance(each, ast.List | ast.Tuple) for each in parts
+            isinstance(part, ast.List | ast.Tuple) for part in parts
         ):
             return list(map(_literal, parts))
     raise ActionError("an argument is a text, a number or a list of them")
@@ -298,12 +303,16 @@ def _literal(node: ast.expr) -> Any:
 def _point(
     node: ast.Call, names: Sequence[str], ignored: Sequence[str], places: _Places
 ) -> Span | None:
-    """Where x and y stand, one after the other; by position, with what follows and is ignored."""
-    given: list[tuple[str, ast.expr | ast.keyword]] = [
+    """Return the characters of x and y; None unless y follows x.
+
+    If they are passed by position, ignored arguments after them are included, because a point that is written
+    by name cannot be followed by arguments by position. Raises ActionError if others follow by position.
+    """
+    named_nodes: list[tuple[str, ast.expr | ast.keyword]] = [
         *zip(names, node.args, strict=False),
         *((keyword.arg or "", keyword) for keyword in node.keywords),
     ]
-    order = [name for name, _ in given]
+    order = [name for name, _ in named_nodes]
     if "x" not in order or order[order.index("x") + 1 : order.index("x") + 2] != ["y"]:
         return None
     first = order.index("x")
@@ -312,25 +321,25 @@ def _point(
         last += 1
     if last + 1 < len(node.args) and first < len(node.args):
         raise ActionError(f"write {order[last + 1]} by its name, after x and y")
-    start, end = given[first][1], given[last][1]
+    start, end = named_nodes[first][1], named_nodes[last][1]
     assert end.end_lineno is not None
     assert end.end_col_offset is not None
     return places.of(start.lineno, start.col_offset), places.of(end.end_lineno, end.end_col_offset)
 
 
-def quoted(text: str, unwritten: Sequence[str]) -> str:
-    """Return a literal of one line that means `text` and holds none of `unwritten`."""
-    written = repr(text)
-    for each in unwritten:
-        written = written.replace(each, f"\\x{ord(each[0]):02x}{each[1:]}")
-    return written
+def quote(text: str, unwritten: Sequence[str]) -> str:
+    """Return a literal of one line for `text` that contains none of the texts in `unwritten`."""
+    literal = repr(text)
+    for mark in unwritten:
+        literal = literal.replace(mark, f"\\x{ord(mark[0]):02x}{mark[1:]}")
+    return literal
 
 
 # --- names of keys: envs/tools/inputs.py has the table
 
 _KEY = re.compile(r"[a-z0-9_]+|[!-/:-@\[-`{-~]")
 _WHITE = {" ": "space", "\n": "enter", "\r": "enter", "\r\n": "enter", "\t": "tab"}
-"""Keys that are given as what they write."""
+"""Keys that are named by the character that they write."""
 _TWO_WORDS = re.compile(
     "|".join(rf"\b{name.replace('_', ' +')}\b" for name in SAME_KEY if "_" in name), re.IGNORECASE
 )
@@ -339,24 +348,28 @@ _JOINED = re.compile(r"\s*\+\s*(?=\S)|\s+(?=\S)")
 
 
 def split_keys(text: str) -> list[str]:
-    """Return the canonical names in a text such as `ctrl+a`, `ctrl a` or `ctrl++`, whose last key is +.
+    """Return the canonical names of the keys in a text such as `ctrl+a`, `ctrl a`, or `ctrl++` (ctrl and +).
 
-    A capital is shift and its letter, as pyautogui presses it. Raises ActionError for what is no name.
+    A capital is read as shift and its letter, as pyautogui presses it. Raises ActionError for an unknown
+    name.
     """
     return read_keys([text])
 
 
 def is_capital(name: str) -> bool:
-    """Return True if a key is named by a capital letter, which is written with shift."""
+    """Return True if the name of a key is a capital letter, which is typed with shift."""
     return len(name) == 1 and "A" <= name <= "Z"
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the names as they are written. A + between two names joins them; elsewhere it is the key."""
+    """Yield the names of keys as they are written.
+
+    A + between two names joins them; elsewhere it is the key +.
+    """
     if text in _WHITE:
         yield _WHITE[text]
         return
-    text = _TWO_WORDS.sub(lambda found: re.sub(" +", "_", found[0]), text.strip())
+    text = _TWO_WORDS.sub(lambda match: re.sub(" +", "_", match[0]), text.strip())
     place = 0
     while place < len(text):
         name = _NAME.match(text, place)
@@ -370,12 +383,12 @@ def _names(text: str) -> Iterator[str]:
 
 
 def one_key(text: str) -> str:
-    """Return the one name in a text. Raises ActionError for several."""
+    """Return the canonical name of the one key in a text. Raises ActionError for several keys."""
     return one_of_keys(split_keys(text))
 
 
 def join_keys(keys: Sequence[str], separator: str) -> str:
-    """Return the text that `split_keys` reads as `keys`. Raises ActionError if there is none."""
+    """Return a text that `split_keys` reads as `keys`. Raises ActionError if there is none."""
     return separator.join("plus" if key == "+" else key for key in write_keys(keys))
 
 
@@ -389,12 +402,12 @@ def _checked(keys: Sequence[str]) -> Sequence[str]:
 
 
 def read_keys(names: Sequence[str]) -> list[str]:
-    """Return canonical names of keys that stand alone or together, e.g. ["Ctrl", "c"], ["ctrl+c"], [" "].
+    """Return the canonical names of keys in one text or in several: ["Ctrl", "c"], ["ctrl+c"], [" "].
 
-    A capital is read as in `split_keys`. Raises ActionError for what is no name.
+    A capital is read as in `split_keys`. Raises ActionError for an unknown name.
     """
     keys: list[str] = []
-    for name in (each for text in names for each in _names(text)):
+    for name in (name for text in names for name in _names(text)):
         if is_capital(name) and "shift" not in keys:
             keys.append("shift")
         keys.append(name.lower() if is_capital(name) else canonical(name))
@@ -402,7 +415,7 @@ def read_keys(names: Sequence[str]) -> list[str]:
 
 
 def write_keys(keys: Sequence[str]) -> list[str]:
-    """Return the names that `read_keys` reads as `keys`. Raises ActionError if there are none."""
+    """Return names that `read_keys` reads as `keys`. Raises ActionError if there are none."""
     if read_keys(_checked(keys)) != list(keys):
         raise ActionError(
             f"keys {list(keys)!r} are not the names used here (see SAME_KEY in envs/tools/inputs.py)"
@@ -411,7 +424,10 @@ def write_keys(keys: Sequence[str]) -> list[str]:
 
 
 def one_press(names: Sequence[str]) -> list[str]:
-    """Return the keys of a press of one key: of a capital, shift and its letter. Raises ActionError for several."""
+    """Return the keys of one press: one key, or shift and a letter for a capital.
+
+    Raises ActionError for several.
+    """
     keys = read_keys(names)
     if len(keys) > 1 and not (len(names) == 1 and is_capital(names[0].strip())):
         one_of_keys(keys)
@@ -419,7 +435,7 @@ def one_press(names: Sequence[str]) -> list[str]:
 
 
 def one_of_keys(keys: Sequence[str]) -> str:
-    """Return the one key of a list. Raises ActionError for several."""
+    """Return the only key of a list. Raises ActionError for several keys."""
     if len(keys) != 1:
         raise ActionError(f"one key is held or pressed at a time, got {', '.join(keys)[:40]}")
     return keys[0]

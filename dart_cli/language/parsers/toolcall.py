@@ -1,18 +1,18 @@
-r"""Tool calls: whatever text, then one call in <tool_call> tags at the end of the completion.
+r"""Tool calls: any text, then one call in <tool_call> tags at the end of the completion.
 
     Action: Click the search field.
     <tool_call>
     {"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [640, 52]}}
     </tool_call>
 
-    action parser             tool (tools.py)         call      families
+    action parser     tool (tools.py)         syntax    families
     toolcall          computer_use            JSON      Qwen2.5-VL, Qwen3-VL, GUI-Owl-1.5, EvoCUA
     toolcall-mobile   mobile_use              JSON      the same on a telephone
-    toolcall-mai      mobile_use of MAI-UI    JSON      MAI-UI: its thought stands in <thinking> tags
+    toolcall-mai      mobile_use of MAI-UI    JSON      MAI-UI, which writes its thought in <thinking> tags
     toolcall-xml      computer_use            XML       Qwen3.5
 
-XML is that of Qwen's newer chat templates: <function=NAME>, then <parameter=NAME> with its value on lines of its
-own. What a text types or answers may hold any tag in JSON; in XML it cannot hold </parameter>.
+The XML is that of Qwen's newer chat templates: <function=NAME>, then <parameter=NAME> with its value on
+separate lines. A text that is typed or answered may contain any tag in JSON, but not </parameter> in XML.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from typing import Any, Literal
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
 from dart_cli.language.parsers.base import WrittenPoint
-from dart_cli.language.parsers.reading import first_read, not_expressed, refuse_long, understood
+from dart_cli.language.parsers.reading import (
+    as_action_errors,
+    first_read,
+    not_expressed,
+    refuse_long,
+)
 from dart_cli.language.parsers.tools import (
     COMPUTER_USE,
     MAI_MOBILE,
@@ -50,7 +55,7 @@ _ACTION_LINE = re.compile(r"^Action:(.+)$", re.MULTILINE)
 
 
 class ToolcallParser:
-    """See the module's docstring; implements `dart_cli.language.parsers.base.PointParser`."""
+    """The PointParser of tool calls, for one tool and syntax; see the module's docstring."""
 
     def __init__(self, tool: Tool = COMPUTER_USE, syntax: Syntax = "json") -> None:
         self._tool = tool
@@ -61,8 +66,8 @@ class ToolcallParser:
             lacks = "a text cannot hold </parameter>"
             self.limits = {**self.limits, "type": lacks, "answer": lacks}
         elif tool is COMPUTER_USE:
-            held = "keys are held by key_down before it and key_up after it"
-            clicks = dict.fromkeys(("click", "double_click", "triple_click"), held)
+            lacks = "keys are held by key_down before it and key_up after it"
+            clicks = dict.fromkeys(("click", "double_click", "triple_click"), lacks)
             self.limits = {**self.limits, **clicks}
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
@@ -71,12 +76,12 @@ class ToolcallParser:
         return self._read(arguments, coordinates)
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """Return the completion of one action; see ActionParser. A tag of calls in `thought` loses its <."""
+        """Return the completion of one action; see ActionParser. Tags of calls in `thought` lose their <."""
         arguments = self._tool.write(action, coordinates)
-        held = getattr(action, "modifiers", ())
-        if arguments is None or (held and "click" in self.limits):
+        modifiers = getattr(action, "modifiers", ())
+        if arguments is None or (modifiers and "click" in self.limits):
             raise not_expressed(self._tool.name, action, self.limits)
-        call = f"{_OPEN}\n{self._written(arguments)}\n{_CLOSE}"
+        call = f"{_OPEN}\n{self._write_call(arguments)}\n{_CLOSE}"
         thought = _TAG.sub("", thought)
         if self._thinks:
             return f"<thinking>\n{thought}\n</thinking>\n{call}"
@@ -87,7 +92,10 @@ class ToolcallParser:
         return text
 
     def summary(self, text: str) -> str:
-        """Return the line that names the action in words, where there is one; see `dart_cli.language.parsers.base.summary_of`."""
+        """Return the line that describes the action, or a line made of its name.
+
+        See `summary_of` in base.py.
+        """
         try:
             if line := _ACTION_LINE.search(reply_of(text).rpartition(_OPEN)[0]):
                 return line[1].strip()
@@ -97,28 +105,28 @@ class ToolcallParser:
         return f"Performing {str(arguments.get('action'))[:40]} action"
 
     def write_point(self, x: int, y: int) -> str:
-        """Return a point in a list; see PointParser."""
+        """Return a point as a list; see PointParser."""
         return f"[{x}, {y}]"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """Return the coordinates of the call that the action has; see PointParser."""
+        """Return the coordinates in the call that the action uses; see PointParser."""
         try:
             arguments, start = self._call(text)
             self._read(arguments, AS_IT_IS)
         except ActionError:
             return []
-        found = []
+        points = []
         for key in self._tool.points.get(arguments["action"], ()):
             name = f'"{key}"\\s*:' if self._syntax == "json" else f"<parameter={key}>"
-            each = re.compile(rf"{name}\s*{_LIST}").search(text, start)
-            if each and json.loads(each[1]) == arguments.get(key):
-                place = WrittenPoint(each.start(1), each.end(1), *point_of(arguments[key]))
-                found.append(place)
-        return found
+            match = re.compile(rf"{name}\s*{_LIST}").search(text, start)
+            if match and json.loads(match[1]) == arguments.get(key):
+                x, y = point_of(arguments[key])
+                points.append(WrittenPoint(match.start(1), match.end(1), x, y))
+        return points
 
     def _read(self, arguments: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
         refuse_unknown(self._tool, arguments)
-        with understood("the call"):
+        with as_action_errors("the call"):
             return self._tool.read(arguments, coordinates)
 
     def _call(self, text: str) -> tuple[dict[str, Any], int]:
@@ -155,35 +163,38 @@ class ToolcallParser:
         arguments: dict[str, Any] = {}
         position, body = 0, inner[function.end() : -len(_END_FUNCTION)].strip()
         while position < len(body):
-            found = _PARAMETER.match(body, position)
-            if found is None:
+            parameter = _PARAMETER.match(body, position)
+            if parameter is None:
                 rest = body[position : position + 24]
                 raise ActionError(f"{rest!r} is no <parameter=NAME>...</parameter>")
-            if found[1] in arguments:
-                raise ActionError(f"the parameter {found[1]!r} is given twice")
-            arguments[found[1]] = _value(found[1], found[2])
-            position = found.end()
+            name, text = parameter.groups()
+            if name in arguments:
+                raise ActionError(f"the parameter {name!r} is given twice")
+            arguments[name] = _value(name, text)
+            position = parameter.end()
         return function[1], arguments
 
-    def _written(self, arguments: Mapping[str, Any]) -> str:
+    def _write_call(self, arguments: Mapping[str, Any]) -> str:
+        """Return the text of a call between its tags."""
         if self._syntax == "json":
             call = {"name": self._tool.name, "arguments": arguments}
             separators = (",", ":") if self._thinks else None
-            written = json.dumps(call, ensure_ascii=False, separators=separators)
-            return _TAG.sub(r"\\u003c", written)
+            text = json.dumps(call, ensure_ascii=False, separators=separators)
+            return _TAG.sub(r"\\u003c", text)
         lines = [f"<function={self._tool.name}>"]
         for name, value in arguments.items():
-            written = value if isinstance(value, str) else json.dumps(value)
-            if "</parameter>" in written:
+            text = value if isinstance(value, str) else json.dumps(value)
+            if "</parameter>" in text:
                 raise ActionError(f"XML calls cannot express it: {self.limits['type']}")
-            lines.append(f"<parameter={name}>\n{written}\n</parameter>")
+            lines.append(f"<parameter={name}>\n{text}\n</parameter>")
         return "\n".join([*lines, "</function>"])
 
 
 def _calls_begin(text: str) -> list[int]:
-    """Return where the call may begin. Raises ActionError where no tag begins one.
+    """Return the places where the call may begin. Raises ActionError if there is no opening tag.
 
-    A tag in the words before the call is followed by another one, with no end of a call between the two.
+    An opening tag in the words before the call is followed by another one, without a closing tag between the
+    two.
     """
     starts = []
     for reply in reply_starts(text):
@@ -196,22 +207,23 @@ def _calls_begin(text: str) -> list[int]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return the pairs as a dict. Raises ValueError for a key that is there twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return values
 
 
-def _value(name: str, written: str) -> Any:
-    """Return a parameter's value: JSON for what is no text."""
+def _value(name: str, text: str) -> Any:
+    """Return the value of a parameter, which is JSON unless it is a text."""
     if name in ("text", "action", "status", "button"):
-        return written.removeprefix("\n").removesuffix("\n") if name == "text" else written.strip()
+        return text.removeprefix("\n").removesuffix("\n") if name == "text" else text.strip()
     try:
-        value = json.loads(written)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return written.strip()
+        return text.strip()
     is_key = name == "keys" and not isinstance(value, list | str)  # such as 7
-    return written.strip() if is_key else value
+    return text.strip() if is_key else value
 
 
 ACTION_PARSERS: Mapping[str, Callable[[], ToolcallParser]] = {
@@ -220,4 +232,4 @@ ACTION_PARSERS: Mapping[str, Callable[[], ToolcallParser]] = {
     "toolcall-mai": lambda: ToolcallParser(MAI_MOBILE),
     "toolcall-xml": lambda: ToolcallParser(syntax="xml"),
 }
-"""By the names in the module's docstring."""
+"""The factories of this module's action parsers, by the names in the module's docstring."""

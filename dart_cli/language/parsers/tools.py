@@ -1,15 +1,16 @@
-"""The tools of tool calls: which arguments mean which action, whatever the calls are written in.
+"""The tools of tool calls: which arguments mean which action. The syntax of the calls is in toolcall.py.
 
-    Tool          one tool: `read` arguments, `write` an action as arguments, which arguments there are
-    refuse_unknown   raises the error of an argument that an action does not have
-    COMPUTER_USE  a mouse and a keyboard: Qwen2.5-VL, Qwen3-VL, Qwen3.5, GUI-Owl, EvoCUA
-    MOBILE_USE    a touchscreen: Qwen2.5-VL, Qwen3-VL, GUI-Owl
-    MAI_MOBILE    the touchscreen of MAI-UI, whose swipes have a direction
+    Tool             one tool: it reads arguments as an action, and writes an action as arguments
+    refuse_unknown   raises an error for an argument that an action does not have
+    COMPUTER_USE     a mouse and a keyboard: Qwen2.5-VL, Qwen3-VL, Qwen3.5, GUI-Owl, EvoCUA
+    MOBILE_USE       a touchscreen: Qwen2.5-VL, Qwen3-VL, GUI-Owl
+    MAI_MOBILE       the touchscreen of MAI-UI, whose swipes have a direction
 
 The tools are those of Qwen's cookbooks (github.com/QwenLM/Qwen3-VL, cookbooks/utils/agent_function_call.py),
 of EvoCUA (github.com/meituan/EvoCUA, mm_agents/evocua/prompts.py), which adds key_down and key_up, of
 GUI-Owl-1.5 (github.com/X-PLUG/MobileAgent) and of MAI-UI (github.com/Tongyi-MAI/MAI-UI, src/prompt.py).
-`pixels` are notches of the wheel, as their agents turn it; positive scrolls up, and right.
+`pixels` are notches of the wheel, as the agents of these models use it; a positive number scrolls up, or
+right.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ Arguments = Mapping[str, Any]
 
 WAIT_S = 1.0  # seconds of a wait that names none
 MOST_WAIT_S = 60.0
-MOST_NOTCHES = 10_000  # of one scroll; its sign is the direction
-SWIPE_NOTCHES = 5  # of the wheel, that a swipe in a direction turns
+MOST_NOTCHES = 10_000  # of one scroll, in either direction
+SWIPE_NOTCHES = 5  # of the wheel, for one swipe in a direction
 
 _HELD = "keys cannot be held during it"
 _NONE = "it has no such action"
@@ -54,19 +55,20 @@ class Tool:
     name: str
     read: Callable[[Arguments, CoordinateMap], Action]
     write: Callable[[Action, CoordinateMap], dict[str, Any] | None]
-    """None for an action of which the tool has none; Drag and Scroll may depend on the pointer."""
+    """Returns None for an action that the tool does not have. Drag and Scroll may depend on the mouse
+    pointer."""
     points: Mapping[str, Sequence[str]]
-    """By the name of an action, the arguments that `read` takes a point from, in its order."""
+    """For each name of an action, the arguments that are points, in the order in which `read` uses them."""
     others: Mapping[str, Sequence[str]]
-    """By the name of an action, its other arguments; it has those of both and `action`."""
+    """For each name of an action, its other arguments, except for `action`."""
     limits: Mapping[str, str]
 
 
 def refuse_unknown(tool: Tool, arguments: Arguments) -> None:
-    """Raise ActionError for an argument that the action does not have and that says something."""
+    """Raise ActionError for an argument that the action does not have, unless its value is empty."""
     name = arguments.get("action")
     if not isinstance(name, str) or name not in tool.others:
-        return  # `read` raises for it
+        return  # `read` raises the error
     accepted = (*tool.points.get(name, ()), *tool.others[name])
     for key, value in arguments.items():
         if key != "action" and key not in accepted and value not in (None, "", []):
@@ -75,10 +77,10 @@ def refuse_unknown(tool: Tool, arguments: Arguments) -> None:
 
 
 def point_of(value: Any) -> tuple[int, int]:
-    """Return the model's numbers [x, y]; of a box [x1, y1, x2, y2] its centre."""
+    """Return the model's numbers (x, y) of a list [x, y], or of the centre of a box [x1, y1, x2, y2]."""
     if not isinstance(value, list) or len(value) not in (2, 4):
         raise ActionError(f"a coordinate is 2 or 4 numbers, got {json.dumps(value)[:60]}")
-    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in value):
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in value):
         raise ActionError(f"a coordinate is of numbers, got {json.dumps(value)[:60]}")
     return math.floor((value[0] + value[-2]) / 2), math.floor((value[1] + value[-1]) / 2)
 
@@ -94,7 +96,7 @@ def _at_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[in
 
 
 def _number(value: Any) -> float:
-    """Return a number, which XML has as text."""
+    """Return a finite number, which may be written as a text. Raises ActionError, ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ActionError(f"want a number, got {json.dumps(value)[:60]}")
     number = float(value)
@@ -117,8 +119,8 @@ def _seconds(arguments: Arguments) -> float:
     return seconds
 
 
-def _ended(arguments: Arguments, failures: Sequence[str]) -> Action:
-    """Without a status: success, as the agents take it."""
+def _terminate(arguments: Arguments, failures: Sequence[str]) -> Action:
+    """Return Done or Fail, by the status. Without a status it is Done, as in the agents of these models."""
     status = str(arguments.get("status", "success"))
     if status != "success" and status not in failures:
         raise ActionError(f"status must be success or {failures[0]}, got {status[:24]!r}")
@@ -126,9 +128,9 @@ def _ended(arguments: Arguments, failures: Sequence[str]) -> Action:
 
 
 def _names(value: Any) -> list[str]:
-    """Return the names of keys in a list, or in one text, as they are written."""
+    """Return the names of keys in a list or in one text, as they are written."""
     names = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str) for each in names):
+    if not all(isinstance(name, str) for name in names):
         raise ActionError(f"keys are texts, got {json.dumps(value)[:60]}")
     return names
 
@@ -154,8 +156,8 @@ _CLICKS: Mapping[str, Verb] = {
 _DRAGS = ("left_click_drag", "drag")
 
 
-def _held(arguments: Arguments) -> tuple[Modifier, ...]:
-    """Return what a click holds: Qwen3.5's `text`, e.g. "ctrl+shift"."""
+def _modifiers(arguments: Arguments) -> tuple[Modifier, ...]:
+    """Return the keys that are held during a click: Qwen3.5's `text`, e.g. "ctrl+shift"."""
     names = arguments.get("text")
     keys = read_keys([names]) if isinstance(names, str) and names else []
     if other := [key for key in keys if key not in get_args(Modifier)]:
@@ -166,7 +168,8 @@ def _held(arguments: Arguments) -> tuple[Modifier, ...]:
 def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     name = arguments["action"]
     if name in _CLICKS:
-        return at_point(_CLICKS[name], _at_or_pointer(arguments, coordinates), _held(arguments))
+        place = _at_or_pointer(arguments, coordinates)
+        return at_point(_CLICKS[name], place, _modifiers(arguments))
     if name == "mouse_move":
         x, y = _at(arguments, coordinates)
         return act.Move(x=x, y=y)
@@ -174,8 +177,8 @@ def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
         return _drag(arguments, coordinates)
     if name in ("scroll", "hscroll"):
         x, y = _at_or_pointer(arguments, coordinates)
-        turned = _notches(arguments)
-        return _wheel(x, y, right=turned) if name == "hscroll" else _wheel(x, y, up=turned)
+        notches = _notches(arguments)
+        return _wheel(x, y, right=notches) if name == "hscroll" else _wheel(x, y, up=notches)
     match name:
         case "type":
             return act.Type(text=text_of(arguments, "text"))
@@ -190,7 +193,7 @@ def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
         case "answer":
             return act.Answer(text=text_of(arguments, "text"))
         case "terminate":
-            return _ended(arguments, ("failure",))
+            return _terminate(arguments, ("failure",))
         case "interact":  # GUI-Owl: the user is needed
             return act.Fail()
     raise ActionError(f"computer_use has no action {str(name)[:40]!r}")
@@ -208,8 +211,8 @@ def _drag(arguments: Arguments, coordinates: CoordinateMap) -> act.Drag:
 def _write_computer(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     match action:
         case act.Click() | act.DoubleClick() | act.TripleClick():
-            clicked = {"action": verb_of(_CLICKS, action), "coordinate": _xy(action, coordinates)}
-            return clicked | ({"text": "+".join(action.modifiers)} if action.modifiers else {})
+            click = {"action": verb_of(_CLICKS, action), "coordinate": _xy(action, coordinates)}
+            return click | ({"text": "+".join(action.modifiers)} if action.modifiers else {})
         case act.Move():
             return {"action": "mouse_move", "coordinate": _xy(action, coordinates)}
         case act.Drag(path=[first, last], button="left", modifiers=()) if (
@@ -271,7 +274,7 @@ _TAPS: Mapping[str, Verb] = {
 
 
 def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
-    """Return what both mobile tools have."""
+    """Return the action of a call that both mobile tools have."""
     name = arguments["action"]
     if name in _TAPS:
         return at_point(_TAPS[name], _at(arguments, coordinates))
@@ -288,7 +291,7 @@ def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
         case "wait":
             return act.Wait(seconds=_seconds(arguments))
         case "terminate":
-            return _ended(arguments, ("failure", "fail"))
+            return _terminate(arguments, ("failure", "fail"))
         case "open":
             raise ActionError("no suite opens an application by its name; tap its icon")
     raise ActionError(f"mobile_use has no action {str(name)[:40]!r}")
@@ -324,8 +327,8 @@ def _write_mobile(action: Action, coordinates: CoordinateMap) -> dict[str, Any] 
         case act.Click(button="right", modifiers=()):
             return {"action": "long_press", "coordinate": _xy(action, coordinates), "time": 1}
         case act.Drag(path=[first, last], button="left", modifiers=()):
-            ends = (list(coordinates.to_model(*each)) for each in (first, last))
-            return dict(zip(("action", "coordinate", "coordinate2"), ("swipe", *ends), strict=True))
+            start, end = (list(coordinates.to_model(x, y)) for x, y in (first, last))
+            return {"action": "swipe", "coordinate": start, "coordinate2": end}
         case act.KeyPress(keys=[key]) if key in _BUTTONS:
             return {"action": "system_button", "button": key.capitalize()}
         case act.KeyPress(keys=[key]):
@@ -367,7 +370,7 @@ MOBILE_USE = Tool(
 
 # --- MAI-UI ---------------------------------------------------------------------------------
 
-_SWIPES = {  # the finger's way: up shows what is below
+_SWIPES = {  # by the direction of the finger: a swipe up shows what is below
     "up": (0, SWIPE_NOTCHES),
     "down": (0, -SWIPE_NOTCHES),
     "left": (SWIPE_NOTCHES, 0),
@@ -402,11 +405,11 @@ def _write_mai(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | N
         case act.DoubleClick(modifiers=()):
             return {"action": "double_click", "coordinate": _xy(action, coordinates)}
         case act.Drag(path=[first, last], button="left", modifiers=()):
-            start, end = (list(coordinates.to_model(*each)) for each in (first, last))
+            start, end = (list(coordinates.to_model(x, y)) for x, y in (first, last))
             return {"action": "drag", "start_coordinate": start, "end_coordinate": end}
         case act.Scroll():
-            for direction, turned in _SWIPES.items():
-                if turned == (action.dx, action.dy):
+            for direction, notches in _SWIPES.items():
+                if notches == (action.dx, action.dy):
                     at = _xy(action, coordinates)
                     return {"action": "swipe", "direction": direction, "coordinate": at}
         case act.KeyPress(keys=[key]) if key in _BUTTONS:

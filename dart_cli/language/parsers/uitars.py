@@ -5,18 +5,19 @@ r"""UI-TARS text (arXiv 2501.12326; github.com/bytedance/UI-TARS): a thought, th
 
     click  left_double  left_triple  right_single  middle_click  hover     (start_box='(x,y)')
     drag(start_box='(x,y)', end_box='(x,y)')
-    mouse_down(start_box='(x,y)', button='left')  mouse_up(...)    box and button may be left out
+    mouse_down(start_box='(x,y)', button='left')  mouse_up(...)    both arguments are optional
     scroll(start_box='(x,y)', direction='up')       up, down, left, right: five notches
     hotkey(key='ctrl c')   press(key='ctrl') holds a key until release(key='ctrl')
-    type(content='text\n')   \n is Enter; \' \" \\ are escapes; a quote that is not the last needs none
+    type(content='text\n')   \n is Enter; \' \" \\ are escapes, which quotes before the last one do not need
     wait()   finished(content='answer')   call_user()
 
-Read too: left_single (click), select (drag), triple_click, move_to (hover), keydown, keyup, and a
-content of call_user, which is dropped. The calls are those of UI-TARS' prompts and of the executors
-that its models run under; left_triple, after left_double, is that of executors of other models.
-A box may be wrapped in <|box_start|> <|box_end|>; a box of four numbers means its centre. Its later prompts write
-point='<point>x y</point>', start_point and end_point for start_box and end_box: read, too.
-`finished` with a content is an Answer, without it is Done; `call_user` is Fail.
+Other names are read, too: left_single (click), select (drag), triple_click, move_to (hover), keydown, keyup,
+and a content of call_user, which is dropped. The calls are those of UI-TARS' prompts and of the executors
+that its models run under; left_triple comes from executors of other models.
+
+A box may be wrapped in <|box_start|> <|box_end|>. A box of four numbers means its centre. UI-TARS' later
+prompts write point='<point>x y</point>', and start_point and end_point for start_box and end_box; these are
+read, too. `finished` with a content is an Answer, without it it is Done; `call_user` is Fail.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from dart_cli.language.parsers.reading import (
     not_expressed,
     one_key,
     split_keys,
-    unheld,
+    verb_and_pixel,
 )
 from dart_cli.language.thoughts import reply_starts
 from envs.contract import actions as act
 from envs.contract.actions import Action, MouseButton
 
-NOTCHES = 5  # wheel notches of one scroll, as UI-TARS' own executor turns
+NOTCHES = 5  # wheel notches of one scroll, as in UI-TARS' own executor
 WAIT_S = 5.0  # seconds of one wait, as its prompt promises
 
-# PROSE ends at the last line that begins with "Action:"; format() escapes line breaks in strings,
-# so a string can never match it. An apostrophe between letters does not end a string. A content is the last
-# argument of the last call: a quote within it ends it only before a ) that ends the line.
+# PROSE ends at the last line that begins with "Action:". A string of `format` never begins such a line,
+# because `format` escapes line breaks. An apostrophe between letters does not end a string. A content is the
+# last argument of the last call, so a quote ends it only before a ) that ends the line.
 _GRAMMAR = r"""
 start: PROSE? ACTION call
 ?call: ("click" | "left_single") "(" _start ")"         -> click
@@ -114,7 +115,7 @@ _ACTION_LINE = re.compile(r"^Action:", re.MULTILINE)
 
 
 class UitarsParser:
-    """See the module's docstring; implements `dart_cli.language.parsers.base.PointParser`."""
+    """The PointParser of UI-TARS text; the module's docstring has its calls."""
 
     limits: Mapping[str, str] = {
         **dict.fromkeys(("click", "double_click", "triple_click"), _HELD),
@@ -176,7 +177,7 @@ class UitarsParser:
         return f"Thought: {thought}\nAction: {call}"
 
     def as_history(self, text: str) -> str:
-        """Return the completion with the bare boxes of its call in box tokens, as the model's prompt has them."""
+        """Return the completion with bare boxes wrapped in box tokens, as in the model's prompts."""
         for point in reversed(self.find_points(text)):
             box = text[point.start : point.end]
             if _BARE_BOX.fullmatch(box):
@@ -189,14 +190,14 @@ class UitarsParser:
         return f"({x},{y})"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """Return what stands between the quotes of each box, box tokens included; see PointParser."""
+        """Return the text between the quotes of each box, box tokens included, as points; see PointParser."""
         try:
             return first_read(_calls_begin(text), lambda start: self._points(text, start))
         except ActionError:
             return []
 
     def _points(self, text: str, begin: int) -> list[WrittenPoint]:
-        """Return the points of a reply that begins there. Raises ActionError."""
+        """Return the points of a reply that begins at character `begin`. Raises ActionError."""
         points = []
         for first, last, box in self._grammar.matches(text[begin:], "box"):
             first, last = begin + first, begin + last
@@ -207,7 +208,10 @@ class UitarsParser:
 
 
 def _calls_begin(text: str) -> Iterator[int]:
-    """Yield where the reply may begin: at its first line with a call, which may type another one, and earlier."""
+    """Yield the places where the reply may begin, the likeliest first.
+
+    The first is the first line with a call, since a later such line may be a text that the call types.
+    """
     starts = reply_starts(text)
     line = _ACTION_LINE.search(text, starts[-1])
     if line and line.start() not in starts:
@@ -216,9 +220,10 @@ def _calls_begin(text: str) -> Iterator[int]:
 
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
-    """Return the call; None for an action that the language has no call for."""
-    if found := unheld(_VERBS, action):
-        return f"{found[0]}(start_box={_box(coordinates, *found[1:])})"
+    """Return the call for an action; None if the language has none."""
+    if call := verb_and_pixel(_VERBS, action):
+        name, x, y = call
+        return f"{name}(start_box={_box(coordinates, x, y)})"
     match action:
         case act.Drag(path=[first, last], button="left", modifiers=()):
             return (
@@ -251,7 +256,7 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
 
 
 def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> list[str]:
-    """Return the box, where a point is given, and the button, where it is not the left one."""
+    """Return the arguments of mouse_down or mouse_up: the box, if any, and a button other than the left."""
     where = []
     if action.x is not None and action.y is not None:
         where.append(f"start_box={_box(coordinates, action.x, action.y)}")
@@ -276,7 +281,8 @@ def _centre(box: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
 
 def _middle(box: Tree[Token]) -> tuple[int, int]:
     numbers = [int(str(number)) for number in box.children]
-    x, y = numbers[0] + numbers[-2], numbers[1] + numbers[-1]  # of two numbers: each twice
+    # A box of two numbers adds each number to itself.
+    x, y = numbers[0] + numbers[-2], numbers[1] + numbers[-1]
     return x // 2, y // 2
 
 
@@ -286,9 +292,9 @@ def _quote(text: str) -> str:
 
 
 def _unquote(text: str) -> str:
-    """Return the string a quoted literal means; a backslash before any other character stays."""
-    return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[0]), text[1:-1])
+    """Return the string of a quoted literal; a backslash that begins no known escape stays."""
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), text[1:-1])
 
 
 ACTION_PARSERS: Mapping[str, Callable[[], UitarsParser]] = {"uitars": UitarsParser}
-"""By its name."""
+"""The factory of this module's action parser, by name."""

@@ -145,7 +145,7 @@ class PackMaker:
             position_ids=torch.cat([positions[chain][:, b:e] for _, chain, b, e in table], dim=1),
             layout=PackLayout(tuple(starts.tolist()), tuple(parent for parent, *_ in table)),
             images=tuple(images.values()),
-            shown=tuple(place[name] for name in self._images_in_order(number)),
+            image_order=tuple(place[name] for name in self._images_in_order(number)),
         )
         return self._scored(inputs, features, number, starts, place)
 

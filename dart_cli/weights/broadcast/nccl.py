@@ -28,7 +28,7 @@ import torch.distributed
 
 from bus.errors import MissingPartError, WeightsError, first_line
 from dart_cli.hardware import accelerator
-from dart_cli.policy.loader import pick_device
+from dart_cli.hardware.device import pick_device
 from dart_cli.weights.broadcast.rendezvous import GroupStore
 from dart_cli.weights.broadcast.transport import (
     BUCKET_BYTES,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bus.errors import MissingPartError
-from dart_cli.policy.loader import pick_device
+from dart_cli.hardware.device import pick_device
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
-"""Pointers in a running batch: the tokens that they force, and the patch that is drawn with the last of them.
+"""Sampling of pointers in a running batch: the tokens that they force, and the patch drawn with `end`.
 
-    Pointing    the forced tokens of the rows of a pass
+    PointerSampler   returns the forced tokens of the rows of a pass
+    pointer_map      makes the map of a pointer from the probabilities of its patches
 
-After `start` comes `pad`, after `pad` comes `end`, and with `end` a patch of the prompt's last screenshot: drawn
-from the head's softmax at the row's temperature by the row's number for that position, or at temperature 0 the
-one with the centre of the best region. Log-probability and entropy of `end` are the patch's; those of `pad`
-are 0. See docs/pointing.md.
+The token `start` forces `pad`, and `pad` forces `end`. With `end` a patch of the prompt's last screenshot is
+drawn, from the head's softmax at the row's temperature and with the row's uniform number for that position.
+At temperature 0 it is the patch with the centre of the best region. Log-probability and entropy of `end` are
+those of the patch; those of `pad` are 0. See docs/pointing.md.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from dart_cli.language.pointer_text import Cells
 from dart_cli.policy.loader import LoadedPolicy
 
 CANDIDATES = 3
-"""Regions that a pointer's map has at most, as published (arXiv 2506.03143)."""
+"""The most regions of a pointer's map, as published (arXiv 2506.03143)."""
 
 
-class Pointing:
-    """The forced tokens of a policy's rows; none where it does not point. Used by one thread."""
+class PointerSampler:
+    """Samples the forced tokens of a policy's rows; there are none if it does not point. For one thread."""
 
     def __init__(self, policy: LoadedPolicy, features: FeatureCache) -> None:
         self._policy = policy
         self._features = features
         self._tokens = policy.pointer if policy.pointing == "pointer" else None
 
-    def forced(
+    def sample_forced(
         self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor
     ) -> Mapping[int, DrawnToken]:
-        """By row, the next tokens that are not drawn from the vocabulary; `hidden` [rows, H] is behind the norm.
+        """Return the next token of each row in which it is forced; `hidden` [rows, H] is after the norm.
 
-        Raises EngineError for a head whose logits are not finite.
+        Raises EngineError if the head's logits are not finite.
         """
         if self._tokens is None:
             return {}
-        found: dict[int, DrawnToken] = {}
+        tokens: dict[int, DrawnToken] = {}
         pointing: dict[str, list[int]] = {}  # rows that draw a patch, by their screen
         for row, job in enumerate(jobs):
             last = job.builder.token_ids[-1] if len(job.builder) else -1
@@ -55,13 +56,13 @@ class Pointing:
             if token == self._tokens.end:
                 pointing.setdefault(job.images[-1].key, []).append(row)
             elif token is not None:
-                found[row] = DrawnToken(token)
+                tokens[row] = DrawnToken(token)
         for rows in pointing.values():
-            found |= zip(rows, self._draw([jobs[row] for row in rows], hidden[rows]), strict=True)
-        return found
+            tokens |= zip(rows, self._draw([jobs[row] for row in rows], hidden[rows]), strict=True)
+        return tokens
 
     def _draw(self, jobs: Sequence[ActiveRequest], hidden: torch.Tensor) -> list[DrawnToken]:
-        """Return the ends of pointers [N] into one screen, for hidden states [N, H] of their `pad`."""
+        """Draw the `end` of pointers [N] into one screen, from the hidden states [N, H] at their `pad`."""
         assert self._tokens is not None
         head = self._policy.pointer_head
         assert head is not None
@@ -78,8 +79,9 @@ class Pointing:
             for job, share in zip(jobs, shares, strict=True)
         ]
         cells = Cells(*grid)
-        best = [cells.at(each.candidates[0].x, each.candidates[0].y) for each in maps]
-        drawn = sample(
+        centres = [pointed.candidates[0] for pointed in maps]
+        best = [cells.at(centre.x, centre.y) for centre in centres]
+        patches = sample(
             values,
             [job.next_uniform for job in jobs],
             [job.request.sampling.temperature for job in jobs],
@@ -87,13 +89,13 @@ class Pointing:
             torch.tensor(best),
         )
         return [
-            DrawnToken(self._tokens.end, each.logprob, each.entropy, each.token, pointed)
-            for each, pointed in zip(drawn, maps, strict=True)
+            DrawnToken(self._tokens.end, patch.logprob, patch.entropy, patch.token, pointed)
+            for patch, pointed in zip(patches, maps, strict=True)
         ]
 
 
 def pointer_map(position: int, probabilities: NDArray[np.float64]) -> PointerMap:
-    """Return the map of a pointer whose `end` is at `position`, of probabilities [rows, columns] that are not tempered."""
+    """Return the map of a pointer with `end` at `position`, from untempered probabilities [rows, columns]."""
     rows, columns = probabilities.shape
     heat = np.rint(255 * probabilities / probabilities.max()).astype(np.uint8)
     return PointerMap(

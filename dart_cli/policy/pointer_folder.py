@@ -1,13 +1,17 @@
-"""A model folder with a pointer head.
+"""Model folders with a pointer head: adding one to a folder, and loading it.
 
-    add_pointer    the same model with a head and the three tokens, as another folder
-    attach_head    the head of a folder, as `model.pointer_head`
-    without_head   what to do with a folder that has none
+    add_pointer    writes another folder with the same model, a pointer head and the three pointer tokens
+    attach_head    loads the head of a folder as `model.pointer_head`
+    without_head   the message for a folder without a head
 
-The new folder has the files of the old one. Changed are: the tokens in tokenizer.json and beside it, their
-ids and the size of the vocabulary in config.json, three rows of the embeddings (of the output embeddings,
-too, where those are not the same tensor), and the head's tensors under `pointer_head.`. New rows are the
-mean of all rows that have a token. Rows that have none, as in real checkpoints, are used up first.
+`add_pointer` copies the folder and changes four things:
+
+1. It adds the tokens to tokenizer.json and the files beside it.
+2. It writes their ids, and the size of the vocabulary, into config.json.
+3. It sets three rows of the embeddings, and of the output embeddings if they are another tensor. Rows that
+   have no token yet, which real checkpoints have, are used before new ones are added. The new values are the
+   mean of all rows that have a token.
+4. It adds the head's tensors under `pointer_head.`.
 """
 
 from __future__ import annotations
@@ -44,18 +48,18 @@ from dart_cli.config.model_folder import (
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.policy.model_files import PolicyFiles, new_folder
-from dart_cli.policy.pointer.head import PointerHead, initial_head
+from dart_cli.policy.pointer_head import PointerHead, initial_head
 
 _EMBEDDINGS = ("language_model.embed_tokens.weight", "lm_head.weight")
 _HEAD_FILE = "model-pointer-head.safetensors"
-"""The head's tensors, where the model's are in several files."""
+"""The file of the head's tensors, if the model's tensors are in several files."""
 _NOT_COPIED = frozenset({".bin", ".pt", ".pth"})
-"""Weights in formats that are never read."""
+"""Suffixes of weights in formats that dart never reads."""
 _TOKENIZER_CONFIG, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 
 
 def without_head(name: str | Path) -> str:
-    """Return what to do with the folder `name`, which has no head, as one line."""
+    """Return the message for a folder `name` without a head, with the fix, as one line."""
     return (
         f"{name} has no pointer head; make a folder that has one with "
         f'`dart model add-pointer {name} OUT`, or set policy.pointing = "text"'
@@ -63,9 +67,9 @@ def without_head(name: str | Path) -> str:
 
 
 def attach_head(model: PreTrainedModel, folder: Path, *, weights: bool) -> None:
-    """Make the folder's head `model.pointer_head`, in the model's dtype; without `weights` on meta.
+    """Load the folder's head as `model.pointer_head`, in the model's dtype; without `weights`, on `meta`.
 
-    Raises ModelError where it cannot be read.
+    Raises ModelError if it cannot be read.
     """
     with torch.device("meta"):
         head = PointerHead(int(model.config.get_text_config().hidden_size))
@@ -79,15 +83,16 @@ def attach_head(model: PreTrainedModel, folder: Path, *, weights: bool) -> None:
 
 
 def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
-    """Write `folder` with a head, drawn by `seed`, to `out`, which must not exist; it is whole or absent.
+    """Write the model of `folder`, with a head drawn from `seed`, to `out`, and return the pointer tokens.
 
-    Raises ModelError for a folder that cannot be loaded, UserError where it has a head or one of the
-    tokens already, or where `out` cannot be made.
+    `out` must not exist. After an error there is no `out`, never half of one. Raises ModelError for a folder
+    that cannot be loaded, and UserError if it already has a head or one of the tokens, or if `out` cannot be
+    written.
     """
     refuse_out(out)
     config = check_folder(folder)
     with PolicyFiles(folder):
-        pass  # they can be read
+        pass  # raises ModelError if the tensors cannot be read
     if pointer_tokens(config) is not None:
         raise UserError(f"{folder} has a pointer head already; use it as it is")
     width, rows = (text_sizes(config)[key] for key in ("hidden_size", "vocab_size"))
@@ -97,7 +102,7 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
         raise ModelError(f"{folder / 'config.json'}: {error}") from None
     with new_folder(out) as draft:
         tokens, count = _write_tokenizer(folder, draft)
-        rows = max(rows, *(each + 1 for each in tokens.triple))
+        rows = max(rows, *(token_id + 1 for token_id in tokens.triple))
         _write_config(config, draft, tokens, rows)
         _write_tensors(folder, draft, tokens, rows, count, initial_head(width, seed))
         for file in sorted(folder.iterdir()):
@@ -109,22 +114,22 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
 
 
 def _write_tokenizer(folder: Path, draft: Path) -> tuple[PointerTokens, int]:
-    """Return the tokenizer's files with the tokens; (their ids, how many ids there were)."""
+    """Write the tokenizer's files with the pointer tokens; return these, and the number of ids before."""
     tree = read_json(folder, TOKENIZER)
     try:
-        known = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)
+        vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)
     except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
         raise ModelError(
             f"{folder / TOKENIZER} cannot be read ({first_line(error)}); copy it again from the "
             "model's source"
         ) from None
-    if held := [token for token in TOKENS if token in known]:
+    if present := [token for token in TOKENS if token in vocabulary]:
         raise UserError(
-            f"{folder / TOKENIZER} has the token {held[0]} already, but config.json has no "
+            f"{folder / TOKENIZER} has the token {present[0]} already, but config.json has no "
             f"{ID_KEYS[0]}; start from the model's own folder"
         )
-    # The library numbers added tokens as they come, behind the largest id that there is.
-    first = max(known.values()) + 1
+    # The library numbers added tokens one by one, after the largest id.
+    first = max(vocabulary.values()) + 1
     new = [
         {
             "id": first + place,
@@ -139,8 +144,8 @@ def _write_tokenizer(folder: Path, draft: Path) -> tuple[PointerTokens, int]:
     ]
     tree["added_tokens"] = [*tree["added_tokens"], *new]
     _write_json(draft / TOKENIZER, tree, indent=None)
-    written = Tokenizer.from_file(str(draft / TOKENIZER))
-    if [written.token_to_id(token) for token in TOKENS] != [token["id"] for token in new]:
+    extended = Tokenizer.from_file(str(draft / TOKENIZER))
+    if [extended.token_to_id(token) for token in TOKENS] != [token["id"] for token in new]:
         raise ModelError(
             f"{folder / TOKENIZER} has ids without a token, to which the pointer's cannot be added; "
             "fetch the folder again from the model's source"
@@ -182,9 +187,9 @@ def _write_tensors(
     count: int,
     head: dict[str, torch.Tensor],
 ) -> None:
-    """Write those of the model's files that have embeddings, which are changed, and the head.
+    """Write the files that have embeddings, with the new rows, and the head.
 
-    At most one file is in memory: those without embeddings are copied by the caller.
+    One file at a time is in memory. The caller copies the files without embeddings.
     """
     dtype, added = torch.float32, 0  # bytes
     files = weight_files(folder)
@@ -202,30 +207,30 @@ def _write_tensors(
                 tensors[name] = _extended(before, tokens, rows, count)
                 dtype, added = before.dtype, added + tensors[name].nbytes - before.nbytes
         if is_single:
-            tensors |= _named(head, dtype)
+            tensors |= _head_tensors(head, dtype)
         save_file(tensors, draft / file.name, metadata=metadata)
     if is_single:
         return
-    save_file(_named(head, dtype), draft / _HEAD_FILE, metadata={"format": "pt"})
+    save_file(_head_tensors(head, dtype), draft / _HEAD_FILE, metadata={"format": "pt"})
     index = read_json(folder, INDEX)
-    index["weight_map"] |= dict.fromkeys(_named(head, dtype), _HEAD_FILE)
+    index["weight_map"] |= dict.fromkeys(_head_tensors(head, dtype), _HEAD_FILE)
     metadata = index.get("metadata")
     if isinstance(metadata, dict) and "total_size" in metadata:
-        metadata["total_size"] += (
-            added + sum(each.numel() for each in head.values()) * dtype.itemsize
-        )
+        parameters = sum(tensor.numel() for tensor in head.values())
+        metadata["total_size"] += added + parameters * dtype.itemsize
     _write_json(draft / INDEX, index)
 
 
 def _extended(weight: torch.Tensor, tokens: PointerTokens, rows: int, count: int) -> torch.Tensor:
-    """Embeddings [V, H] with at least `rows` rows; those of `tokens` are the mean of the first `count`."""
+    """Return embeddings [V, H] with at least `rows` rows; `tokens` get the mean of the first `count` rows."""
     missing = max(0, rows - weight.shape[0])
     extended = torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
     extended[list(tokens.triple)] = weight[:count].double().mean(dim=0).to(weight.dtype)
     return extended
 
 
-def _named(head: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _head_tensors(head: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the head's tensors by their names in the model, in its dtype."""
     return {f"{PREFIX}{name}": tensor.to(dtype) for name, tensor in head.items()}
 
 

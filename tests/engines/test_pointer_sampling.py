@@ -30,19 +30,15 @@ from bus.messages import (
 )
 from dart_cli.algo.regions import ranked_places
 from dart_cli.engines.base import GenerateRequest, Generation
-from dart_cli.engines.responder import (
-    CANDIDATES,
-    PolicyPromptEncoder,
-    PolicyResponder,
-    VerifiedResponder,
-)
+from dart_cli.engines.responder import PolicyPromptEncoder, PolicyResponder
 from dart_cli.engines.sampling import uniform_numbers
 from dart_cli.engines.transformers_engine import TransformersEngine
+from dart_cli.engines.verified_responder import CANDIDATES, VerifiedResponder
 from dart_cli.language.coordinates import make_coordinate_map
 from dart_cli.language.pointer_tokens import TRIPLE, PointerTokens
 from dart_cli.policy.forward import last_hidden
 from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
-from dart_cli.policy.pointer.folder import add_pointer
+from dart_cli.policy.pointer_folder import add_pointer
 from dart_cli.policy.prompt import PromptRenderer, pointer_text
 from dart_cli.policy.verifier import VerifierSpec, load_verifier, open_screenshot
 from dart_cli.weights.file import load

@@ -1,17 +1,17 @@
-"""The head that points: which patch of a screenshot does a hidden state mean?
+"""The pointer head: it scores the patches of a screenshot for a hidden state of the language model.
 
-    PointerHead    keys of a screenshot's patches, logits of patches for hidden states
-    head_of        the head of a model, if it has one
-    initial_head   a head's tensors before any update, of a seed
+    PointerHead    computes the keys of a screenshot's patches, and the logits of patches for hidden states
+    head_of        returns the head of a model, if it has one
+    initial_head   draws the tensors of a head from a seed
 
-With V [P, d] the visual embeddings of one screenshot behind the patch merger, as the language model gets
-them, and h [d] the state behind the final norm at `<|pointer_pad|>` (GUI-Actor, arXiv 2506.03143, 3.2):
+V [P, d] are the visual embeddings of one screenshot after the patch merger, as the language model gets them,
+and h [d] is the state after the final norm at `<|pointer_pad|>` (GUI-Actor, arXiv 2506.03143, 3.2):
 
     V' = LayerNorm(V + MultiHeadAttention(V, V, V))
     k = Linear(GELU(Linear(V')))   q = Linear(GELU(Linear(h)))
     p = softmax(q k^T / sqrt(d))
 
-The head is `model.pointer_head`: its tensors are the model's, whatever publishes or stores them.
+The head is the module `model.pointer_head`, so that its tensors are published and stored with the model's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torch import nn
 from dart_cli.config.architecture import HEADS, PREFIX, head_parameters
 
 DROPOUT = 0.1
-"""In training mode alone, of the attention's weights and of what it adds."""
+"""Dropout of the attention's weights and of its output, in training mode alone."""
 
 
 class PointerHead(nn.Module):
-    """8 d^2 + 10 d parameters for a model of width `width` = d."""
+    """The head of a model of width `width` = d; it has 8 d^2 + 10 d parameters."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        head_parameters(width)  # refuses other widths
+        head_parameters(width)  # raises ModelError for a width that is not supported
         self.width = width
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -44,7 +44,7 @@ class PointerHead(nn.Module):
         self.query_out = nn.Linear(width, width)
 
     def keys(self, visual: torch.Tensor) -> torch.Tensor:
-        """Keys [P, d] of the patches of one screenshot, of its visual embeddings [P, d]."""
+        """Return the keys [P, d] of the patches of one screenshot, from its visual embeddings [P, d]."""
         visual = visual.to(self.norm.weight.dtype)
         dropout = DROPOUT if self.training else 0.0
         patches = visual.shape[0]
@@ -53,14 +53,14 @@ class PointerHead(nn.Module):
             part.reshape(patches, HEADS, -1).transpose(0, 1)[None]
             for part in self.qkv(visual).chunk(3, dim=-1)
         )
-        seen = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-        added = self.out(seen[0].transpose(0, 1).reshape(patches, -1))
+        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        added = self.out(attended[0].transpose(0, 1).reshape(patches, -1))
         mixed = self.norm(visual + F.dropout(added, dropout))
         keys: torch.Tensor = self.key_out(F.gelu(self.key_in(mixed)))
         return keys
 
     def logits(self, hidden: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Logits [N, P] of the patches for hidden states [N, d], in float32 or better."""
+        """Return the logits [N, P] of the patches for hidden states [N, d], in float32 or better."""
         hidden = hidden.to(self.norm.weight.dtype)
         queries = self.query_out(F.gelu(self.query_in(hidden)))
         wide = torch.promote_types(queries.dtype, torch.float32)
@@ -68,32 +68,33 @@ class PointerHead(nn.Module):
         return logits
 
     def forward(self, visual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [N, P] for hidden states [N, d] over the patches of `visual` [P, d]."""
+        """Return the logits [N, P] for hidden states [N, d] over the patches of `visual` [P, d]."""
         return self.logits(hidden, self.keys(visual))
 
 
 def head_of(model: nn.Module) -> PointerHead | None:
-    """`model.pointer_head`; None for a model without one."""
+    """Return `model.pointer_head`, or None for a model without one."""
     head = getattr(model, PREFIX.removesuffix("."), None)
     return head if isinstance(head, PointerHead) else None
 
 
 def initial_head(width: int, seed: int) -> dict[str, torch.Tensor]:
-    """Tensors of a PointerHead by name, float32; they follow from width and seed alone.
+    """Return the tensors of a new PointerHead by name, float32; they depend on width and seed alone.
 
-    Weights are uniform: within sqrt(6 / (4 d)) for queries, keys and values, else within 1 / sqrt(d), so
-    that p begins nearly uniform at any width. Biases are zero, the norm is the identity.
+    Weights are uniform: within sqrt(6 / (4 d)) for queries, keys and values, else within 1 / sqrt(d), so that
+    p is nearly uniform at any width. Biases are zero, and the norm is the identity.
     """
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     with torch.device("meta"):
-        shapes = {name: each.shape for name, each in PointerHead(width).named_parameters()}
+        head = PointerHead(width)
+    shapes = {name: parameter.shape for name, parameter in head.named_parameters()}
     for name, shape in sorted(shapes.items()):
         if name == "norm.weight":
-            found[name] = torch.ones(shape)
+            tensors[name] = torch.ones(shape)
         elif len(shape) == 1:
-            found[name] = torch.zeros(shape)
+            tensors[name] = torch.zeros(shape)
         else:
             bound = math.sqrt(6 / sum(shape)) if name.startswith("qkv") else 1 / math.sqrt(width)
-            found[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-    return found
+            tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return tensors
