@@ -41,7 +41,7 @@ from dart_cli.doctor.plan import Plan, make_plan
 from dart_cli.doctor.plan_findings import planned
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 from dart_cli.engines.vllm.room import divide
-from dart_cli.rehearsal.report import MACHINE_ONLY
+from dart_cli.smoke_test.smoke_report import MACHINE_ONLY
 from envs.suites.osworld.provider import boots_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,7 +293,7 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
 def covered() -> list[str]:
     """Parts of a run, from the rehearsal of configs/ui-tars-7b.toml and the last whole scripts/gpu-check."""
     results = ROOT / "benchmarks" / "results"
-    rehearsed = json.loads((results / "rehearsal.json").read_text())["ui-tars-7b"]["parts"]
+    rehearsed = json.loads((results / "smoke_test.json").read_text())["ui-tars-7b"]["parts"]
     found = json.loads((results / "gpu.json").read_text())
     words = {"configured": "as configured", "stood_in": "stood in for"}
     rows = [(name, words[state], "") for name, state in rehearsed.items() if state in words]

@@ -43,7 +43,7 @@ APART = 10
 
 def parity(settings: Settings) -> Found:
     """Let the engine play and the trainer score: `dart doctor --parity` on the drawn model."""
-    from dart_cli.doctor.parity import parity as compare
+    from dart_cli.doctor.logprob_check import parity as compare
 
     layers = compared_layers(settings)
     clock = Clock(settings.device)
@@ -81,7 +81,7 @@ def vllm(settings: Settings) -> Found:
 
 def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
-    from dart_cli.doctor.parity import judge, parted
+    from dart_cli.doctor.logprob_check import judge, parted
     from dart_cli.policy.loader import weight_tensors
     from dart_cli.train.parity import ComparedTokens, alarm_of, all_of, limit_of, rescore
     from dart_cli.train.trained_policy import TrainModel
@@ -158,7 +158,7 @@ def _of_vllm(settings: Settings, lora: Any) -> Config:
 
 async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Found]:
     """Play before, beside and after the engine takes `weights` as version 0; (the three, what was measured)."""
-    from dart_cli.doctor.parity import MOST_TOKENS, RunPrompts, Trial, play_trial
+    from dart_cli.doctor.logprob_check import MOST_TOKENS, RunPrompts, Trial, play_trial
     from dart_cli.doctor.trial_episode import LOAD_S
     from dart_cli.engines.responder import PolicyResponder
     from dart_cli.player.chosen_model import loaded_model

@@ -313,7 +313,7 @@ def up(
     if rehearse or rehearse_minutes is not None:
         others = {"--fresh": fresh, "--ray": ray is not None, "--force": force}
         refuse_beside("--rehearse", others | {"--dry-run": dry_run})
-        from dart_cli.rehearsal.rehearse import run_rehearsal
+        from dart_cli.smoke_test.run_smoke_test import run_rehearsal
 
         raise typer.Exit(run_rehearsal(config_path, overrides or [], rehearse_minutes))
     if ray is not None:

@@ -45,7 +45,7 @@ Rehearse = Annotated[
     bool,
     typer.Option(
         "--rehearse",
-        help="Play all of it in miniature on this host first, in a directory of its own: docs/rehearsal.md.",
+        help="Play all of it in miniature on this host first, in a directory of its own: docs/smoke-test.md.",
     ),
 ]
 RehearseMinutes = Annotated[

@@ -240,7 +240,7 @@ def doctor(
             raise ConfigError("--rehearse plays the run of a TOML file: name one")
         others = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
         refuse_beside("--rehearse", others | {"--json": as_json})
-        from dart_cli.rehearsal.rehearse import run_rehearsal
+        from dart_cli.smoke_test.run_smoke_test import run_rehearsal
 
         raise typer.Exit(run_rehearsal(target, overrides or [], rehearse_minutes))
     if play and target is not None and is_model_folder(target):

@@ -23,9 +23,17 @@ from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
 from dart_cli.doctor import guests, machine
 from dart_cli.doctor import run_checks as run
-from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
 from dart_cli.doctor.plan_findings import plan
 from dart_cli.doctor.vllm_parts import vllm_parts
+from dart_cli.runtime.findings import (
+    as_json,
+    error,
+    guarded,
+    is_healthy,
+    ok,
+    print_finding,
+    summary,
+)
 from dart_cli.runtime.run_dir import read_run
 
 Check = Callable[[], Iterable[Finding]]
@@ -179,6 +187,6 @@ def _play(config: Config) -> Iterator[Finding]:
 
 
 def _compare(config: Config) -> Iterator[Finding]:
-    from dart_cli.doctor.parity import parity  # late: loads the model
+    from dart_cli.doctor.logprob_check import parity  # late: loads the model
 
     yield from parity(config)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from dart_cli.config.devices import VISIBLE, gpus_per_worker, shared_out
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.findings import error, warning
-from dart_cli.doctor.host_room import PROCESSES
+from dart_cli.doctor.host_memory import PROCESSES
 from dart_cli.doctor.plan import MIB, PAST_TURN, GpuKind, Plan
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
+from dart_cli.runtime.findings import error, warning
 
 if TYPE_CHECKING:
     from bus.messages import Role

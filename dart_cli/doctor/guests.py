@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from bus.errors import EnvError, MissingPartError
 from dart_cli.config.rules import Finding
-from dart_cli.doctor.findings import warning
+from dart_cli.runtime.findings import warning
 from envs.suites.osworld.container import find_engine, left_behind
 
 ENGINE_S = 5.0

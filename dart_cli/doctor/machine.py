@@ -31,8 +31,8 @@ from bus.errors import ConfigError
 from dart_cli.config.devices import vllm_installed
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.plan import GpuKind
+from dart_cli.runtime.findings import error, ok, warning
 
 LEAST_PYTHON = (3, 11)
 GIB = 2**30

@@ -21,7 +21,7 @@ from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.rollout import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of, screens_in_play
-from dart_cli.doctor.host_room import EpisodeForm, HostPlan, host_plan
+from dart_cli.doctor.host_memory import EpisodeForm, HostPlan, host_plan
 from dart_cli.doctor.trainer_memory import (
     WIDTH,
     TrainerMemory,

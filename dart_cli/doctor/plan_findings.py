@@ -35,11 +35,11 @@ from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
-from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.fit import Room, gb, problems, together_at_most
-from dart_cli.doctor.host_room import HostPart, screen_caches
+from dart_cli.doctor.host_memory import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
 from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
+from dart_cli.runtime.findings import error, ok, warning
 
 if TYPE_CHECKING:
     from bus.messages import Role

@@ -38,10 +38,10 @@ from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
-from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
 from dart_cli.language.shortest_click import cut_off
+from dart_cli.runtime.findings import error, ok, warning
 
 LEAST_ROOM = 2 * GIB
 """Free space below which a run is not to be started."""

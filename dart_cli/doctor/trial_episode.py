@@ -15,7 +15,6 @@ from bus.messages import ActRequest, Completion
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.doctor.findings import error, ok
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import Policy
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
@@ -28,6 +27,7 @@ from dart_cli.player.episodes import (
 )
 from dart_cli.player.episodes import play as play_episodes
 from dart_cli.runtime.background import run_until_stopped
+from dart_cli.runtime.findings import error, ok
 from dart_cli.runtime.role import limit_threads
 from dart_cli.runtime.waits import OpenWaits
 

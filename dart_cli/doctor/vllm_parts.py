@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dart_cli.config.rules import Finding
-from dart_cli.doctor.findings import error, ok
 from dart_cli.doctor.machine import ask, ask_torch, list_gpus
+from dart_cli.runtime.findings import error, ok
 
 LEAST_DRIVER = {12: 525, 13: 580}
 """Major version of CUDA -> of the oldest NVIDIA driver that runs it. vLLM's own wheel is of CUDA 13."""

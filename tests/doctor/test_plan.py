@@ -14,7 +14,7 @@ from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.schema import VllmConfig
 from dart_cli.doctor.fit import Room
-from dart_cli.doctor.host_room import EpisodeForm
+from dart_cli.doctor.host_memory import EpisodeForm
 from dart_cli.doctor.plan import H100, episode_tokens, make_plan
 from dart_cli.doctor.plan_findings import plan_lines
 from dart_cli.engines.vllm.room import divide

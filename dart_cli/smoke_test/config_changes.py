@@ -25,7 +25,7 @@ from dart_cli.config.rules import value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.screens import run_screen
 from dart_cli.config.values import to_toml
-from dart_cli.rehearsal.coin_suite import suite_file
+from dart_cli.smoke_test.coin_suite import suite_file
 
 PROCESSES = 2
 """Most environment processes, rollout workers and trainer ranks; slots of an environment process, too."""
@@ -33,7 +33,7 @@ TOGETHER = 2
 """Most trajectories of a group, and groups of a batch."""
 EPISODES = 4
 """Most episodes of the evaluation."""
-MARK = "rehearsal.json"
+MARK = "smoke_test.json"
 """What makes a folder a rehearsal's, which may be removed."""
 
 
@@ -207,8 +207,8 @@ def _with_model(plan: Rehearsal) -> None:
     if config.model.path in BUILTIN or not plan.has_model:
         return
     from dart_cli.config.architecture import shape_of
-    from dart_cli.rehearsal.miniature import write_miniature
-    from dart_cli.rehearsal.stand_in import write_stand_in
+    from dart_cli.smoke_test.miniature_model import write_miniature
+    from dart_cli.smoke_test.published_model_files import write_stand_in
 
     source = model_folder(config.model.path)
     name = source.name

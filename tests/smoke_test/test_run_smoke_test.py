@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from dart_cli.cli.main import main
-from dart_cli.rehearsal.stages import ALWAYS, OPTIONAL
+from dart_cli.smoke_test.parts_player import ALWAYS, OPTIONAL
 from tests.simulated import QUICK
 from tests.waiting import PATIENCE_S, lives, wait_until
 

@@ -33,7 +33,7 @@ from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import copy_rest, write_model
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.rehearsal.scripted_weights import Writing, write_into, writing_of
+from dart_cli.smoke_test.token_chain import Writing, write_into, writing_of
 
 HEAD = 8
 """Numbers of a head, in the language model and in the vision tower: with fewer a rope has no three sections."""

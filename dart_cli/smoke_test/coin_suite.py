@@ -35,7 +35,7 @@ def suite_file(folder: Path, suite: str) -> str:
     """Write the file for `suite` into `folder`; returns the value of `env.suite`."""
     path = folder / "suite.py"
     path.write_text(
-        f"from dart_cli.rehearsal.coin_suite import CoinSuite\n\nsuite = CoinSuite({suite!r})\n",
+        f"from dart_cli.smoke_test.coin_suite import CoinSuite\n\nsuite = CoinSuite({suite!r})\n",
         encoding="utf-8",
     )
     return f"{path}:suite"

@@ -1,6 +1,6 @@
 """The configurations that we recommend, rehearsed whole: `dart up CONFIG --rehearse-minutes 45`, two processes of a kind.
 
-    python benchmarks/exactness/rehearsals.py [NAME ...] [--set KEY=VALUE ...]
+    python benchmarks/exactness/smoke_tests.py [NAME ...] [--set KEY=VALUE ...]
 
     ui-tars-7b    configs/ui-tars-7b.toml at 1280x720
     lora          the same with adapters of rank 32, at 640x360
@@ -8,7 +8,7 @@
     osworld       configs/osworld.toml with its three small tasks; displays of Xvfb, each with a server that has the
                   routes of OSWorld's, in the place of its virtual machines, one environment process
 
-A name's figures are the rehearsal's last line (docs/rehearsal.md) and what was set. Those of names that are not
+A name's figures are the rehearsal's last line (docs/smoke-test.md) and what was set. Those of names that are not
 asked for stay as they were. The limit is the cores: with so many minutes nothing is reduced or left out, as `reduced` and
 `not_played` show. The last line is JSON.
 """
@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
+RESULT = ROOT / "benchmarks" / "results" / "smoke_test.json"
 MINUTES = 45
 DEADLINE_S = 3000.0
 SMALL = 'env.options={size="640x360"}'

@@ -25,7 +25,13 @@ from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
-from dart_cli.rehearsal.budget import (
+from dart_cli.runtime.liveness import workers_of
+from dart_cli.runtime.logs import log_dir
+from dart_cli.runtime.supervisor import ChildError, Supervisor
+from dart_cli.runtime.tables import clock
+from dart_cli.smoke_test.config_changes import Rehearsal
+from dart_cli.smoke_test.interruption import LACK, end_descendants
+from dart_cli.smoke_test.time_budget import (
     PASSES,
     PLANNED,
     Budget,
@@ -34,12 +40,6 @@ from dart_cli.rehearsal.budget import (
     choose,
     levels,
 )
-from dart_cli.rehearsal.plan import Rehearsal
-from dart_cli.rehearsal.stopping import LACK, end_descendants
-from dart_cli.runtime.liveness import workers_of
-from dart_cli.runtime.logs import log_dir
-from dart_cli.runtime.supervisor import ChildError, Supervisor
-from dart_cli.runtime.tables import clock
 from dart_cli.suite_check.probes import PROBES, Probed, play_probe
 
 WEIGHTS = "the first weights"
@@ -216,7 +216,7 @@ class Player:
     def _passes(self, most_s: float) -> Callable[[Level], float]:
         """Return what measures a pass, up to `most_s` seconds; without a model there is none."""
         from dart_cli.policy.loader import load_policy  # late: they load torch
-        from dart_cli.rehearsal.forward_time import Passes
+        from dart_cli.smoke_test.pass_timer import Passes
 
         if not self.plan.has_model:
             return lambda _: 0.0
@@ -331,7 +331,7 @@ class Player:
 
     def _compare(self) -> None:
         """Score stored steps with the export and with the published set."""
-        from dart_cli.rehearsal.exported import compare
+        from dart_cli.smoke_test.export_check import compare
 
         found = compare(self.config, self.exported)
         self.difference, self.compared = found.largest, found.tokens

@@ -15,8 +15,8 @@ from dart_cli.config.schema import Config, ModelConfig
 from dart_cli.language.coordinates import make_coordinate_map, resize_of
 from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.loader import load_policy
-from dart_cli.rehearsal.miniature import cut_config, write_acting, write_miniature
-from dart_cli.rehearsal.stand_in import write_stand_in
+from dart_cli.smoke_test.miniature_model import cut_config, write_acting, write_miniature
+from dart_cli.smoke_test.published_model_files import write_stand_in
 
 SCREEN = (224, 168)
 

@@ -34,12 +34,12 @@ from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.screens import run_screen
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
-from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.language.history import History, history_of
 from dart_cli.policy.loader import LoadedPolicy, fits
+from dart_cli.runtime.findings import error, ok, warning
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.parity import (
     LEAST_TOKENS,

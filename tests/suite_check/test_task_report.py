@@ -5,14 +5,14 @@ from __future__ import annotations
 from bus.messages import Outcome
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import make_async_env
-from dart_cli.suite_check.findings import (
+from dart_cli.suite_check.probes import Probe, Probed, play_probe
+from dart_cli.suite_check.task_report import (
     Bounds,
     TaskReport,
     difference,
     judge,
     percentile,
 )
-from dart_cli.suite_check.probes import Probe, Probed, play_probe
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.scored_suite import ScoredSuite
 from tests.suite_check.lax_suite import LaxSuite, screen

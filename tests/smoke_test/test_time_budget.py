@@ -10,8 +10,8 @@ import pytest
 
 from dart_cli.config.schema import Config
 from dart_cli.policy.loader import load_policy
-from dart_cli.rehearsal.budget import Budget, Costs, Level, choose, levels
-from dart_cli.rehearsal.forward_time import Passes
+from dart_cli.smoke_test.pass_timer import Passes
+from dart_cli.smoke_test.time_budget import Budget, Costs, Level, choose, levels
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "policy": {"history_images": 5, "history_turns": 35},

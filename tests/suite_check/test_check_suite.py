@@ -18,7 +18,7 @@ from bus.errors import UserError
 from dart_cli.cli.main import main
 from dart_cli.config.schema import EnvConfig
 from dart_cli.suite_check import CheckOptions
-from dart_cli.suite_check.report import Check, run_check
+from dart_cli.suite_check.check_suite import Check, run_check
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in
 
@@ -78,7 +78,7 @@ def test_what_breaks_or_hangs_is_reported_and_the_others_are_checked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = EnvConfig(suite=UNRULY, reset_deadline_s=0.3)
-    monkeypatch.setattr("dart_cli.suite_check.report.env_of", lambda _: env)
+    monkeypatch.setattr("dart_cli.suite_check.check_suite.env_of", lambda _: env)
     patterns = [f"unruly/{kind}" for kind in ("step-exit", "reset-hang", "evaluate-none", "well")]
     probes = "done,oracle"
     wanted = {"seeds": 1, "tasks": patterns, "probes": probes}

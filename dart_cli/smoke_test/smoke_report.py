@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_cli.config.values import shown
-from dart_cli.rehearsal.findings import Seen
-from dart_cli.rehearsal.plan import Rehearsal
-from dart_cli.rehearsal.stages import (
+from dart_cli.smoke_test.config_changes import Rehearsal
+from dart_cli.smoke_test.interruption import LACK, Stopped
+from dart_cli.smoke_test.parts_player import (
     COMPARED,
     EPISODE,
     EVALUATION,
@@ -25,7 +25,7 @@ from dart_cli.rehearsal.stages import (
     UPDATE,
     Player,
 )
-from dart_cli.rehearsal.stopping import LACK, Stopped
+from dart_cli.smoke_test.stored_run import Seen
 
 State = Literal["configured", "stood_in", "not_played", "machine_only"]
 

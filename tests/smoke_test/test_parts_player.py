@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dart_cli.config.schema import Config
-from dart_cli.rehearsal.budget import Budget
-from dart_cli.rehearsal.stages import (
+from dart_cli.smoke_test.parts_player import (
     ENDING_S,
     EPISODE,
     PUBLICATION,
@@ -20,6 +19,7 @@ from dart_cli.rehearsal.stages import (
     Player,
     Standing,
 )
+from dart_cli.smoke_test.time_budget import Budget
 
 
 class Clock:

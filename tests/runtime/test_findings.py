@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dart_cli.config.rules import Finding
-from dart_cli.doctor.findings import guarded, is_healthy, ok, summary
+from dart_cli.runtime.findings import guarded, is_healthy, ok, summary
 
 
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:

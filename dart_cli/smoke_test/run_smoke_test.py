@@ -18,19 +18,19 @@ from rich.console import Console
 
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.doctor.plan_findings import Planned, planned
-from dart_cli.rehearsal.budget import MINUTES, Budget
-from dart_cli.rehearsal.findings import (
+from dart_cli.runtime.role import end_with_parent, limit_threads
+from dart_cli.runtime.streams import keep_going, say_error
+from dart_cli.smoke_test.config_changes import make_plan
+from dart_cli.smoke_test.interruption import Stopped, stoppable
+from dart_cli.smoke_test.parts_player import ALWAYS, EPISODE, OPTIONAL, Player
+from dart_cli.smoke_test.smoke_report import Report
+from dart_cli.smoke_test.stored_run import (
     language_unnamed,
     look,
     prompt_too_long,
     reward_constant,
 )
-from dart_cli.rehearsal.plan import make_plan
-from dart_cli.rehearsal.report import Report
-from dart_cli.rehearsal.stages import ALWAYS, EPISODE, OPTIONAL, Player
-from dart_cli.rehearsal.stopping import Stopped, stoppable
-from dart_cli.runtime.role import end_with_parent, limit_threads
-from dart_cli.runtime.streams import keep_going, say_error
+from dart_cli.smoke_test.time_budget import MINUTES, Budget
 
 INTERRUPTED = 130
 """The exit code after a signal, as that of `dart up`."""

@@ -18,7 +18,7 @@ from dart_cli.data.store.open import open_reader
 from dart_cli.doctor.plan import HEADER, Plan
 from dart_cli.language.coordinates import CoordinateMap
 from dart_cli.language.parsers import make_action_parser
-from dart_cli.rehearsal.coin_suite import judged
+from dart_cli.smoke_test.coin_suite import judged
 from dart_cli.suite_check.probes import Probed
 from envs.contract.actions import Click
 

@@ -35,7 +35,7 @@ FEWEST_IMAGES = 2
 """Screens of a prompt that still has a history."""
 PASSES = 9
 """Passes over a longest prompt that one group takes, in two updates, the evaluation and the export's comparison: what
-the rehearsals of benchmarks/results/rehearsal.json spent."""
+the rehearsals of benchmarks/results/smoke_test.json spent."""
 EPISODES = 8
 """Episodes that one group takes in two updates, those among them that teach nothing, and the evaluation."""
 VLLM_STARTS = 4
@@ -108,7 +108,7 @@ def levels(config: Config, screen: tuple[int, int]) -> list[Level]:
 
 def _smaller(config: Config, screen: tuple[int, int]) -> list[tuple[int, int]]:
     """Return smaller sizes of a screen, which the miniature's clicks stay within; none where the suite takes no size."""
-    from dart_cli.rehearsal.miniature import CLICKED  # late: it loads torch
+    from dart_cli.smoke_test.miniature_model import CLICKED  # late: it loads torch
 
     if not screen_of(config) and "size" not in _options(config):
         return []

@@ -12,7 +12,7 @@ from PIL import Image
 from dart_cli.policy.forward import last_hidden
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.loader import LoadedPolicy
-from dart_cli.rehearsal.budget import Level
+from dart_cli.smoke_test.time_budget import Level
 
 TEXT = 300
 """Tokens of a prompt that are no screen's."""

@@ -10,14 +10,14 @@ import pytest
 from bus.errors import RunDirectoryError
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import HEADER
-from dart_cli.rehearsal.coin_suite import CoinSuite, judged
-from dart_cli.rehearsal.findings import (
+from dart_cli.smoke_test.coin_suite import CoinSuite, judged
+from dart_cli.smoke_test.config_changes import make_plan
+from dart_cli.smoke_test.stored_run import (
     Seen,
     language_unnamed,
     prompt_too_long,
     reward_constant,
 )
-from dart_cli.rehearsal.plan import make_plan
 from dart_cli.suite_check.probes import Probed
 from envs.contract.actions import Wait
 from tests.doctor.seven_b import plan_of
@@ -84,6 +84,6 @@ def test_only_a_rehearsal_is_removed(tmp_path: Path) -> None:
     assert plan.config.weights.channel == "gloo"
     assert not (tmp_path / "run").exists()
     make_plan(toml, [])  # again
-    (plan.folder / "rehearsal.json").unlink()
+    (plan.folder / "smoke_test.json").unlink()
     with pytest.raises(RunDirectoryError, match="is no rehearsal's"):
         make_plan(toml, [])

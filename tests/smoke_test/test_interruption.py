@@ -16,7 +16,7 @@ from tests.waiting import lives, wait_until
 _STARTER = """
     import subprocess, sys, time
     from pathlib import Path
-    from dart_cli.rehearsal.stopping import Stopped, stoppable
+    from dart_cli.smoke_test.interruption import Stopped, stoppable
 
     folder = Path(sys.argv[1])
     sleeper = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(600)"
@@ -70,7 +70,7 @@ def test_a_signal_ends_all_that_was_started_and_the_report_follows(
 def test_under_nohup_a_rehearsal_outlives_its_terminal() -> None:
     code = """
         import signal
-        from dart_cli.rehearsal.stopping import stoppable
+        from dart_cli.smoke_test.interruption import stoppable
 
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with stoppable(600):

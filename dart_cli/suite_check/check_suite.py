@@ -31,8 +31,8 @@ from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import page_table, progress
 from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import CheckOptions
-from dart_cli.suite_check.findings import MISTAKES, Bounds, TaskReport, judge
 from dart_cli.suite_check.probes import Probed, play_task, probes_of
+from dart_cli.suite_check.task_report import MISTAKES, Bounds, TaskReport, judge
 from envs.contract.base import Task
 from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
 

@@ -15,9 +15,9 @@ import torch
 
 from bus.messages import Turn
 from dart_cli.config.schema import Config
-from dart_cli.doctor.findings import is_healthy
-from dart_cli.doctor.parity import MOST_SCREENS, RunPrompts, draw, judge, parity
+from dart_cli.doctor.logprob_check import MOST_SCREENS, RunPrompts, draw, judge, parity
 from dart_cli.policy.loader import load_policy
+from dart_cli.runtime.findings import is_healthy
 from dart_cli.train.parity import LIMITS, ComparedTokens
 from tests.doctor.parts import doctor
 
