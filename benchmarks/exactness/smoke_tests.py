@@ -1,16 +1,16 @@
-"""The configurations that we recommend, rehearsed whole: `dart up CONFIG --rehearse-minutes 45`, two processes of a kind.
+"""Smoke tests of the configurations that we recommend: `dart up CONFIG --smoke-test-minutes 45`, two processes of a kind.
 
     python benchmarks/exactness/smoke_tests.py [NAME ...] [--set KEY=VALUE ...]
 
     ui-tars-7b    configs/ui-tars-7b.toml at 1280x720
     lora          the same with adapters of rank 32, at 640x360
     pointer       the same with a pointer head, at 640x360
-    osworld       configs/osworld.toml with its three small tasks; displays of Xvfb, each with a server that has the
-                  routes of OSWorld's, in the place of its virtual machines, one environment process
+    osworld       configs/osworld.toml with its three small tasks and one environment process; in place of virtual
+                  machines it has displays of Xvfb, each with a server that has the routes of OSWorld's server
 
-A name's figures are the rehearsal's last line (docs/smoke-test.md) and what was set. Those of names that are not
-asked for stay as they were. The limit is the cores: with so many minutes nothing is reduced or left out, as `reduced` and
-`not_played` show. The last line is JSON.
+The results of a name are the last line of its smoke test (docs/smoke-test.md) and the keys that were set. Results of
+names that are not given stay as they are. The limit is the number of cores: with so many minutes nothing is reduced
+or left out, as `reduced` and `not_played` show. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ CASES = {
     "osworld": ("osworld.toml", ["up.envs=1"]),
 }
 GUESTS = 2
-"""Of `osworld`: as many as a rehearsal's slots."""
+"""Guests of `osworld`: as many as a smoke test has slots."""
 
 
 @contextmanager
 def guests(name: str) -> Iterator[list[str]]:
-    """Yield what is set for the guests that a case needs; they run until the block ends."""
+    """Yield the overrides that name the guests of a case; the guests run until the block ends."""
     if name != "osworld":
         yield []
         return
@@ -54,8 +54,8 @@ def guests(name: str) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         running: list[XGuest] = []
         try:
-            for each in range(GUESTS):
-                home = Path(folder) / str(each)
+            for number in range(GUESTS):
+                home = Path(folder) / str(number)
                 home.mkdir()
                 running.append(XGuest(home))
             urls = json.dumps([guest.url for guest in running])
@@ -65,23 +65,23 @@ def guests(name: str) -> Iterator[list[str]]:
                 guest.end()
 
 
-def rehearsed(name: str, more: list[str]) -> dict[str, Any]:
-    """One rehearsal's last line, and what was set."""
+def run_case(name: str, more: list[str]) -> dict[str, Any]:
+    """Return the last line of a smoke test, and the overrides that were set."""
     config, sets = CASES[name]
     with tempfile.TemporaryDirectory() as folder, guests(name) as at:
-        given = [*sets, *more]
+        overrides = [*sets, *more]
         command = [
             sys.executable,
             "-m",
             "dart_cli",
             "up",
             str(ROOT / "configs" / config),
-            "--rehearse-minutes",
+            "--smoke-test-minutes",
             str(MINUTES),
         ]
-        for each in [f"run.dir={json.dumps(str(Path(folder) / 'run'))}", *at, *given]:
+        for each in [f"run.dir={json.dumps(str(Path(folder) / 'run'))}", *at, *overrides]:
             command += ["--set", each]
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -90,29 +90,29 @@ def rehearsed(name: str, more: list[str]) -> dict[str, Any]:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             timeout=DEADLINE_S,  # beyond all that its parts may take
         )
-        lines = done.stdout.replace(folder, "SCRATCH").splitlines()
-    if done.returncode == 2 or not lines:
-        raise SystemExit(f"{name}: the rehearsal did not begin; its error stands above")
-    return {"config": config, "set": given, **json.loads(lines[-1])}
+        lines = process.stdout.replace(folder, "SCRATCH").splitlines()
+    if process.returncode == 2 or not lines:
+        raise SystemExit(f"{name}: the smoke test did not begin; its error stands above")
+    return {"config": config, "set": overrides, **json.loads(lines[-1])}
 
 
 def main() -> int:
-    """Rehearse, write the results after each; 1 where a part of one failed."""
+    """Run the smoke tests and write the results after each; return 1 if a part of one failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(CASES), metavar="NAME")
-    parser.add_argument("--set", action="append", default=[], help="passed to every rehearsal")
-    asked = parser.parse_args()
-    if unknown := set(asked.names) - CASES.keys():
+    parser.add_argument("--set", action="append", default=[], help="passed to every smoke test")
+    options = parser.parse_args()
+    if unknown := set(options.names) - CASES.keys():
         parser.error(
-            f"no such rehearsal: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}"
+            f"no such smoke test: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}"
         )
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in asked.names:
-        found[name] = rehearsed(name, asked.set)
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    told = {name: found[name] for name in asked.names}
-    print(json.dumps({"benchmark": "rehearsals"} | told))
-    return int(any(each["failed"] for each in told.values()))
+    results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in options.names:
+        results[name] = run_case(name, options.set)
+        RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    selected = {name: results[name] for name in options.names}
+    print(json.dumps({"benchmark": "smoke_tests"} | selected))
+    return int(any(result["failed"] for result in selected.values()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A run on a cluster, from its first reservation to its end.
 
     ClusterRun     what `dart up` needs: the configuration with its addresses, how a process is started
-    of_this_run    its keys: the user's own, or a new pair
+    prepare_keys    its keys: the user's own, or a new pair
 
 The data process and the trainer share a node, `home`: this host where it is a node with room, else any. Both
 use the run directory as it is, so home must see it where this host does; every other process has a private
@@ -25,7 +25,7 @@ from bus.endpoints import make_private_dir, write_key_pair
 from bus.errors import DartError, UserError, first_line
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
-from dart_cli.cluster.placing import WAIT_S, NodeLostError, Place, Placing, Reserved, cause_of
+from dart_cli.cluster.placing import WAIT_S, NodeLostError, Place, Placing, Reservation, cause_of
 from dart_cli.cluster.process import Ranks, RemoteProcess
 from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
 from dart_cli.config.endpoints import KEY_FILE, weights_dir
@@ -67,9 +67,9 @@ class ClusterRun:
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._trainer = Trainer((), (), Demand("", 0))
-        self._kept: dict[str, tuple[Demand, Reserved]] = {}  # for rollout workers
+        self._kept: dict[str, tuple[Demand, Reservation]] = {}  # for rollout workers
         self._home: Node | None = None
-        self._reserved: Reserved | None = None
+        self._reserved: Reservation | None = None
         self._keys = ""
         self._marker = f".cluster-{secrets.token_hex(8)}"
 
@@ -121,7 +121,7 @@ class ClusterRun:
         """Load the configuration of this start, and keep the command line that says it."""
         assert self._home is not None
         run_dir = self.config.run.dir.absolute()
-        self._keys = of_this_run(self.config)
+        self._keys = prepare_keys(self.config)
         ours: dict[str, object] = {
             "run.dir": run_dir,
             "bus.host": self._home.address,
@@ -373,7 +373,7 @@ async def _answer(call: Any) -> Any:
         raise DartError(f"an actor of the run did not answer in {_ANSWER_S:g} s") from None
 
 
-def of_this_run(config: Config) -> str:
+def prepare_keys(config: Config) -> str:
     """Return the text of the key file, which lies in the run directory afterwards. Raises ConfigError."""
     folder = make_private_dir(config.run.dir / "keys")
     target = folder / KEY_FILE

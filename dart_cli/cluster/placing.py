@@ -1,6 +1,6 @@
 """Where each process runs: placement groups, actors in them, and what is waited for.
 
-    Reserved   a placement group, and what its bundles ask for
+    Reservation   a placement group, and what its bundles ask for
     Place      one process's: a bundle of a placement group, or none, and the actor in it
     Placing    makes places, waits for them, and finds an actor again that Ray started elsewhere
     NodeLostError   the node is gone that a process may not be moved from
@@ -24,7 +24,7 @@ from bus.errors import DartError, UserError, first_line
 from dart_cli import __version__
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, lacking
-from dart_cli.cluster.process import retrieved
+from dart_cli.cluster.process import ignore_error
 from dart_cli.cluster.role_host import RoleHost
 
 WAIT_S = 600.0
@@ -45,13 +45,13 @@ class NodeLostError(DartError):
 
 
 @dataclass(frozen=True)
-class Reserved:
+class Reservation:
     """Resources that the cluster keeps for this run, as soon as it has them."""
 
     group: Any
     bundles: tuple[Demand, ...]
 
-    def is_made(self) -> bool:
+    def is_created(self) -> bool:
         """Whether the cluster has all of it."""
         from ray.util.placement_group import placement_group_table
 
@@ -72,7 +72,7 @@ class Place:
 
     demand: Demand
     actor: Any
-    reserved: Reserved | None = None  # none where it may be anywhere
+    reserved: Reservation | None = None  # none where it may be anywhere
     life: str = ""  # of the actor that answered last
     node: Node | None = None  # where that is
     asked: asyncio.Future[dict[str, Any]] | None = None  # `describe`, until it is answered
@@ -85,12 +85,12 @@ class Placing:
     def __init__(self, cluster: Cluster, wait_s: float, notice: Callable[[str], None]) -> None:
         self._cluster, self._wait_s = cluster, wait_s
         self._notice = notice
-        self._reserved: list[Reserved] = []
+        self._reserved: list[Reservation] = []
         self._places: list[Place] = []
 
     # --- making -----------------------------------------------------------------------------
 
-    async def reserve(self, bundles: Iterable[Demand], on: Node | None = None) -> Reserved:
+    async def reserve(self, bundles: Iterable[Demand], on: Node | None = None) -> Reservation:
         """Return a placement group of these bundles, each on one node; the only one is on node `on`, if given."""
         from ray.util.placement_group import placement_group
 
@@ -100,12 +100,12 @@ class Placing:
         group = await self._cluster.ask(
             lambda: placement_group(wanted, strategy="PACK", bundle_label_selector=selector)
         )
-        made = Reserved(group, demands)
+        made = Reservation(group, demands)
         self._reserved.append(made)
         return made
 
     def place(
-        self, demand: Demand, worker: str, reserved: Reserved | None = None, index: int = 0
+        self, demand: Demand, worker: str, reserved: Reservation | None = None, index: int = 0
     ) -> Place:
         """Return an actor for `worker`, in a bundle of what is reserved, or on whichever node has most room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -174,7 +174,7 @@ class Placing:
             is_open = is_open or any(node.holds(place.demand) for node in nodes)
             text = lacking(place.demand, nodes)
         else:
-            has_room = is_open = await self._cluster.ask(place.reserved.is_made)
+            has_room = is_open = await self._cluster.ask(place.reserved.is_created)
             text = place.reserved.lacking(nodes)
         starts = f"waits for Ray to start a process for {place.demand.name}"
         return not is_open, starts if has_room else text
@@ -184,7 +184,7 @@ class Placing:
         errors = self._cluster.ray.exceptions
         if place.asked is None:
             place.asked = asyncio.wrap_future(place.actor.describe.remote().future())
-            place.asked.add_done_callback(retrieved)
+            place.asked.add_done_callback(ignore_error)
         await asyncio.wait([place.asked], timeout=_POLL_S * 4)
         if not place.asked.done():
             return False
@@ -223,7 +223,7 @@ class Placing:
         gone = list(places)
         closing = [asyncio.wrap_future(place.actor.close.remote().future()) for place in gone]
         for each in closing:
-            each.add_done_callback(retrieved)
+            each.add_done_callback(ignore_error)
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_S)
         for place in gone:

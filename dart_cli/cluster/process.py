@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from dart_cli.cluster.demands import Node
-from dart_cli.cluster.role_host import Printed
+from dart_cli.cluster.role_host import ChildOutput
 
 LOST = -int(signal.SIGKILL)
 """The exit code of a process that was lost with its node."""
@@ -63,7 +63,7 @@ class RemoteProcess:
         sent = asyncio.wrap_future(self._host.signal.remote(self._life, int(number)).future())
         self._signals.add(sent)
         sent.add_done_callback(self._signals.discard)
-        sent.add_done_callback(retrieved)
+        sent.add_done_callback(ignore_error)
 
     def how_it_ended(self, code: int) -> str:
         """Return how the process ended: `ended with 1 on gpu-box`, `was lost on gpu-box`."""
@@ -94,12 +94,12 @@ class RemoteProcess:
         self.output.feed_eof()
         return code
 
-    async def _printed(self) -> Printed | dict[str, Any] | None:
+    async def _printed(self) -> ChildOutput | dict[str, Any] | None:
         """Return what is new; empty where the actor cannot be asked at the moment; None where it is lost."""
         import ray
 
         asked = asyncio.wrap_future(self._host.printed.remote(self._life, POLL_S).future())
-        asked.add_done_callback(retrieved)
+        asked.add_done_callback(ignore_error)
         until = time.monotonic() + SILENCE_S
         within_s = POLL_S + LATE_S
         while not (await asyncio.wait([asked], timeout=within_s))[0]:
@@ -111,7 +111,7 @@ class RemoteProcess:
                     ray.kill(self._host, no_restart=False)
                 return None
         try:
-            told: Printed | None = asked.result()
+            told: ChildOutput | None = asked.result()
         except ray.exceptions.ActorUnavailableError:
             return {}
         except ray.exceptions.RayError:
@@ -119,7 +119,7 @@ class RemoteProcess:
         return told
 
 
-def retrieved(answered: asyncio.Future[Any]) -> None:
+def ignore_error(answered: asyncio.Future[Any]) -> None:
     """Read an error that is of no interest any more, so that it is not reported as forgotten."""
     if not answered.cancelled():
         answered.exception()

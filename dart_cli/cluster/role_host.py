@@ -2,7 +2,7 @@
 
     RoleHost     starts the command, passes on what it prints, sends it signals
     Setup        what a node needs to run a command of this run
-    Printed      what the command has printed since it was last asked
+    ChildOutput      what the command has printed since it was last asked
 
 The child is the same as on one box (runtime/supervisor.py): it leads its own process group, and ends within
 seconds when this process is gone, however that ended. What it prints waits here, up to a bound, and so a
@@ -56,7 +56,7 @@ class Setup(TypedDict):
     shared: list[tuple[str, str]]  # a file that must be visible here, and the error if it is not
 
 
-class Printed(TypedDict):
+class ChildOutput(TypedDict):
     """What a command has printed since it was last asked."""
 
     output: bytes
@@ -144,7 +144,7 @@ class RoleHost:
         )
         self._pumping = asyncio.create_task(self._pump(self._process))
 
-    async def printed(self, life: str, within_s: float) -> Printed | None:
+    async def printed(self, life: str, within_s: float) -> ChildOutput | None:
         """Return what is new, as soon as anything is, or after `within_s`; None for another life of this actor."""
         if life != self._life:
             return None

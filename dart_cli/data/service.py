@@ -75,7 +75,7 @@ from dart_cli.data.versions import Permits
 from dart_cli.data.workers import Usage, WorkerWatch
 from dart_cli.runtime.role import how_started
 from dart_cli.runtime.run_dir import leave_snapshot
-from dart_cli.runtime.waits import told_waits
+from dart_cli.runtime.waits import announced_waits
 from envs.contract.base import Task
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class DataService:
         async with AsyncExitStack() as stack:
             stack.callback(self._loader.close)
             replier, heartbeats = await self._connect(stack)
-            await stack.enter_async_context(told_waits(self._awaits))
+            await stack.enter_async_context(announced_waits(self._awaits))
             log.info("run %s: %s", self._run.id, replier.endpoint)
             tasks = [
                 asyncio.create_task(job, name=name)

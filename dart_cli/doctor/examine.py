@@ -28,10 +28,10 @@ from dart_cli.doctor.vllm_parts import vllm_parts
 from dart_cli.runtime.findings import (
     as_json,
     error,
-    guarded,
     is_healthy,
     ok,
     print_finding,
+    run_check,
     summary,
 )
 from dart_cli.runtime.run_dir import read_run
@@ -112,7 +112,7 @@ def examine(
         checks |= {name: partial(check, config) for name, (asked, check) in more.items() if asked}
     lacks_gpus = False
     for subject, check in checks.items():
-        for finding in guarded(subject, check):
+        for finding in run_check(subject, check):
             if lacks_gpus and finding.subject in _GPU_KEYS and NO_GPU in finding.text:
                 continue  # it follows from the finding about the GPUs, which names its key
             lacks_gpus |= finding.subject == "gpu" and finding.level == "error"

@@ -1,8 +1,8 @@
 """Whether a plan fits: each need against what there is, with a hint of what would make it fit.
 
-Room        what there is: GPUs, main memory, shared memory, disk; unknown parts are None
+HostCapacity        what there is: GPUs, main memory, shared memory, disk; unknown parts are None
 problems    needs above it, for one role or for all of a run: refused, or warned of where the run works all the same
-lies_on     which GPUs the trainer and each engine take
+gpu_shares     which GPUs the trainer and each engine take
 gb          bytes as text
 
 Memory and disks of this host are known only where its GPUs are: a plan on a laptop is of another machine.
@@ -34,7 +34,7 @@ MOST_GPUS = 8
 
 
 @dataclass(frozen=True)
-class Room:
+class HostCapacity:
     """Bytes of this host; `gpus` are how many a run can be given, 0 for none that is known."""
 
     gpu: GpuKind
@@ -47,7 +47,7 @@ class Room:
     disk: int | None = None  # for run.dir: free, and what its checkpoints and sets take already
 
 
-def gpu_name(room: Room) -> str:
+def gpu_name(room: HostCapacity) -> str:
     """Return the kind of GPU."""
     return room.gpu.name if room.found else f"{room.gpu.name} (assumed, no GPU is here)"
 
@@ -57,7 +57,9 @@ def gb(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count < 1e12 else f"{count / 1e12:.1f} TB"
 
 
-def problems(plan: Plan, config: Config, room: Room, role: Role | None = None) -> Iterator[Finding]:
+def problems(
+    plan: Plan, config: Config, room: HostCapacity, role: Role | None = None
+) -> Iterator[Finding]:
     """Yield what there is no room for, of one role's processes or (None) of all; then what the run should not do without.
 
     A finding's subject is a line of the plan, or `gpus`, which several lines share.
@@ -95,7 +97,7 @@ def _waiting(plan: Plan, prompts: float, config: Config) -> Iterator[Finding]:
         )
 
 
-def _shared_memory(plan: Plan, room: Room, role: Role | None) -> Iterator[Finding]:
+def _shared_memory(plan: Plan, room: HostCapacity, role: Role | None) -> Iterator[Finding]:
     # Storage.make wants room for two sets before it writes one (dart_cli/weights/storage.py).
     wanted = plan.host.shared + plan.host.set_bytes
     fits = room.memory is None or plan.host.memory_of(role) + plan.host.shared <= room.memory
@@ -135,7 +137,7 @@ def _sequence(plan: Plan, config: Config) -> Iterator[Finding]:
     )
 
 
-def _trainer(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+def _trainer(plan: Plan, config: Config, room: HostCapacity) -> Iterator[Finding]:
     if plan.trainer is not None and plan.trainer.total > room.gpu.memory:
         each = "a trainer rank" if plan.setup.ranks > 1 else "the trainer"
         yield error(
@@ -145,7 +147,7 @@ def _trainer(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
         )
 
 
-def _trainer_hint(plan: Plan, config: Config, room: Room) -> str:
+def _trainer_hint(plan: Plan, config: Config, room: HostCapacity) -> str:
     """Return the first of the usual changes that is enough by itself; else all of them."""
     setup, train = plan.setup, config.train
     most = room.gpus if room.found else max(room.gpus, MOST_GPUS)
@@ -170,7 +172,7 @@ def _trainer_hint(plan: Plan, config: Config, room: Room) -> str:
     )
 
 
-def _engine(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+def _engine(plan: Plan, config: Config, room: HostCapacity) -> Iterator[Finding]:
     if plan.engine is None:
         return
     if plan.engine.prompts < LEAST_PROMPTS:
@@ -192,7 +194,7 @@ _VLLM_HINT = (
 )
 
 
-def _prompts(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+def _prompts(plan: Plan, config: Config, room: HostCapacity) -> Iterator[Finding]:
     """Yield an error if an engine has no room for the keys and values of the longest prompt."""
     engine = plan.engine
     if engine is None or engine.prompts >= LEAST_PROMPTS:
@@ -211,7 +213,7 @@ def _prompts(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
     )
 
 
-def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
+def _apart_hint(plan: Plan, config: Config, room: HostCapacity) -> str:
     """Return the settings that give each process GPUs of its own, where there are enough."""
     ranks = config.train.ranks if plan.trainer is not None else 0
     engines = config.up.rollouts * gpus_per_worker(config)
@@ -226,7 +228,7 @@ def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
     )
 
 
-def lies_on(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int], int]]:
+def gpu_shares(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int], int]]:
     """Return (process, its GPUs by the numbers of [up], bytes of each) of a whole run on a host with `gpus`."""
     found: list[tuple[str, list[int], int]] = []
     train, listed = shared_out(config, gpus)
@@ -245,9 +247,9 @@ def lies_on(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int],
     return found
 
 
-def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+def _shared_gpus(plan: Plan, config: Config, room: HostCapacity) -> Iterator[Finding]:
     """Whether several processes, each of which fits, take one GPU that has no room for all of them."""
-    placed = lies_on(plan, config, room.gpus)
+    placed = gpu_shares(plan, config, room.gpus)
     if not room.found or any(size > room.gpu.memory for _, _, size in placed):
         return
     needs: Counter[int] = Counter()
@@ -267,7 +269,7 @@ def _shared_gpus(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
         return
 
 
-def _host(plan: Plan, room: Room, role: Role | None) -> Iterator[Finding]:
+def _host(plan: Plan, room: HostCapacity, role: Role | None) -> Iterator[Finding]:
     need = plan.host.memory_of(role) + (plan.host.shared if role != "rollout" else 0)
     if room.memory is not None and need > room.memory:
         held = " with /dev/shm" if role != "rollout" and plan.host.shared else ""
@@ -279,7 +281,7 @@ def _host(plan: Plan, room: Room, role: Role | None) -> Iterator[Finding]:
         )
 
 
-def _disk(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
+def _disk(plan: Plan, config: Config, room: HostCapacity) -> Iterator[Finding]:
     if room.disk is None:
         return
     if plan.host.disk > room.disk:
@@ -299,7 +301,7 @@ def _disk(plan: Plan, config: Config, room: Room) -> Iterator[Finding]:
         )
 
 
-def _on_cpu(plan: Plan, config: Config, room: Room, role: Role | None) -> Iterator[Finding]:
+def _on_cpu(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -> Iterator[Finding]:
     """Trainer and engines share main memory."""
     need = sum(part.size for part in plan.host.parts_of(role) if part.name != PROCESSES)
     if role in (None, "train") and plan.trainer is not None:

@@ -78,7 +78,7 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 
 _WITHOUT_GPU = (
-    "start it on a host that has them; to try it here, `dart up CONFIG --rehearse`, or set devices to "
+    "start it on a host that has them; to try it here, `dart up CONFIG --smoke-test`, or set devices to "
     '"cpu", lists to [] and a channel "nccl" to "gloo"'
 )
 
@@ -111,7 +111,7 @@ def packages() -> Iterator[Finding]:
         return
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
     found = [(each, _version(each.name)) for each in needed]
-    bad = [finding for each, version in found for finding in judge_package(each, version)]
+    bad = [finding for each, version in found for finding in check_package(each, version)]
     yield from bad
     if not bad:
         yield ok("packages", f"all {len(found)} that every run needs are installed")
@@ -131,7 +131,7 @@ def _extras(requirements: Sequence[Requirement]) -> Iterator[Finding]:
             absent.append(f"{extra} ({use})")
             continue
         for each, version in versions:
-            yield from judge_package(each, version)
+            yield from check_package(each, version)
     if absent:
         yield ok(
             "extras",
@@ -139,7 +139,7 @@ def _extras(requirements: Sequence[Requirement]) -> Iterator[Finding]:
         )
 
 
-def judge_package(wanted: Requirement, version: str | None) -> Iterator[Finding]:
+def check_package(wanted: Requirement, version: str | None) -> Iterator[Finding]:
     """Nothing for a package within its bounds."""
     install = f"pip install '{wanted.name}{wanted.specifier}'"
     if version is None:
@@ -154,7 +154,7 @@ def gpus(asking: str = "") -> Iterator[Finding]:
     seen = ask_torch()
     if fault:
         yield warning("gpu", fault, "see `nvidia-smi`; the driver may need a restart of the host")
-    yield from judge_gpus(listed, seen, os.environ.get("CUDA_VISIBLE_DEVICES"), asking)
+    yield from check_gpus(listed, seen, os.environ.get("CUDA_VISIBLE_DEVICES"), asking)
 
 
 def list_gpus() -> tuple[list[str], str]:
@@ -187,7 +187,7 @@ def ask_torch() -> dict[str, object] | str:
     return dict(found)
 
 
-def judge_gpus(
+def check_gpus(
     listed: Sequence[str],
     torch: dict[str, object] | str,
     visible: str | None,
@@ -240,10 +240,10 @@ def compute_modes(config: Config) -> Iterator[Finding]:
         yield warning("gpu", f"compute modes: {fault}", "see `nvidia-smi -q -d COMPUTE`")
         return
     modes = dict(line.split(", ", 1) for line in answer.splitlines() if ", " in line)
-    yield from judge_modes(modes, shares=config.rollout.engine == "vllm")
+    yield from check_modes(modes, shares=config.rollout.engine == "vllm")
 
 
-def judge_modes(modes: Mapping[str, str], *, shares: bool) -> Iterator[Finding]:
+def check_modes(modes: Mapping[str, str], *, shares: bool) -> Iterator[Finding]:
     """Judge the compute modes, by GPU.
 
     `shares`: a rollout worker receives on the GPU that another process of it computes on.
@@ -334,10 +334,10 @@ def _container_bytes() -> tuple[int, int] | None:
 def shared_memory() -> Iterator[Finding]:
     """Free space of /dev/shm."""
     if Path("/dev/shm").is_dir():  # noqa: S108 - measured, not written to
-        yield judge_shared(shutil.disk_usage("/dev/shm").free)  # noqa: S108
+        yield check_shared(shutil.disk_usage("/dev/shm").free)  # noqa: S108
 
 
-def judge_shared(free: int) -> Finding:
+def check_shared(free: int) -> Finding:
     """`free` bytes of /dev/shm."""
     found = f"{free / GIB:.2f} GiB free in /dev/shm"
     if free < LEAST_SHARED:
@@ -350,10 +350,10 @@ def judge_shared(free: int) -> Finding:
 def open_files() -> Iterator[Finding]:
     """How many files a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield judge_files(soft, hard)
+    yield check_files(soft, hard)
 
 
-def judge_files(soft: int, hard: int) -> Finding:
+def check_files(soft: int, hard: int) -> Finding:
     """Return the limit now (`soft`) and the one it may be raised to (`hard`); -1 for none."""
     least = soft >= LEAST_FILES or soft == resource.RLIM_INFINITY
     enough = soft >= GOOD_FILES or soft == resource.RLIM_INFINITY

@@ -111,7 +111,7 @@ def make_plan(
         tokens = screen_tokens(screen, cut)
     except ActionError as fault:
         raise ConfigError(f"env.options.size cannot be used: {fault}") from None
-    form = held_form(config, tokens, round(steps))
+    form = episode_form(config, tokens, round(steps))
     episode = episode_tokens(form)
     longest_form = replace(form, steps=max(1, most_steps))
     longest = longest_form.longest + config.rollout.max_tokens
@@ -146,7 +146,7 @@ def _positions(config: Config, tree: Mapping[str, Any]) -> int:
     return min(asked, most) if asked and most else asked or most
 
 
-def held_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
+def episode_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
     """Prompts of the configured history, of screens of `screen` tokens."""
     policy = config.policy
     return EpisodeForm(

@@ -4,7 +4,7 @@ plan            its findings
 absent_gpus     GPUs that [up] names and this host has not, where only nvidia-smi tells
 refuse_misfit   its lines; raises what cannot fit
 refuse_full     raises what the disk has no room for
-planned         the plan, the room for it, and where its steps come from
+plan_on_host         the plan, the room for it, and where its steps come from
 plan_lines      its text, a line for each subject
 """
 
@@ -35,7 +35,7 @@ from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
-from dart_cli.doctor.fit import Room, gb, problems, together_at_most
+from dart_cli.doctor.fit import HostCapacity, gb, problems, together_at_most
 from dart_cli.doctor.host_memory import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
 from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
@@ -49,13 +49,15 @@ LEAST_SHOWN = 50_000_000
 """Bytes of a part that is named; smaller ones are in the sum alone."""
 
 
-class Planned(NamedTuple):
-    """See `planned`."""
+class PlanOnHost(NamedTuple):
+    """See `plan_on_host`."""
 
     plan: Plan
-    room: Room
+    room: HostCapacity
     steps_from: str  # where the steps of its episodes come from
-    published: str  # the checkpoint whose shape is planned; empty where the model's folder is here
+    published: (
+        str  # the checkpoint whose shape is plan_on_host; empty where the model's folder is here
+    )
 
     def lines(self, config: Config, role: Role | None) -> dict[str, str]:
         """Texts by subject."""
@@ -77,7 +79,7 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
     if gpus_here() is None and listed_gpus() is None:
         yield from absent_gpus(config.up, len(gpu_kinds()))
     try:
-        made = planned(config, steps)
+        made = plan_on_host(config, steps)
     except ModelError as fault:
         problem, _, cure = str(fault).partition("; ")
         if problem not in model_problem(config.model.path):
@@ -95,13 +97,13 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
         if not own:
             yield ok("plan", f"{subject}: {text}")
         for each in own:  # the first one with the line
-            yield _verdict(each, f"; planned: {text}" if each is own[0] else "")
+            yield _verdict(each, f"; plan_on_host: {text}" if each is own[0] else "")
     yield from (_verdict(each) for each in found if each.subject == "gpus")
 
 
-def _verdict(found: Finding, planned: str = "") -> Finding:
+def _verdict(found: Finding, plan_on_host: str = "") -> Finding:
     fits = "does not fit: " if found.level == "error" else ""
-    text = f"{found.subject}: {fits}{found.text}{planned}"
+    text = f"{found.subject}: {fits}{found.text}{plan_on_host}"
     return Finding("plan", found.level, text, found.cure)
 
 
@@ -123,7 +125,7 @@ def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[st
     A role that loads no model has none.
     """
     try:
-        made = planned(config)
+        made = plan_on_host(config)
     except ModelError:  # what loads the model has refused it before
         return
     if made is None:
@@ -137,12 +139,12 @@ def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[st
 
 def refuse_full(config: Config) -> None:
     """Raise ConfigError where doctor finds an error of the disk of run.dir, with the cure."""
-    from dart_cli.doctor.run_checks import existing, judge_room  # late: sqlite
+    from dart_cli.doctor.run_checks import check_room, existing  # late: sqlite
 
     place = existing(config.run.dir)
-    found = [judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
+    found = [check_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
     with contextlib.suppress(ModelError):  # what loads the model refuses it
-        if (made := planned(config)) is not None:
+        if (made := plan_on_host(config)) is not None:
             found += [
                 each for each in problems(made.plan, config, made.room) if each.subject == "disk"
             ]
@@ -151,7 +153,7 @@ def refuse_full(config: Config) -> None:
             raise ConfigError(f"the disk is too full for the run: {each.text}; {each.cure}")
 
 
-def planned(config: Config, steps: int | None = None) -> Planned | None:
+def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
     """Return the plan of a run on this host; None where the run loads no model of its own.
 
     Raises ModelError where the model's small files cannot be read and its shape is not published, ConfigError for a
@@ -174,7 +176,7 @@ def planned(config: Config, steps: int | None = None) -> Planned | None:
         screen=screen,
         on_cpu=room.on_cpu,
     )
-    return Planned(made, room, steps_from, published)
+    return PlanOnHost(made, room, steps_from, published)
 
 
 def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
@@ -211,7 +213,7 @@ def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
     return sum(limits) / len(limits), max(limits), "the tasks' limits, on average"
 
 
-def _room(config: Config) -> Room:
+def _room(config: Config) -> HostCapacity:
     listed, host, names = gpu_kinds(), main_memory(), listed_gpus()
     if names == []:
         listed = []
@@ -220,7 +222,7 @@ def _room(config: Config) -> Room:
     on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
     here = bool(listed) or on_cpu  # else it is a plan of another machine
     shm = shutil.disk_usage(SHARED) if here and SHARED.is_dir() else None
-    return Room(
+    return HostCapacity(
         gpu=min(listed, key=lambda each: each.memory) if listed else H100,
         gpus=len(listed if names is None else names),
         found=bool(listed),
@@ -251,7 +253,7 @@ def _disk(run_dir: Path) -> int:
 
 
 def plan_lines(
-    plan: Plan, config: Config, room: Room, role: Role | None = None, steps_from: str = ""
+    plan: Plan, config: Config, room: HostCapacity, role: Role | None = None, steps_from: str = ""
 ) -> Iterator[tuple[str, str]]:
     """Yield what a run will take, a line for each subject; `steps_from` says where its steps come from."""
     yield "plan for", _assumed(plan, room, steps_from)
@@ -265,7 +267,7 @@ def plan_lines(
         yield "disk", _disk_line(plan)
 
 
-def _assumed(plan: Plan, room: Room, steps_from: str) -> str:
+def _assumed(plan: Plan, room: HostCapacity, steps_from: str) -> str:
     if room.on_cpu:
         where = "the CPU"
     elif room.found:
@@ -282,7 +284,7 @@ def _assumed(plan: Plan, room: Room, steps_from: str) -> str:
     )
 
 
-def _trainer(plan: Plan, room: Room) -> str:
+def _trainer(plan: Plan, room: HostCapacity) -> str:
     assert plan.trainer is not None
     ranks = plan.setup.ranks
     each = "" if ranks == 1 else f"{ranks} ranks, each "
@@ -327,7 +329,7 @@ def _pack(plan: Plan, config: Config) -> str:
     return text
 
 
-def _engine(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
+def _engine(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -> str:
     assert plan.engine is not None
     engine = plan.engine
     share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1

@@ -73,8 +73,8 @@ def directory(config: Config) -> Iterator[Finding]:
             f"{path} cannot be made: {place} is not yours to write",
             f"chown or chmod {place}, or choose another run.dir",
         )
-    yield from judge_file_system(file_system(place), place)
-    yield judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)
+    yield from check_file_system(file_system(place), place)
+    yield check_room(shutil.disk_usage(place).free, config.data.max_gb, place)
 
 
 def _own(path: Path) -> Iterator[Finding]:
@@ -131,7 +131,7 @@ def holder(run_dir: Path) -> str:
     return (pid or "unknown") if f" {device} " in locks else ""
 
 
-def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
+def check_file_system(kind: str, place: Path) -> Iterator[Finding]:
     """Yield an error for a network file system; nothing for one of this host."""
     if kind in NETWORK:
         yield error(
@@ -141,7 +141,7 @@ def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
         )
 
 
-def judge_room(free: int, max_gb: float, place: Path) -> Finding:
+def check_room(free: int, max_gb: float, place: Path) -> Finding:
     """`free` bytes where a database of up to `max_gb` and the weights will be stored."""
     found = f"{free / 1e9:.1f} GB free at {place}"
     if free < LEAST_ROOM:
@@ -250,7 +250,7 @@ def model(config: Config) -> Iterator[Finding]:
     published = count if lora is None else shape.adapters(lora.rank)
     place = existing(weights_dir(config))
     free = shutil.disk_usage(place).free
-    yield judge_weights(published * wide, config.weights.keep, free, place)
+    yield check_weight_sets(published * wide, config.weights.keep, free, place)
 
 
 def learning_rate(config: Config) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def learning_rate(config: Config) -> Iterator[Finding]:
         yield ok("train.lr", f"{config.train.rate:g} ({origin})")
 
 
-def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:
+def check_weight_sets(size: int, keep: int, free: int, place: Path) -> Finding:
     """Whether `keep` weight sets of `size` bytes fit beside the one that is being written."""
     need = size * (keep + 1)
     found = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} free at {place}"

@@ -39,7 +39,7 @@ MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes of a trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
 
-Moment = Literal["head", "norm", "last", "next", "first", "tower", "end"]
+PeakPhase = Literal["head", "norm", "last", "next", "first", "tower", "end"]
 
 CONTEXT = 2_500_000_000
 """Bytes of a GPU's context, kernels and NCCL's buffers: an assumption."""
@@ -74,7 +74,7 @@ class TrainerMemory:
 
     held: dict[str, int]  # from the start of the run to its end
     passing: dict[str, int]  # at the moment of the peak
-    moment: Moment
+    moment: PeakPhase
     host: int  # of main memory, with offload
 
     @property
@@ -134,7 +134,7 @@ def trainer_memory(
 
     Gradients of up to `whole_gradients` bytes are whole on each rank.
     """
-    moments: dict[Moment, dict[str, int]] = {
+    moments: dict[PeakPhase, dict[str, int]] = {
         "head": _at_head(shape, setup),
         "norm": _at_norm(shape, setup),
         "last": _at_layer(shape, setup, shape.layers),
@@ -264,8 +264,8 @@ def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 
 
 def _with_tower(
-    shape: Shape, setup: TrainerSetup, moments: Mapping[Moment, dict[str, int]]
-) -> dict[Moment, dict[str, int]]:
+    shape: Shape, setup: TrainerSetup, moments: Mapping[PeakPhase, dict[str, int]]
+) -> dict[PeakPhase, dict[str, int]]:
     """Return the moments with what a trained tower keeps, and the one in which its last block goes backward.
 
     As many patches as all tokens of the pack would be: screens are most of them.
@@ -274,7 +274,7 @@ def _with_tower(
     one = kept_by_block(shape, setup.dtype)
     each = wide * shape.vision_width if setup.recompute else one
     kept = patches * shape.vision_blocks * each
-    found: dict[Moment, dict[str, int]] = {
+    found: dict[PeakPhase, dict[str, int]] = {
         name: {**parts, "tower": kept} for name, parts in moments.items() if name != "end"
     }
     backward = one + 3 * wide * shape.vision_mlp if setup.recompute else 3 * wide * shape.vision_mlp

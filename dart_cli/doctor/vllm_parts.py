@@ -1,7 +1,7 @@
 """What vLLM needs of a host with GPUs beside its packages: what it compiles with at its start, and a driver.
 
     vllm_parts                                   a finding each
-    judge_compiler, judge_header, judge_driver   pure
+    check_compiler, check_header, check_driver   pure
 
 Triton compiles the launcher of each kernel in C against Python's headers (triton/runtime/build.py); what needs nvcc
 the engine turns off (docs/engines.md).
@@ -29,14 +29,14 @@ def vllm_parts() -> Iterator[Finding]:
     torch = ask_torch()
     if isinstance(torch, str) or not torch["cuda"] or not list_gpus()[0]:
         return
-    yield judge_compiler(os.environ.get("CC"))
-    yield judge_header(python_header())
+    yield check_compiler(os.environ.get("CC"))
+    yield check_header(python_header())
     answer, fault = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     if not fault and answer.strip():
-        yield from judge_driver(answer.split()[0], torch)
+        yield from check_driver(answer.split()[0], torch)
 
 
-def judge_compiler(chosen: str | None) -> Finding:
+def check_compiler(chosen: str | None) -> Finding:
     """Judge the C compiler that Triton would take: CC where it is set (`chosen`), else gcc or clang."""
     names = [chosen] if chosen is not None else ["gcc", "clang"]
     compiler = next((path for each in names if (path := shutil.which(each))), None)
@@ -59,7 +59,7 @@ def python_header() -> Path:
     return Path(sysconfig.get_path("include", scheme)) / "Python.h"
 
 
-def judge_header(path: Path) -> Finding:
+def check_header(path: Path) -> Finding:
     """Judge whether Python.h is there."""
     if path.is_file():
         return ok("Python.h", f"{path}, for the kernels that vLLM compiles at its start")
@@ -71,7 +71,7 @@ def judge_header(path: Path) -> Finding:
     )
 
 
-def judge_driver(version: str, torch: dict[str, object]) -> Iterator[Finding]:
+def check_driver(version: str, torch: dict[str, object]) -> Iterator[Finding]:
     """Judge the driver's version against the CUDA of torch; a torch that sees GPUs has found one that is enough."""
     least = LEAST_DRIVER.get(int(str(torch["cuda"]).partition(".")[0]))
     major = version.partition(".")[0]

@@ -42,7 +42,7 @@ class Joining:
         )
         self._data = data
         self._told: set[str] = set()
-        self.done = asyncio.Event()
+        self.joined = asyncio.Event()
         """The data service has accepted the settings; it stays set while another one comes."""
 
     async def keep(self) -> None:
@@ -57,7 +57,7 @@ class Joining:
                     log.warning("%s", note)
             self._told.update(reply.notes)
             self._request = self._request.model_copy(update={"is_first": False})
-            self.done.set()
+            self.joined.set()
             await self._data.lost.wait()
 
     async def _reply(self) -> JoinReply:
@@ -70,7 +70,7 @@ class Joining:
             except ProtocolError as error:  # it would say so again and again
                 raise ProtocolError(f"dart data at {self._data.endpoint}: {error}") from None
             except DeadlineError as error:
-                if self._data.connected:  # else told_waits says that it is absent
+                if self._data.connected:  # else announced_waits says that it is absent
                     log.warning("%s; asks again", error)
             except DartError as error:
                 log.warning("data: %s; asks again", error)

@@ -1,6 +1,6 @@
 """What a process waits for, told to the person who started it; and where its time goes.
 
-told_waits         while a block runs: a line once a wait for another process lasts, and one when it is over
+announced_waits         while a block runs: a line once a wait for another process lasts, and one when it is over
 data_awaited       the wait for `dart data`, at its address
 OpenWaits          what a verb that plays in one process waits for, written to stderr as it lasts
 receive_telemetry  the messages of a subscriber, without end; a warning when data, which is there, is silent
@@ -47,7 +47,7 @@ def data_awaited(config: Config) -> str:
 
 
 @contextlib.asynccontextmanager
-async def told_waits(
+async def announced_waits(
     what: Callable[[], str], say: Callable[[str], None] = log.info
 ) -> AsyncIterator[None]:
     """While inside, `say` each wait that `what` names (empty: none) once it has lasted `SAY_AFTER_S`.
@@ -175,7 +175,7 @@ async def receive_telemetry(
     """Yield the messages of `subscriber`, without end.
 
     A warning if none arrived within DEADLINE_S though data `is_there`: else it is awaited, which
-    told_waits says.
+    announced_waits says.
     """
     first_s = endpoints.DEADLINE_S
     silent_s, warn_at_s = 0.0, first_s

@@ -1,8 +1,8 @@
 """The folder of long work that a second start goes on with: settings, a lock, and what is done, line by line.
 
-KeptFolder     the folder: begun, or gone on with by the same settings; one process at a time, or parts of one work
-KeptLines      a file of it that grows by a line for each piece of work; a line that was cut off is dropped
-KeptSettings   what its content depends on, and how errors name it
+WorkFolder     the folder: begun, or gone on with by the same settings; one process at a time, or parts of one work
+JsonLines      a file of it that grows by a line for each piece of work; a line that was cut off is dropped
+WorkSettings   what its content depends on, and how errors name it
 StoredModel    base of what is kept on disk
 lock           a file, open and locked for this process
 write_whole    a file that is there only when it is complete
@@ -31,31 +31,31 @@ class StoredModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class KeptSettings(StoredModel):
+class WorkSettings(StoredModel):
     """What the content of a folder depends on; of each kind of work its own."""
 
     what: ClassVar[str]  # how errors name it: `training`
     verb: ClassVar[str]  # `dart tune`
     option: ClassVar[str]  # `tune.out`
-    told_alone: ClassVar[Collection[str]] = ()  # fields that may differ
+    may_differ: ClassVar[Collection[str]] = ()  # fields that may differ
     can_begin_anew: ClassVar[bool] = True  # the verb has --fresh
 
     def difference(self, before: Self) -> str:
         """Return the first thing that differs, in words; empty for none."""
         for name in type(self).model_fields:
             is_now, was = getattr(self, name), getattr(before, name)
-            if name not in self.told_alone and is_now != was:
+            if name not in self.may_differ and is_now != was:
                 return f"{name} was {_short(was)} and is {_short(is_now)}"
         return ""
 
 
-class KeptFolder:
+class WorkFolder:
     """A folder that is this process's until it is closed."""
 
     def __init__(
         self,
         folder: Path,
-        settings: KeptSettings,
+        settings: WorkSettings,
         *,
         fresh: bool = False,
         aside: bool = False,
@@ -107,7 +107,7 @@ class KeptFolder:
         self._lock.close()
 
 
-class KeptLines(Generic[Piece]):
+class JsonLines(Generic[Piece]):
     """A file of JSON lines: those that are there, and more of them. What `add` has returned is there after a kill."""
 
     def __init__(self, path: Path, kind: TypeAdapter[Piece], busy: str) -> None:
@@ -173,7 +173,7 @@ def _take(file: IO[bytes], busy: str, *, shared: bool = False) -> None:
         raise UserError(busy) from None
 
 
-def refuse_foreign(folder: Path, settings: KeptSettings | type[KeptSettings]) -> None:
+def refuse_foreign(folder: Path, settings: WorkSettings | type[WorkSettings]) -> None:
     """Raise UserError for a folder that holds something else."""
     ours = (folder / SETTINGS).is_file() or (folder / LOCK).is_file()
     if folder.exists() and not ours and (not folder.is_dir() or any(folder.iterdir())):
@@ -182,7 +182,7 @@ def refuse_foreign(folder: Path, settings: KeptSettings | type[KeptSettings]) ->
         )
 
 
-def refuse_other(folder: Path, settings: KeptSettings) -> None:
+def refuse_other(folder: Path, settings: WorkSettings) -> None:
     """Raise UserError where a folder was begun with other settings."""
     if changed := _difference_in(folder, settings):
         anew = ", or begin anew with --fresh" if settings.can_begin_anew else ""
@@ -191,7 +191,7 @@ def refuse_other(folder: Path, settings: KeptSettings) -> None:
         )
 
 
-def _difference_in(folder: Path, now: KeptSettings) -> str:
+def _difference_in(folder: Path, now: WorkSettings) -> str:
     """Return the first thing that differs from what a folder was begun with, in words; empty for none."""
     path = folder / SETTINGS
     if not path.is_file():

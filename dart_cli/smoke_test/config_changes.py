@@ -1,10 +1,10 @@
-"""What a rehearsal changes of a configuration, and why; everything else is as written.
+"""The keys of a configuration that a smoke test changes, and why. Every other key stays as it is.
 
-    Rehearsal   the configuration, its rehearsal's, and where that lives
-    Change      one key: as written, in the rehearsal
-    make_plan   the changes, as overrides of the same TOML file; the miniature is made for them
+    SmokeTestPlan     the user's configuration, the changed one, and the folder that the smoke test writes to
+    Change            one key: its value in the configuration, and in the smoke test
+    plan_smoke_test   makes the changes, as overrides of the same TOML file, and writes the miniature model
 
-The run, its evaluation and its export are started with these overrides, as a person would type them.
+The commands that run, evaluate and export are started with these overrides, as a person would type them.
 """
 
 from __future__ import annotations
@@ -28,56 +28,53 @@ from dart_cli.config.values import to_toml
 from dart_cli.smoke_test.coin_suite import suite_file
 
 PROCESSES = 2
-"""Most environment processes, rollout workers and trainer ranks; slots of an environment process, too."""
-TOGETHER = 2
+"""Most environment processes, rollout workers, trainer ranks, and slots of an environment process."""
+GROUP_SIZE = 2
 """Most trajectories of a group, and groups of a batch."""
 EPISODES = 4
-"""Most episodes of the evaluation."""
-MARK = "smoke_test.json"
-"""What makes a folder a rehearsal's, which may be removed."""
+"""Most episodes of the evaluation's run."""
+MARK = "smoke-test.json"
+"""The file that marks the folder of a smoke test, which a later one may remove."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One key of the configuration."""
+    """One changed key of the configuration."""
 
     key: str
-    written: Any
-    rehearsed: Any
+    original: Any
+    replacement: Any
     why: str = ""
 
     @property
     def override(self) -> str:
-        """As `--set` takes it."""
-        return f"{self.key}={to_toml(self.rehearsed)}"
+        """The argument of `--set` for this change."""
+        return f"{self.key}={to_toml(self.replacement)}"
 
 
 @dataclass
-class Rehearsal:
-    """One rehearsal."""
+class SmokeTestPlan:
+    """The configuration of one smoke test, and its folder."""
 
     path: Path  # the TOML file
-    given: list[str]  # the user's overrides
-    written: Config
-    folder: Path  # all that the rehearsal writes
+    user_overrides: list[str]
+    original: Config  # with the user's overrides
+    folder: Path  # holds everything that the smoke test writes
     screen: tuple[int, int]  # width and height of a screen, pixels
     changes: list[Change] = field(default_factory=list)
-    published: str = (
-        ""  # the checkpoint whose shape stands in for the model; empty where its folder is here
-    )
-    numbers: tuple[int, int] = (
-        0,
-        0,
-    )  # of the model as written, and of the miniature; 0 where it is the same
+    published: str = ""
+    """The checkpoint whose shape is used because the model's folder is not here; empty if it is."""
+    parameters: tuple[int, int] = (0, 0)
+    """Parameters of the configured model and of its miniature; 0 if there is no miniature."""
 
     @property
     def overrides(self) -> list[str]:
-        """The user's, then ours."""
-        return [*self.given, *(change.override for change in self.changes)]
+        """Overrides of the TOML file: the user's, then those of the changes."""
+        return [*self.user_overrides, *(change.override for change in self.changes)]
 
     @property
     def arguments(self) -> list[str]:
-        """Those of any verb of `dart` that names a run."""
+        """The arguments of a `dart` command that takes a configuration."""
         return [str(self.path), *(part for each in self.overrides for part in ("--set", each))]
 
     @property
@@ -87,56 +84,56 @@ class Rehearsal:
 
     @property
     def has_model(self) -> bool:
-        """Return whether a model is played that dart loads."""
-        written = self.written
-        return written.rollout.engine in MODEL_ENGINES or written.train.learner == "torch"
+        """Whether the run has a model that dart itself loads."""
+        original = self.original
+        return original.rollout.engine in MODEL_ENGINES or original.train.learner == "torch"
 
     def reduce(self, values: Mapping[str, Any], why: str) -> None:
-        """Change more keys, or the same ones further."""
+        """Set keys to smaller `values`; a key that is changed already keeps its original value in the report."""
         for key, value in values.items():
-            before = self.changed(key)
-            written = value_of(self.written, key) if before is None else before.written
+            before = self.change_of(key)
+            original = value_of(self.original, key) if before is None else before.original
             self.changes = [each for each in self.changes if each is not before]
-            self.changes.append(Change(key, written, value, why))
+            self.changes.append(Change(key, original, value, why))
 
-    def changed(self, key: str) -> Change | None:
-        """Return the change of a key; None where it is as written."""
+    def change_of(self, key: str) -> Change | None:
+        """Return the change of a key; None if it is not changed."""
         return next((each for each in self.changes if each.key == key), None)
 
 
-def make_plan(path: Path, given: list[str]) -> Rehearsal:
-    """Return the rehearsal of a TOML file with the user's overrides, its folder made anew.
+def plan_smoke_test(path: Path, user_overrides: list[str]) -> SmokeTestPlan:
+    """Return the plan for a TOML file with the user's overrides, and create its folder anew.
 
-    Raises ConfigError as `load_config` does and for a miniature that cannot act, ModelError where the model's
-    small files cannot be read, RunDirectoryError for a folder that is no rehearsal's.
+    Raises ConfigError as `load_config` does and for a miniature that cannot write actions, ModelError if the
+    model's small files cannot be read, RunDirectoryError if the folder exists and is no smoke test's.
     """
-    written = load_config(path, given)
-    where = written.run.dir.with_name(f"{written.run.dir.name}.rehearsal")
-    _refuse_other(where, written)
-    shutil.rmtree(where, ignore_errors=True)
-    make_private_dir(where)
-    (where / MARK).touch()
-    screen = run_screen(written)
-    plan = Rehearsal(path, given, written, where, screen)
-    for change in _changes(written, where):
-        if change.written != change.rehearsed:
+    original = load_config(path, user_overrides)
+    folder = original.run.dir.with_name(f"{original.run.dir.name}.smoke-test")
+    _refuse_other(folder, original)
+    shutil.rmtree(folder, ignore_errors=True)
+    make_private_dir(folder)
+    (folder / MARK).touch()
+    screen = run_screen(original)
+    plan = SmokeTestPlan(path, user_overrides, original, folder, screen)
+    for change in _changes(original, folder):
+        if change.original != change.replacement:
             plan.changes.append(change)
     _with_model(plan)
     return plan
 
 
-def _refuse_other(folder: Path, written: Config) -> None:
-    """Raise RunDirectoryError where the folder is not a rehearsal's: nothing of it is removed."""
-    if folder.resolve() == written.run.dir.resolve():
+def _refuse_other(folder: Path, original: Config) -> None:
+    """Raise RunDirectoryError if `folder` is the run's own directory or not that of a smoke test."""
+    if folder.resolve() == original.run.dir.resolve():
         raise RunDirectoryError(f"{folder} is the run's own directory; set another run.dir")
     if folder.exists() and not (folder.is_dir() and (folder / MARK).is_file()):
         raise RunDirectoryError(
-            f"{folder} exists and is no rehearsal's, it has no {MARK}; move it away, or set another run.dir"
+            f"{folder} exists and is not the folder of a smoke test (it has no {MARK}); move it away, or set another run.dir"
         )
 
 
 def _changes(config: Config, folder: Path) -> Iterator[Change]:
-    """Yield what is changed beside the model; a change to what is written already is none."""
+    """Yield the changes of all keys but the model's. Some leave the value as it is, and are no changes then."""
 
     def to(key: str, value: Any, why: str = "") -> Change:
         return Change(key, value_of(config, key), value, why)
@@ -150,7 +147,11 @@ def _changes(config: Config, folder: Path) -> Iterator[Change]:
     if config.bus.host:
         yield to("bus.host", "127.0.0.1", "one host")
         yield to("bus.port", _free_port(), "a free port")
-    yield to("env.suite", suite_file(folder, config.env.suite), "a coin beside its verdicts")
+    yield to(
+        "env.suite",
+        suite_file(folder, config.env.suite),
+        "a coin decides, its verdicts are counted",
+    )
     yield at_most("env.slots", PROCESSES)
     yield at_most("up.envs", PROCESSES)
     yield at_most("up.rollouts", PROCESSES)
@@ -163,11 +164,11 @@ def _changes(config: Config, folder: Path) -> Iterator[Change]:
     for key in ("rollout.device", "train.device"):
         yield to(key, "cpu")
     yield to("vllm.tensor_parallel", 1)
-    yield at_most("data.group_size", TOGETHER)
-    yield at_most("data.groups_per_batch", TOGETHER)
-    yield at_most("data.max_open_groups", 2 * TOGETHER)
+    yield at_most("data.group_size", GROUP_SIZE)
+    yield at_most("data.groups_per_batch", GROUP_SIZE)
+    yield at_most("data.max_open_groups", 2 * GROUP_SIZE)
     if config.data.pool_ratio:
-        yield to("data.pool_ratio", 1 / TOGETHER, "one of a group")
+        yield to("data.pool_ratio", 1 / GROUP_SIZE, "one of a group")
     yield at_most("train.ranks", PROCESSES)
     if config.model.dtype == "bfloat16" and not _multiplies_bfloat16():
         yield to("model.dtype", "float32", "this processor has no bfloat16, and torch's is slow")
@@ -187,49 +188,56 @@ def _changes(config: Config, folder: Path) -> Iterator[Change]:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether this processor does: without, a product takes 36 times as long as in float32 (torch 2.13, AVX2)."""
+    """Return whether this processor multiplies bfloat16.
+
+    Where it does not, a product takes 36 times as long as in float32 (torch 2.13, AVX2).
+    """
     import torch
 
-    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # by no public name
+    is_supported = getattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None
+    )  # torch has no public name for it
     return is_supported is None or bool(is_supported())
 
 
 def _free_port() -> int:
-    """Return the first of three tcp ports, as far as one that is free tells."""
+    """Return a free TCP port. The two after it are most likely free, too, but are not tried."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return min(int(probe.getsockname()[1]), 64_990)
 
 
-def _with_model(plan: Rehearsal) -> None:
-    """Add the miniature; a model that ships is small enough as it is."""
-    config = plan.written
+def _with_model(plan: SmokeTestPlan) -> None:
+    """Write the miniature model and add it to the changes; do nothing for a model that ships with dart."""
+    config = plan.original
     if config.model.path in BUILTIN or not plan.has_model:
         return
     from dart_cli.config.architecture import shape_of
     from dart_cli.smoke_test.miniature_model import write_miniature
-    from dart_cli.smoke_test.published_model_files import write_stand_in
+    from dart_cli.smoke_test.published_model_files import write_published_files
 
     source = model_folder(config.model.path)
     name = source.name
     if not source.is_dir():
         source = plan.folder / "stand-in" / name
         source.parent.mkdir()
-        plan.published = write_stand_in(config, source)
-    made = plan.folder / "model" / name
-    made.parent.mkdir()
-    writing = write_miniature(source, made, config, plan.screen)
-    if writing is None:
+        plan.published = write_published_files(config, source)
+    miniature = plan.folder / "model" / name
+    miniature.parent.mkdir()
+    chain = write_miniature(source, miniature, config, plan.screen)
+    if chain is None:
         raise ConfigError(
-            f'policy.action_parser = "{config.policy.action_parser}": the tokenizer in {source} cuts none of its actions into '
-            'tokens that are all different, which the miniature needs; rehearse with --set policy.action_parser="uitars"'
+            f'policy.action_parser = "{config.policy.action_parser}": the tokenizer in {source} splits none of its actions into '
+            'tokens that all differ, which the miniature needs; run the smoke test with --set policy.action_parser="uitars"'
         )
-    whole, small = (shape_of(read_json(each, "config.json")) for each in (source, made))
-    plan.numbers = whole.parameters, small.parameters
-    plan.changes.append(Change("model.path", config.model.path, str(made), "its miniature"))
+    whole, small = (shape_of(read_json(each, "config.json")) for each in (source, miniature))
+    plan.parameters = whole.parameters, small.parameters
+    plan.changes.append(
+        Change("model.path", config.model.path, str(miniature), "a miniature of it")
+    )
     for key in ("model.adapters", "policy.verifier"):
         if value_of(config, key):
-            plan.changes.append(Change(key, value_of(config, key), "", "of the whole model"))
+            plan.changes.append(Change(key, value_of(config, key), "", "made for the whole model"))
     if config.policy.family not in ("none", "auto"):
-        family = config.policy.family  # which the miniature's folder does not show
+        family = config.policy.family  # the miniature's folder does not show it
         plan.changes.append(Change("policy.family", family, family))

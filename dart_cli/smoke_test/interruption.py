@@ -1,11 +1,11 @@
-"""The end of a rehearsal before its end: by a signal, or as its time is over.
+"""End a smoke test early: at a signal, or when its time is over.
 
-    Stopped          raised in the main thread; says why
-    stoppable        a block that a signal and the end of the time stop
-    end_descendants  kills all that this process has started
+    Interruption     is raised in the main thread, with the reason
+    interruptible    runs a block that signals and the end of the time can interrupt
+    end_descendants  kills all processes that this one has started
 
-Nothing of a rehearsal outlives it: its processes are killed before its report is made. Those that play environments
-get `CLOSING_S` to close them, since a virtual machine would stay.
+The processes of a smoke test are killed before its report is made. Processes that play environments first get
+`CLOSING_S` seconds to close them, because a virtual machine would keep running.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ import psutil
 from dart_cli.runtime.role import stop_signals
 
 CLOSING_S = 3.0
-"""Seconds that a process has to close its environments."""
+"""Seconds in which a process may close its environments."""
 PLAYING = ("env", "eval")
-"""The verbs of processes that have environments."""
-LACK = "for lack of time"
+"""Commands of `dart` that play environments."""
+LACK_OF_TIME = "for lack of time"
 
 
-class Stopped(KeyboardInterrupt):
-    """The rehearsal was stopped. A KeyboardInterrupt, since asyncio lets no other exception out of a callback."""
+class Interruption(KeyboardInterrupt):
+    """The smoke test was interrupted. It is a KeyboardInterrupt because asyncio passes no other error out of a callback."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.is_over = number == signal.SIGALRM  # its time is over
-        self.why = LACK if self.is_over else f"stopped by {signal.Signals(number).name}"
+        self.is_over = number == signal.SIGALRM  # whether its time is over
+        self.why = LACK_OF_TIME if self.is_over else f"stopped by {signal.Signals(number).name}"
 
 
 @contextlib.contextmanager
-def stoppable(seconds: float) -> Iterator[None]:
-    """Raise Stopped within the block at a signal of `stop_signals`, or after `seconds`; all that was started is gone then."""
-    stopping = (*stop_signals(), signal.SIGALRM)
+def interruptible(seconds: float) -> Iterator[None]:
+    """Raise Interruption in the block at a signal of `stop_signals`, or after `seconds`.
+
+    All processes that were started have ended by then.
+    """
+    numbers = (*stop_signals(), signal.SIGALRM)
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        for each in stopping:
+        for each in numbers:
             signal.signal(each, signal.SIG_IGN if each == signal.SIGALRM else signal.SIG_DFL)
         end_descendants()
-        raise Stopped(number)
+        raise Interruption(number)
 
-    before = {each: signal.signal(each, stop) for each in stopping}
+    before = {number: signal.signal(number, stop) for number in numbers}
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
     try:
         yield
@@ -59,27 +62,28 @@ def stoppable(seconds: float) -> Iterator[None]:
 
 
 def end_descendants() -> None:
-    """Kill the processes that this one has started, and theirs; return when all are gone."""
+    """Kill the processes that this one has started and all their descendants. Return when they have ended."""
     playing: list[psutil.Process] = []
     others: list[psutil.Process] = []
-    _hold(psutil.Process(), playing, others)
-    for each in others:
-        _send(each, signal.SIGKILL)
-    for each in playing:
-        _send(each, signal.SIGTERM)
+    _suspend(psutil.Process(), playing, others)
+    for process in others:
+        _send(process, signal.SIGKILL)
+    for process in playing:
+        _send(process, signal.SIGTERM)
     _await_end(playing)
-    for each in (*playing, *others):
+    # A process that led a group may have left members of the group behind.
+    for process in (*playing, *others):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(each.pid, signal.SIGKILL)  # what a leader of a group leaves behind
+            os.killpg(process.pid, signal.SIGKILL)
     _await_end([*playing, *others])
 
 
-def _hold(
+def _suspend(
     process: psutil.Process, playing: list[psutil.Process], others: list[psutil.Process]
 ) -> None:
-    """List what `process` has started: processes that play environments, and others, which are suspended.
+    """Add the descendants of `process` to `playing` if they play environments, else to `others`.
 
-    What is suspended starts nothing more. Of a process that plays, its own processes are not listed.
+    The others are suspended, so that they start nothing more. Children of a process that plays are not added.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in process.children():
@@ -88,11 +92,11 @@ def _hold(
             else:
                 others.append(child)
                 _send(child, signal.SIGSTOP)
-                _hold(child, playing, others)
+                _suspend(child, playing, others)
 
 
 def _await_end(processes: Sequence[psutil.Process]) -> None:
-    """Return once all have ended, or after CLOSING_S. Exit codes are left to the supervisor that waits for them."""
+    """Return when all have ended, or after CLOSING_S. The supervisor that waits for them still gets the exit codes."""
     until = time.monotonic() + CLOSING_S
     while any(map(_lives, processes)) and time.monotonic() < until:
         time.sleep(0.02)
@@ -105,7 +109,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _plays(process: psutil.Process) -> bool:
-    """Return whether a process is a verb of `dart` that plays environments."""
+    """Return whether a process runs a command of `dart` that plays environments."""
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()[1:4]
         return words[:2] == ["-m", "dart_cli"] and words[-1] in PLAYING

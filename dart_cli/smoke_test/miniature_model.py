@@ -1,13 +1,13 @@
-"""A model folder cut from the user's own: the same class with the same parts, a thousandth of the numbers.
+"""A miniature of the user's model: the same class with the same parts, and a thousandth of the parameters.
 
-    cut_config       a config.json with fewer layers and narrower ones
-    write_miniature  the folder, with weights that write actions (writing.py)
-    write_acting     such weights at full size, for a folder that has all else
+    cut_config              makes a config.json with fewer and narrower layers
+    write_miniature         writes the folder, with weights that write actions (token_chain.py)
+    write_clicking_model     such weights at full size, for a folder that has all else
 
-Kept are what shapes code paths: the class, numbers of heads, patch and merge sizes, the rope's sections in
-proportion, tied or untied embeddings, windows and whole layers of the vision tower, deepstack, the pointer head,
-and of the tokenizer, its template and the preprocessor every byte. Width is that of the heads, `HEAD` numbers
-each; there are as many layers as deepstack needs, at least two.
+The miniature keeps what decides which code runs: the class, the number of heads, patch and merge sizes, the rope's
+sections in proportion, tied or untied embeddings, windowed and full-attention layers of the vision tower, deepstack,
+the pointer head, and every byte of tokenizer, chat template and preprocessor. Each head has `HEAD` numbers, which
+gives the width. There are as many layers as deepstack needs, at least two.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.model_files import copy_rest, write_model
 from dart_cli.policy.pointer.head import initial_head
 from dart_cli.policy.prompt import make_renderer
-from dart_cli.smoke_test.token_chain import Writing, write_into, writing_of
+from dart_cli.smoke_test.token_chain import TokenChain, make_token_chain, write_chain
 
 HEAD = 8
-"""Numbers of a head, in the language model and in the vision tower: with fewer a rope has no three sections."""
+"""Size of a head, in the language model and in the vision tower. With less a rope has no room for three sections."""
 LAYERS = 2
 LEAST_WIDTH, LEAST_NEURONS = 64, 256
-"""Of the language model, and of its MLPs: a chain of actions has a hundred tokens or more."""
-CLICKED = (320, 240)
-"""Pixels from the top left corner that clicks stay in: how large a screen is, not every suite says before it plays."""
+"""Least width of the language model and of its MLPs, because a chain of actions has a hundred tokens or more."""
+CLICK_AREA = (320, 240)
+"""Width and height in pixels of the top left area that clicks stay in: some suites tell their screen size only in play."""
 STRENGTH = 0.5
-"""Standard deviation of a linear layer's outputs, for inputs of 1: context is seen, and overrules no chain."""
+"""Standard deviation of a linear layer's outputs for inputs of 1: the context has an effect, but never breaks the chain."""
 
 _DROPPED = ("layer_types", "quantization_config", "auto_map", "max_window_layers")
-"""Keys of a config.json that follow from its other keys, or are not loaded."""
+"""Keys of a config.json that follow from other keys, or that are not loaded."""
 
 
 def cut_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json of one of MODEL_TYPES, made small. Raises ModelError where its sizes are none."""
+    """Return a small version of a config.json of one of MODEL_TYPES. Raises ModelError if its sizes are invalid."""
     shape = shape_of(config)
     small = copy.deepcopy(dict(config))
     for key in _DROPPED:
@@ -67,11 +67,11 @@ def cut_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, layers: int) -> int:
-    """Cut the language model in place; returns its width."""
+    """Cut the language model in place, and return its width."""
     sizes = text_sizes(config)
     heads = sizes["num_attention_heads"]
     head = min(shape.head, HEAD)
-    if shape.kind != "qwen3_vl":  # there a head is width / heads
+    if shape.kind != "qwen3_vl":  # in these classes a head is width / heads
         head = min(shape.head, max(HEAD, -(-LEAST_WIDTH // heads) // HEAD * HEAD))
         width = heads * head
     else:
@@ -95,11 +95,11 @@ def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, lay
     return width
 
 
-def _sections(given: list[int], pairs: int) -> list[int]:
-    """Sections of a rope in the proportions of `given`, each at least 1, `pairs` together."""
-    whole = sum(given)
-    exact = [each * pairs / whole for each in given]
-    cut = [max(1, int(each)) for each in exact]
+def _sections(original: list[int], pairs: int) -> list[int]:
+    """Return rope sections in the proportions of `original`, each at least 1, with the sum `pairs`."""
+    whole = sum(original)
+    exact = [section * pairs / whole for section in original]
+    cut = [max(1, int(section)) for section in exact]
     while sum(cut) != pairs:
         step = 1 if sum(cut) < pairs else -1
         gaps = [
@@ -145,12 +145,14 @@ def _cut_vision(
 
 def write_miniature(
     source: Path, folder: Path, config: Config, screen: tuple[int, int]
-) -> Writing | None:
-    """Write the miniature of the model in `source` to `folder`; returns what it writes, None for noise.
+) -> TokenChain | None:
+    """Write the miniature of the model in `source` to `folder`, and return the chain that it follows.
 
-    `config` is the rehearsal's, `screen` width and height of its screens, pixels. Of `source` no weights are
-    read. Raises ModelError where its small files cannot be read.
+    Return None if no chain is possible: the miniature then writes noise. `config` is the configuration of the smoke
+    test, `screen` the width and height of its screens in pixels. The weights in `source` are not read. Raises
+    ModelError if its small files cannot be read.
     """
+    # 1. Write the folder with random weights.
     small = cut_config(read_json(source, "config.json"))
     folder.mkdir(parents=True)
     copy_rest(source, folder)
@@ -165,34 +167,37 @@ def write_miniature(
         head = initial_head(text_sizes(small)["hidden_size"], config.run.seed)
         tensors = {f"{PREFIX}{name}": value for name, value in head.items()}
         save_file(load_file(folder / SINGLE) | tensors, folder / SINGLE, metadata={"format": "pt"})
+    # 2. Find a chain of tokens that the action parser reads as actions, and make the weights follow it.
     policy = load_policy(folder, pointing=config.policy.pointing)
     size_of = resize_of(config.model_copy(update={"model": ModelConfig(path=str(folder))}))
-    width, height = (min(sides) for sides in zip(screen, CLICKED, strict=True))
+    width, height = (min(sides) for sides in zip(screen, CLICK_AREA, strict=True))
     coordinates = make_coordinate_map(config.policy.coordinates, width, height, size_of)
     action_parser = make_action_parser(config.policy.action_parser)
-    writing = writing_of(policy, action_parser, coordinates, _prompt_end(policy, config, screen))
-    if writing is not None:
-        write_into(policy.model, writing, generator)
+    chain = make_token_chain(
+        policy, action_parser, coordinates, _prompt_end(policy, config, screen)
+    )
+    if chain is not None:
+        write_chain(policy.model, chain, generator)
         write_model(policy.model, folder, folder, "float32")
-    return writing
+    return chain
 
 
-def write_acting(folder: Path, writing: Writing, dtype: str, device: str) -> None:
-    """Write weights of the sizes in `folder`'s config.json that write what a miniature's do; made on `device`.
+def write_clicking_model(folder: Path, chain: TokenChain, dtype: str, device: str) -> None:
+    """Write weights of full size, as in `folder`'s config.json, that follow `chain`. They are computed on `device`.
 
-    Raises ValueError as `write_into` does.
+    Raises ValueError as `write_chain` does.
     """
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(
             AutoConfig.from_pretrained(folder, local_files_only=True), dtype=getattr(torch, dtype)
         )
     _initialise(model, torch.Generator(device).manual_seed(0))
-    write_into(model, writing, torch.Generator().manual_seed(0))
+    write_chain(model, chain, torch.Generator().manual_seed(0))
     write_model(model, folder, folder, dtype)
 
 
 def _prompt_end(policy: LoadedPolicy, config: Config, screen: tuple[int, int]) -> int:
-    """Return the last token of every prompt."""
+    """Return the token with which every prompt ends."""
     blank = io.BytesIO()
     Image.new("RGB", screen).save(blank, "PNG")
     return make_renderer(policy, config.policy).render("x", [], blank.getvalue()).token_ids[-1]
@@ -200,7 +205,7 @@ def _prompt_end(policy: LoadedPolicy, config: Config, screen: tuple[int, int]) -
 
 @torch.no_grad()
 def _initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Values under which each part matters to what follows: linear layers of `STRENGTH`, norms of 1."""
+    """Set the weights so that each part influences the next one: linear layers by `STRENGTH`, norms to 1."""
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

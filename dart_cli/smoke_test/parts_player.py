@@ -1,12 +1,12 @@
-"""The run of a rehearsal: the verbs as they are, as child processes, watched through what they store.
+"""Play the parts of a smoke test: `dart` commands as child processes, watched through what they store.
 
-    Player      plays the parts one after the other; keeps what they proved, and what was left out
-    Standing    how far the run is, by its database and the trainer's log
-    PartError   a part failed: its place and the cure
+    Player        plays the parts in order, and notes what each proved and what was left out
+    RunProgress   how far the run is, read from its database and the trainer's log
+    PartError     a part failed; the message has the place and the fix
 
 `dart up` trains until the trainer has made an update, was killed and has resumed, and every rollout worker serves the
-update's weights; then once more, if the time suffices. `dart export` writes these weights; the export is loaded and
-scores stored steps as the published set does. `dart eval` plays a few episodes with the time that is left.
+update's weights. If there is time, it makes a second update. `dart export` then writes the weights. The export is
+loaded, and must score stored steps like the published set. `dart eval` plays a few episodes in the remaining time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus.errors import DartError, RunDirectoryError, StoreError
 from dart_cli.config.schema import Config
@@ -29,18 +30,21 @@ from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import ChildError, Supervisor
 from dart_cli.runtime.tables import clock
-from dart_cli.smoke_test.config_changes import Rehearsal
-from dart_cli.smoke_test.interruption import LACK, end_descendants
+from dart_cli.smoke_test.config_changes import SmokeTestPlan
+from dart_cli.smoke_test.interruption import LACK_OF_TIME, end_descendants
 from dart_cli.smoke_test.time_budget import (
     PASSES,
     PLANNED,
-    Budget,
     Costs,
-    Level,
-    choose,
-    levels,
+    RunSize,
+    TimeBudget,
+    choose_size,
+    run_sizes,
 )
-from dart_cli.suite_check.probes import PROBES, Probed, play_probe
+from dart_cli.suite_check.probes import PROBES, ProbeEpisode, play_probe
+
+if TYPE_CHECKING:
+    from dart_cli.smoke_test.export_check import LogprobDifferences  # it loads torch
 
 WEIGHTS = "the first weights"
 EPISODE = "an episode to its end"
@@ -48,44 +52,46 @@ UPDATE = "an update"
 PUBLICATION = "its weights in every rollout worker"
 RESUME = "kill and resume of the trainer"
 EXPORT = "export"
-COMPARED = "the export's log-probabilities"
-ALWAYS = (EPISODE, UPDATE, PUBLICATION, RESUME, EXPORT, COMPARED)
-"""What no lack of time leaves out as long as there is any."""
+EXPORT_COMPARISON = "the export's log-probabilities"
+ALWAYS = (EPISODE, UPDATE, PUBLICATION, RESUME, EXPORT, EXPORT_COMPARISON)
+"""Parts that are always played: if the time ends before them, the smoke test has failed."""
 SECOND = "a second update, after the resume"
 EVALUATION = "evaluation"
 VERDICTS = "verdicts of the suite's own solution"
 OPTIONAL = (SECOND, EVALUATION, VERDICTS)
-"""What is left out for lack of time, first to last."""
+"""Parts that are left out for lack of time, the first one first."""
 
 VERDICTS_SHARE = 0.2
-"""Share of the time that the verdicts may take."""
+"""Share of the remaining time in which the suite's own solution is played."""
 LOOK_S = 0.5
-"""Seconds between two looks into the run's database."""
+"""Seconds between two reads of the run's database."""
 SAY_S = 15.0
-"""Seconds after which the time left is said again, if nothing has changed."""
+"""Seconds after which a line of progress is printed even if nothing has changed."""
 ENDING_S = 10.0
-"""Seconds that the run has for an end in order; then it is killed."""
+"""Seconds in which the run may end in order; then it is killed."""
 PROBED = 2
-"""Tasks whose verdicts are tried, beside those of the run."""
+"""Tasks that are played without a model before the run, for their verdicts."""
 
 
 class PartError(DartError):
-    """A part of the rehearsal failed; the message has the place and the cure."""
+    """A part of the smoke test failed; the message has the place and the fix."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunProgress:
     """How far the run is."""
 
     episodes: int
     updates: int
     versions: int
-    serving: tuple[int, int]  # rollout workers with weights of one update or more, and of two
-    loads: int  # how often a trainer was loaded
+    serving: tuple[
+        int, int
+    ]  # rollout workers with weights of at least one update, and of at least two
+    loads: int  # how often the trainer has loaded its model
 
     @classmethod
-    def of(cls, config: Config) -> Standing | None:
-        """Return how far the run of `config` is; None as long as its processes start."""
+    def of(cls, config: Config) -> RunProgress | None:
+        """Return how far the run of `config` is; None while its processes are starting."""
         try:
             with open_reader(config.run.dir) as reader:
                 return cls(
@@ -98,21 +104,23 @@ class Standing:
         except (RunDirectoryError, StoreError):
             return None
 
-    def is_news_after(self, last: Standing | None) -> bool:
-        """Return whether more has changed than the number of episodes."""
+    def is_news_after(self, last: RunProgress | None) -> bool:
+        """Return whether more than the number of episodes has changed since `last`, or the first episode has ended."""
         if last is None or bool(last.episodes) != bool(self.episodes):
             return True
         return replace(last, episodes=self.episodes) != self
 
 
 def _serving(reader: Reader, updates: int) -> int:
-    """Return how many rollout workers have taken weights of at least so many updates."""
-    wanted = {each.policy_version for each in reader.versions() if each.updates >= updates}
-    return len({s.worker for s in reader.syncs() if s.policy_version in wanted and not s.error})
+    """Return how many rollout workers have loaded weights of at least so many updates."""
+    enough = {row.policy_version for row in reader.versions() if row.updates >= updates}
+    return len(
+        {sync.worker for sync in reader.syncs() if sync.policy_version in enough and not sync.error}
+    )
 
 
 def _loads(log: Path) -> int:
-    """Return how often a trainer was loaded, by its log."""
+    """Count in its log how often the trainer has loaded its model."""
     from dart_cli.train.loop import LOADED
 
     try:
@@ -122,20 +130,19 @@ def _loads(log: Path) -> int:
 
 
 class Player:
-    """Plays a rehearsal."""
+    """Plays the parts of one smoke test, and holds their results."""
 
-    def __init__(self, plan: Rehearsal, budget: Budget) -> None:
+    def __init__(self, plan: SmokeTestPlan, budget: TimeBudget) -> None:
         self.plan = plan
         self.budget = budget
         self.config: Config = plan.config
-        self.log = plan.folder / "rehearsal.log"
-        self.planned_s = budget.spent_s  # until the plan was made
-        self.chosen = ""  # what is left out of the run, and why
-        self.proved: dict[str, float] = {}  # part -> seconds since the rehearsal began
+        self.log = plan.folder / "smoke-test.log"
+        self.planned_s = budget.spent_s  # seconds until the plan was made
+        self.size_note = ""  # one line: what was measured, and what is reduced because of it
+        self.proved: dict[str, float] = {}  # part -> seconds since the smoke test began
         self.left_out: dict[str, str] = {}  # part -> why it was not played
-        self.probed: list[Probed] = []
-        self.difference: float | None = None  # nats, of the export's log-probabilities, the largest
-        self.compared = 0  # tokens
+        self.probes: list[ProbeEpisode] = []
+        self.differences: LogprobDifferences | None = None  # between export and published set
 
     def say(self, text: str) -> None:
         """Write a line of progress."""
@@ -143,7 +150,7 @@ class Player:
         sys.stderr.flush()
 
     def parts(self) -> Mapping[str, Callable[[], None]]:
-        """Return what is played, in order; each part raises a DartError where it fails."""
+        """Return the parts by name, in order. Each is a function that raises a DartError if the part fails."""
         return {
             "verdicts": self.probe,
             "sizes": self.fit,
@@ -160,85 +167,87 @@ class Player:
     # --- before the run ---------------------------------------------------------------------
 
     def probe(self) -> None:
-        """Play the suite's own solution, and episodes without one, for the verdicts that they get."""
+        """Play the suite's own solution and some agents without a model, for the verdicts that they get."""
         from dart_cli.config.task_split import training_tasks
         from dart_cli.player.episodes import in_slots
 
-        written = self.plan.written
-        tasks = [task for task in training_tasks(written) if task.feasible][:PROBED]
-        left = [
-            (task, each)
+        original = self.plan.original
+        tasks = [task for task in training_tasks(original) if task.feasible][:PROBED]
+        waiting = [
+            (task, probe)
             for task in tasks
-            for each in PROBES
-            if each in ("done", "random", "oracle")
+            for probe in PROBES
+            if probe in ("done", "random", "oracle")
         ]
 
         async def work(env) -> None:  # type: ignore[no-untyped-def]  # AsyncEnv
-            while left:
-                task, each = left.pop(0)
-                self.probed.append(await play_probe(env, task, written.env.seeds[0], each))
+            while waiting:
+                task, probe = waiting.pop(0)
+                self.probes.append(await play_probe(env, task, original.env.seeds[0], probe))
 
         async def play() -> None:
             async with asyncio.timeout(self.budget.left_s * VERDICTS_SHARE):
-                await in_slots(written.env, "rehearsal", 1, work)
+                await in_slots(original.env, "smoke-test", 1, work)
 
         try:
             asyncio.run(play())
         except TimeoutError:
-            self.left_out[VERDICTS] = f"{LACK}: {len(self.probed)} episodes were over"
-            if not self.probed:
+            self.left_out[VERDICTS] = f"{LACK_OF_TIME}: {len(self.probes)} episodes were over"
+            if not self.probes:
                 self.left_out[VERDICTS] += "; `dart env check` shows what the environment waits for"
         else:
             self._prove(VERDICTS)
-        broken = [each for each in self.probed if each.outcome == "invalid"]
-        if self.probed and len(broken) == len(self.probed):
+        broken = [probe for probe in self.probes if probe.outcome == "invalid"]
+        if self.probes and len(broken) == len(self.probes):
             raise PartError(f"{broken[0].reason}; fix the environment: `dart env check`")
 
     def fit(self) -> None:
-        """Choose how much of the run is played, by what a pass, an episode and a process take here."""
+        """Choose the size in which the run is played, by what a pass, an episode and a process take here."""
         config, left_s, episode_s = self.config, self.budget.left_s, self._episode_s()
         pass_s = self._passes(PLANNED * left_s / PASSES)
-        start_s = self.planned_s + left_s - self.budget.left_s  # torch and the model are loaded
+        # By now torch and the model are loaded, as in any process of the run.
+        start_s = self.planned_s + left_s - self.budget.left_s
         costs = Costs(start_s, episode_s, pass_s, len(os.sched_getaffinity(0)))
-        steps = levels(config, self.plan.screen)
-        level = choose(steps, partial(costs.of, config), PLANNED * left_s)
-        self.plan.reduce(level.values, LACK)
+        sizes = run_sizes(config, self.plan.screen)
+        size = choose_size(sizes, partial(costs.seconds_of, config), PLANNED * left_s)
+        self.plan.reduce(size.values, LACK_OF_TIME)
         self.config = self.plan.config
-        (width, height), whole_s = level.screen, costs.of(config, level)
-        reduced = [f"{key} = {shown(value)}" for key, value in level.values.items()]
-        self.chosen = (
-            f"a pass over the longest prompt, of {level.images} screens of {width}x{height}, takes "
-            f"{pass_s(level):.1f} s here, and a process {start_s:.0f} s to start: so the run takes about "
-            f"{whole_s:.0f} s, and {left_s:.0f} s were left; reduced for it: {', '.join(reduced) or 'nothing'}"
+        (width, height), whole_s = size.screen, costs.seconds_of(config, size)
+        reduced = [f"{key} = {shown(value)}" for key, value in size.values.items()]
+        self.size_note = (
+            f"a pass over the longest prompt, of {size.images} screens of {width}x{height}, takes "
+            f"{pass_s(size):.1f} s here, and a process {start_s:.0f} s to start, so the run takes about "
+            f"{whole_s:.0f} s of the remaining {left_s:.0f} s; reduced for this: {', '.join(reduced) or 'nothing'}"
         )
-        self.say(self.chosen)
+        self.say(self.size_note)
 
-    def _passes(self, most_s: float) -> Callable[[Level], float]:
-        """Return what measures a pass, up to `most_s` seconds; without a model there is none."""
+    def _passes(self, most_s: float) -> Callable[[RunSize], float]:
+        """Return a function that measures a pass of up to `most_s` seconds; it returns 0 for a run without a model."""
         from dart_cli.policy.loader import load_policy  # late: they load torch
-        from dart_cli.smoke_test.pass_timer import Passes
+        from dart_cli.smoke_test.pass_timer import PassTimer
 
         if not self.plan.has_model:
             return lambda _: 0.0
         model, pointing = self.config.model, self.config.policy.pointing
         policy = load_policy(model.path, model.dtype, pointing=pointing)
-        return Passes(policy, most_s)
+        return PassTimer(policy, most_s)
 
     def _episode_s(self) -> float:
-        """Return the seconds of an episode without a model."""
+        """Return the mean seconds of an episode without a model; 0 if none was played."""
         verdicts = self.budget.spent_s - self.planned_s
-        return verdicts / len(self.probed) if self.probed else 0.0
+        return verdicts / len(self.probes) if self.probes else 0.0
 
     # --- training ---------------------------------------------------------------------------
 
     async def _train(self) -> None:
+        """Run `dart up` until `_follow` returns. Raises PartError if it ends before."""
         stop = asyncio.Event()
         running = asyncio.create_task(self._supervised({"up": ["up", *self.plan.arguments]}, stop))
         following = asyncio.create_task(self._follow())
         try:
             await asyncio.wait({running, following}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
-                await running  # raises why it ended
+                await running  # raises the error if there was one
                 raise PartError(f"`dart up` ended before the trainer had resumed; see {self.log}")
             await following
         finally:
@@ -250,33 +259,33 @@ class Player:
             await asyncio.gather(running, following, return_exceptions=True)
 
     async def _follow(self) -> None:
-        """Return once all is proved that the time suffices for; the trainer is killed after its first update."""
-        killed, began, said_at = False, self.budget.spent_s, 0.0
-        last: Standing | None = None
+        """Watch the run, and kill the trainer after its first update; return when all that fits the time is proved."""
+        killed, began, printed_at = False, self.budget.spent_s, 0.0
+        last: RunProgress | None = None
         self.say("the processes start")
         while True:
             await asyncio.sleep(LOOK_S)
-            now = Standing.of(self.config)
+            now = RunProgress.of(self.config)
             if now is None:
                 continue
-            if now.is_news_after(last) or self.budget.spent_s - said_at > SAY_S:
+            if now.is_news_after(last) or self.budget.spent_s - printed_at > SAY_S:
                 self.say(self._in_words(now))
-                said_at, last = self.budget.spent_s, now
+                printed_at, last = self.budget.spent_s, now
             self.note(now, killed=killed)
             if now.updates and not killed and self._has_checkpoint():
-                self.say("the first update is done; the trainer is killed, to see it resume")
+                self.say("the first update is done; the trainer is killed, and must resume")
                 killed = self._kill_trainer()
             if RESUME in self.proved and PUBLICATION in self.proved:
                 if SECOND in self.proved:
-                    self._kill_trainer()  # it would finish its third update first
+                    self._kill_trainer()  # else it would finish a third update before it ends
                     return
                 if not self.goes_on(began):
-                    self.left_out[SECOND] = LACK
-                    self.say(f"not played: {SECOND}, {LACK}")
+                    self.left_out[SECOND] = LACK_OF_TIME
+                    self.say(f"not played: {SECOND}, {LACK_OF_TIME}")
                     return
 
-    def note(self, now: Standing, *, killed: bool) -> None:
-        """Note what the run has proved by now."""
+    def note(self, now: RunProgress, *, killed: bool) -> None:
+        """Note which parts are proved now; `killed` says whether the trainer was killed."""
         workers = self.config.up.rollouts
         proofs = {
             WEIGHTS: now.versions > 0,
@@ -291,10 +300,10 @@ class Player:
             self._prove(RESUME)
 
     def goes_on(self, began: float) -> bool:
-        """Return whether a second update fits, beside what follows the run; `began` is when its processes started.
+        """Return whether there is time for a second update and for the parts after the run.
 
-        It takes as long as the first one, from the first weights on. Export and evaluation start a process each, and the
-        export is compared.
+        `began` is when the processes of the run started, in seconds of the budget. The second update takes as long as
+        the first one did, counted from the first weights. Export, its comparison and evaluation start a process each.
         """
         proved = self.proved
         start_s, update_s = proved[WEIGHTS] - began, proved[UPDATE] - proved[WEIGHTS]
@@ -305,52 +314,55 @@ class Player:
         return any((self.config.run.dir / "checkpoints").glob("c[0-9]*"))
 
     def _kill_trainer(self) -> bool:
-        """Kill the trainer; return whether one lived."""
+        """Kill the trainer, and return whether it was running."""
         for worker in workers_of(self.config.run.dir):
             if worker.name == "train" and worker.liveness != "gone":
                 os.kill(worker.pid, signal.SIGKILL)
                 return True
         return False
 
-    def _in_words(self, now: Standing) -> str:
+    def _in_words(self, now: RunProgress) -> str:
+        """Return the line of progress for this state of the run."""
         served = f"{now.serving[0]} of {self.config.up.rollouts} rollout workers serve an update's weights"
         return f"{now.episodes} episodes, {now.updates} updates, {now.versions} versions, {served}"
 
-    # --- its end ----------------------------------------------------------------------------
+    # --- after the run ----------------------------------------------------------------------------
 
     @property
     def exported(self) -> Path:
-        """The folder that `dart export` writes."""
+        """The folder to which `dart export` writes."""
         return self.plan.folder / "exported"
 
     def _export(self) -> None:
         merged = ["--merged"] if self.config.model.lora else []
         path, *rest = self.plan.arguments
-        self._run_verb("export", ["export", path, str(self.exported), *rest, *merged])
+        self._run_command("export", ["export", path, str(self.exported), *rest, *merged])
         self._prove(EXPORT)
 
     def _compare(self) -> None:
-        """Score stored steps with the export and with the published set."""
-        from dart_cli.smoke_test.export_check import compare
+        """Compare the scores of the export and of the published set. Raises PartError if they differ too much."""
+        from dart_cli.smoke_test.export_check import compare_export
 
-        found = compare(self.config, self.exported)
-        self.difference, self.compared = found.largest, found.tokens
-        if not found.mean <= found.limit:
+        differences = self.differences = compare_export(self.config, self.exported)
+        if not differences.mean <= differences.limit:
             raise PartError(
-                f"{self.exported} scores stored steps otherwise than the published weights: "
-                f"{found.mean:.2e} nats on average, of {found.tokens} tokens, more than {found.limit:g}"
+                f"{self.exported} scores stored steps differently from the published weights: by "
+                f"{differences.mean:.2e} nats on average over {differences.tokens} tokens, the limit is "
+                f"{differences.limit:g}"
             )
-        self._prove(COMPARED)
+        self._prove(EXPORT_COMPARISON)
 
     def _evaluate(self) -> None:
-        command = ["eval", *self.plan.arguments, "--mode", "sampled", "--keep-as", "rehearsal"]
-        self._run_verb("evaluation", command)
+        command = ["eval", *self.plan.arguments, "--mode", "sampled", "--keep-as", "smoke-test"]
+        self._run_command("evaluation", command)
         self._prove(EVALUATION)
 
-    def _run_verb(self, name: str, command: Sequence[str]) -> None:
+    def _run_command(self, name: str, command: Sequence[str]) -> None:
         asyncio.run(self._supervised({name: command}, asyncio.Event()))
 
     async def _supervised(self, commands: Mapping[str, Sequence[str]], stop: asyncio.Event) -> None:
+        """Run commands until they end or `stop` is set. Raises PartError if one fails."""
+
         def notice(line: str) -> None:
             if "progress:" not in line:
                 self.say(line)

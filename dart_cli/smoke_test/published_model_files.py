@@ -1,11 +1,11 @@
-"""The small files of a model whose folder is not on this machine: its family's published shape.
+"""The small files of a model whose folder is not on this machine, from its family's published shape.
 
-    write_stand_in   config.json, tokenizer, chat template and preprocessor, without weights
+    write_published_files   writes config.json, tokenizer, chat template and preprocessor, but no weights
 
-The shapes are in dart_cli/config/published.py. The tokenizer is ours: Qwen's rules of cutting text
-and its special tokens, and pairs of bytes merged as they occur in the prompts that dart ships. It has some
-thousands of tokens in place of 151,643, so that texts are a fifth longer in it or more; a screen has as many
-tokens as with the model's own.
+The shapes are in dart_cli/config/published.py. The tokenizer is trained here: it splits text by Qwen's rules, has
+Qwen's special tokens, and merges pairs of bytes as they occur in the prompts that dart ships. It has some thousands
+of tokens instead of 151,643, so texts have a fifth more tokens or more. A screen has as many tokens as with the
+model's own tokenizer.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dart_cli.config.families import PROMPTS
 from dart_cli.config.published import published_of
 from dart_cli.config.schema import Config
 
-MERGED = 4096
-"""Tokens beside the special ones."""
+VOCABULARY = 4096
+"""Tokens of the tokenizer, without the special ones."""
 
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""As Qwen2's tokenizer cuts a text."""
+"""The pieces into which Qwen2's tokenizer splits a text."""
 SPECIALS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
     *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
-"""In Qwen's order, after the ordinary tokens."""
+"""Qwen's special tokens in their order, which follow the ordinary tokens."""
 CHAT_MESSAGE = """\
 <|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else -%}
@@ -44,7 +44,7 @@ CHAT_MESSAGE = """\
 {%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endif -%}<|im_end|>"""
-"""One message in the chat templates that we write ourselves."""
+"""One message of our own chat templates."""
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if loop.first and message.role != 'system' and DEFAULT -%}
@@ -56,40 +56,40 @@ CHAT_MESSAGE
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """.replace("CHAT_MESSAGE", CHAT_MESSAGE)
-"""As the families' own; DEFAULT is their system message, in quotes."""
+"""The chat template of the families; DEFAULT is their system message, in quotes."""
 
 
-def write_stand_in(config: Config, folder: Path) -> str:
-    """Write the files for the model that `config` names to `folder`; return the checkpoint that they are of.
+def write_published_files(config: Config, folder: Path) -> str:
+    """Write the files of the model that `config` names to `folder`; return the checkpoint whose shape they have.
 
     Raises ModelError as `published_of` does.
     """
     kind, checkpoint, tree, preprocessor, system = published_of(config)
     tokenizer = _tokenizer(config)
-    known = tokenizer.get_vocab()
+    token_ids = tokenizer.get_vocab()
     ids = {
-        "bos_token_id": known["<|endoftext|>"],
-        "eos_token_id": known["<|im_end|>"],
-        "image_token_id": known["<|image_pad|>"],
-        "video_token_id": known["<|video_pad|>"],
-        "vision_start_token_id": known["<|vision_start|>"],
-        "vision_end_token_id": known["<|vision_end|>"],
+        "bos_token_id": token_ids["<|endoftext|>"],
+        "eos_token_id": token_ids["<|im_end|>"],
+        "image_token_id": token_ids["<|image_pad|>"],
+        "video_token_id": token_ids["<|video_pad|>"],
+        "vision_start_token_id": token_ids["<|vision_start|>"],
+        "vision_end_token_id": token_ids["<|vision_end|>"],
     }
     if config.policy.pointing == "pointer":
-        ids |= {key: known[token] for key, token in zip(ID_KEYS, TOKENS, strict=True)}
+        ids |= {key: token_ids[token] for key, token in zip(ID_KEYS, TOKENS, strict=True)}
     text = dict(tree.get("text_config", {}))
-    rows = -(-len(known) // 64) * 64  # some belong to no token, as in the checkpoints
-    whole = {**tree, **ids, "model_type": kind, "_name_or_path": checkpoint}
+    rows = -(-len(token_ids) // 64) * 64  # some rows belong to no token, as in the checkpoints
+    config_json = {**tree, **ids, "model_type": kind, "_name_or_path": checkpoint}
     if text:
-        whole["text_config"] = {**text, "vocab_size": rows}
+        config_json["text_config"] = {**text, "vocab_size": rows}
     else:
-        whole["vocab_size"] = rows
+        config_json["vocab_size"] = rows
     folder.mkdir(parents=True)
     tokenizer.chat_template = CHAT_TEMPLATE.replace("DEFAULT", json.dumps(system))
     tokenizer.save_pretrained(folder)
-    cut = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, **preprocessor}
-    cut["image_processor_type"] = "Qwen2VLImageProcessor"
-    for name, value in (("config.json", whole), ("preprocessor_config.json", cut)):
+    image_config = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, **preprocessor}
+    image_config["image_processor_type"] = "Qwen2VLImageProcessor"
+    for name, value in (("config.json", config_json), ("preprocessor_config.json", image_config)):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     return checkpoint
 
@@ -108,7 +108,7 @@ def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
     call = {"name": "x", "arguments": {"action": "x", "coordinate": [1, 2]}}
     texts.append(json.dumps(call, separators=(",", ":")))
     trainer = trainers.BpeTrainer(
-        vocab_size=MERGED,
+        vocab_size=VOCABULARY,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -119,7 +119,7 @@ def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=[
-            each for each in (*SPECIALS, *pointer) if each not in ("<|im_end|>", "<|endoftext|>")
+            token for token in (*SPECIALS, *pointer) if token not in ("<|im_end|>", "<|endoftext|>")
         ],
         clean_up_tokenization_spaces=False,
         model_max_length=32768,

@@ -1,6 +1,6 @@
-"""One rehearsal from plan to report: `dart up CONFIG --rehearse`, `dart doctor CONFIG --rehearse`.
+"""One smoke test from plan to report: `dart up CONFIG --smoke-test`, `dart doctor CONFIG --smoke-test`.
 
-run_rehearsal   plays it, prints the report; returns the exit code
+run_smoke_test   plays the parts, prints the report, returns the exit code
 """
 
 from __future__ import annotations
@@ -17,128 +17,131 @@ import psutil
 from rich.console import Console
 
 from bus.errors import ConfigError, DartError, ModelError
-from dart_cli.doctor.plan_findings import Planned, planned
+from dart_cli.doctor.plan_findings import PlanOnHost, plan_on_host
+from dart_cli.runtime.findings import error, error_of, exit_code
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.runtime.streams import keep_going, say_error
-from dart_cli.smoke_test.config_changes import make_plan
-from dart_cli.smoke_test.interruption import Stopped, stoppable
+from dart_cli.smoke_test.config_changes import plan_smoke_test
+from dart_cli.smoke_test.interruption import Interruption, interruptible
 from dart_cli.smoke_test.parts_player import ALWAYS, EPISODE, OPTIONAL, Player
 from dart_cli.smoke_test.smoke_report import Report
-from dart_cli.smoke_test.stored_run import (
-    language_unnamed,
-    look,
-    prompt_too_long,
-    reward_constant,
-)
-from dart_cli.smoke_test.time_budget import MINUTES, Budget
+from dart_cli.smoke_test.stored_run import find_problems, read_stored_run
+from dart_cli.smoke_test.time_budget import MINUTES, TimeBudget
 
 INTERRUPTED = 130
-"""The exit code after a signal, as that of `dart up`."""
+"""The exit code after a signal, the same as of `dart up`."""
 REPORT_SHARE = 0.05
-"""Share of the time that is kept for the report."""
+"""Share of the time that is reserved for the report."""
 WIDTH = 100
-"""Characters of a line where standard output is no terminal and COLUMNS is not set."""
+"""Characters of a line if standard output is no terminal and COLUMNS is not set."""
 
 
-def run_rehearsal(path: Path, overrides: list[str], minutes: float | None = None) -> int:
-    """Rehearse a TOML file within `minutes`, by default MINUTES.
+def run_smoke_test(path: Path, overrides: list[str], minutes: float | None = None) -> int:
+    """Play the smoke test of a TOML file within `minutes`, by default MINUTES, and print its report.
 
-    Returns 0 where every part went well that was played, and all of ALWAYS was; 130 after a signal; else 1. Raises
-    UserError for a configuration that cannot be read, and as `make_plan` does.
+    Return 0 if every part that was played went well and all of ALWAYS were proved, 130 after a signal, else 1.
+    Raises UserError for a configuration that cannot be read, and as `plan_smoke_test` does.
     """
     started_s = time.time() - psutil.Process().create_time()
-    budget = Budget(60 * (minutes or MINUTES), started_s)
+    budget = TimeBudget(60 * (minutes or MINUTES), started_s)
     end_with_parent()
-    keep_going()  # the report is written where the terminal is closed, too
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # its processes share a few cores
+    # The report is written even if the terminal is closed.
+    keep_going()
+    # The processes of the run share a few cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     limit_threads(1)
     report: Report | None = None
     try:
-        with stoppable(budget.left_s - REPORT_SHARE * budget.seconds):
-            plan = make_plan(path, overrides)
+        with interruptible(budget.left_s - REPORT_SHARE * budget.seconds):
+            plan = plan_smoke_test(path, overrides)
             player = Player(plan, budget)
             report = Report(plan, player)
-            player.say(f"rehearsing {path} in {plan.folder}: {len(plan.changes)} keys are changed")
+            player.say(
+                f"smoke test of {path} in {plan.folder}: {len(plan.changes)} keys are changed"
+            )
             _play(report)
-    except Stopped as stopped:
+    except Interruption as interruption:
         if report is None:
-            say_error(f"{stopped.why}, while it was planned: nothing was played")
-            return DartError.exit_code if stopped.is_over else INTERRUPTED
-        report.stopped = stopped
-        report.player.say(f"{stopped.why}: its processes are gone")
-    _examine(report)
+            say_error(f"{interruption.why}, while it was planned: nothing was played")
+            return DartError.exit_code if interruption.is_over else INTERRUPTED
+        report.interruption = interruption
+        report.player.say(f"{interruption.why}: all its processes have ended")
+    _complete(report)
     _write(report)
-    if report.stopped is not None and not report.stopped.is_over:
+    if report.interruption is not None and not report.interruption.is_over:
         return INTERRUPTED
-    return DartError.exit_code if report.failed else 0
+    return exit_code(report.errors)
 
 
 def _play(report: Report) -> None:
-    """Play the parts; a failed one ends it, as what follows reads what it leaves."""
+    """Play the parts in order. A part that fails ends the test, because the next one reads what it leaves."""
     for name, play in report.player.parts().items():
         report.player.say(name)
         report.part = name
         try:
             play()
-        except DartError as error:
-            report.failed[name] = str(error)
+        except DartError as fault:
+            report.add(error_of(name, fault))
             if name != "verdicts":
                 return
     report.part = ""
 
 
-def _examine(report: Report) -> None:
-    """Add to the report what was not played, the plan for the real sizes, and what the run has stored."""
-    player, stopped = report.player, report.stopped
-    why = f"{next(iter(report.failed), 'the run')} failed" if stopped is None else stopped.why
+def _complete(report: Report) -> None:
+    """Add to the report what was not played, the plan for the real sizes, and problems of the stored run."""
+    player, interruption = report.player, report.interruption
+    if interruption is not None:
+        why = interruption.why
+    else:
+        why = f"{report.errors[0].subject if report.errors else 'the run'} failed"
     for part in (*ALWAYS, *OPTIONAL):
         if part not in player.proved:
             player.left_out.setdefault(part, why)
     missing = [part for part in ALWAYS if part in player.left_out]
-    if stopped is not None and stopped.is_over and missing:
-        report.failed["time"] = (
-            f"{player.budget.seconds / 60:g} minutes were over before {', '.join(missing)}; see "
-            f"{player.config.run.dir}/logs for what it waited for, and give it more with --rehearse-minutes "
-            f"{player.budget.seconds / 30:g}"
+    if interruption is not None and interruption.is_over and missing:
+        report.add(
+            error(
+                "time",
+                f"{player.budget.seconds / 60:g} minutes were over before {', '.join(missing)}",
+                f"see {player.config.run.dir}/logs for what it waited for, and give it more with "
+                f"--smoke-test-minutes {player.budget.seconds / 30:g}",
+            )
         )
-    made = _planned(report)
+    plan = _plan_real_sizes(report)
     if EPISODE in player.proved:
-        _look(report, made)
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    report.cpu_seconds = sum(each.ru_utime + each.ru_stime for each in spent)
+        _read_run(report, plan)
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    report.cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _look(report: Report, made: Planned | None) -> None:
-    """Add what only a rehearsal sees, of the steps and verdicts that are stored."""
-    plan = report.plan
+def _read_run(report: Report, plan: PlanOnHost | None) -> None:
+    """Add the stored run and its problems to the report."""
     try:
-        seen = report.seen = look(plan.config)
-    except DartError as error:
-        report.failed.setdefault("run", str(error))
+        run = report.run = read_stored_run(report.plan.config)
+    except DartError as fault:
+        if all(finding.subject != "run" for finding in report.errors):
+            report.add(error_of("run", fault))
         return
-    problems = {
-        "prompts": language_unnamed(plan.written, seen.prompt),
-        "vllm.max_model_len": prompt_too_long(plan.written, made.plan if made else None, seen),
-        "rewards": reward_constant(plan.written.env.suite, report.player.probed, seen.judged),
-    }
-    report.failed |= {name: text for name, text in problems.items() if text}
+    original, probes = report.plan.original, report.player.probes
+    for problem in find_problems(original, plan.plan if plan else None, run, probes):
+        report.add(problem)
 
 
-def _planned(report: Report) -> Planned | None:
-    """Return the doctor's plan for the real sizes; its lines go into the report."""
-    written = report.plan.written
+def _plan_real_sizes(report: Report) -> PlanOnHost | None:
+    """Return the doctor's plan for the real sizes, and add its lines to the report."""
+    original = report.plan.original
     try:
-        made = planned(written)
-    except (ConfigError, ModelError) as error:
-        report.doctor = {"plan": f"there is none: {error}"}
+        plan = plan_on_host(original)
+    except (ConfigError, ModelError) as fault:
+        report.doctor = {"plan": f"there is none: {fault}"}
         return None
-    if made is not None:
-        report.doctor = made.lines(written, None)
-    return made
+    if plan is not None:
+        report.doctor = plan.lines(original, None)
+    return plan
 
 
 def _write(report: Report) -> None:
-    """Print the report and its line of JSON, and keep both in a file: a terminal may be closed."""
+    """Write the report and its line of JSON to a file and print both; a terminal may be closed by then."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns
     last = json.dumps(report.as_json()) + "\n"
     with (report.plan.folder / "report.txt").open("w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""What a rehearsal reports: a table of the run's parts, what was seen, one line of JSON.
+"""The report of a smoke test: a table of the run's parts, counts of what was played, one line of JSON.
 
-Report   all of it
-parts    name -> configured, stood_in, not_played or machine_only, with what stands in
+Report   everything that the report is made of
+parts    the rows of the table: each part is configured, stood_in, not_played or machine_only
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from dart_cli.config.rules import Finding
 from dart_cli.config.values import shown
-from dart_cli.smoke_test.config_changes import Rehearsal
-from dart_cli.smoke_test.interruption import LACK, Stopped
+from dart_cli.runtime.findings import sentence
+from dart_cli.smoke_test.config_changes import SmokeTestPlan
+from dart_cli.smoke_test.interruption import LACK_OF_TIME, Interruption
 from dart_cli.smoke_test.parts_player import (
-    COMPARED,
     EPISODE,
     EVALUATION,
+    EXPORT_COMPARISON,
     PUBLICATION,
     RESUME,
     UPDATE,
     Player,
 )
-from dart_cli.smoke_test.stored_run import Seen
+from dart_cli.smoke_test.stored_run import StoredRun
 
 State = Literal["configured", "stood_in", "not_played", "machine_only"]
 
@@ -38,12 +40,12 @@ MACHINE_ONLY = {
     "several GPUs, NCCL, vLLM on a GPU": ("vllm", "two_gpus"),
     "speed": (),
 }
-"""Parts that need the real machine, and the checks of scripts/gpu-check that cover them."""
+"""Parts that need the real machine -> checks of scripts/gpu-check that cover them."""
 _COLUMNS: dict[State, str] = {
     "configured": "as configured",
-    "stood_in": "stood in for",
+    "stood_in": "substitute",
     "not_played": "not played",
-    "machine_only": "only there",
+    "machine_only": "real machine only",
 }
 
 
@@ -54,68 +56,79 @@ PROOFS = {
     "kill and resume from a checkpoint": RESUME,
     "weight channel": PUBLICATION,
     "evaluation": EVALUATION,
-    "export": COMPARED,
+    "export": EXPORT_COMPARISON,
 }
-"""Parts of the table, and what proves each."""
+"""Part of the table -> the part of the run that proves it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One row of the table."""
+    """A row of the table."""
 
     name: str
     state: State
-    told: str = ""
+    detail: str = ""
 
 
-def parts(plan: Rehearsal, left_out: Mapping[str, str]) -> Iterator[Part]:
-    """Yield all parts of a run, in the order of its data's way; those that are `left_out` with the reason."""
-    for each in _rehearsed(plan):
-        why = left_out.get(PROOFS.get(each.name, ""))
-        yield each if why is None else Part(each.name, "not_played", why)
+def parts(plan: SmokeTestPlan, left_out: Mapping[str, str]) -> Iterator[Part]:
+    """Yield all parts of a run in the order of the data's path. `left_out` has the reasons of parts that were not played."""
+    for row in _all_parts(plan):
+        why = left_out.get(PROOFS.get(row.name, ""))
+        yield row if why is None else Part(row.name, "not_played", why)
 
 
-def _rehearsed(plan: Rehearsal) -> Iterator[Part]:
-    """Yield the same as they are when they are played."""
-    written = plan.written
+def _all_parts(plan: SmokeTestPlan) -> Iterator[Part]:
+    """Yield all parts of a run as if each were played."""
+    original = plan.original
 
-    def part(name: str, *keys: str, told: str = "") -> Part:
-        found = [each for key in keys if (each := plan.changed(key))]
+    def part(name: str, *keys: str, detail: str = "") -> Part:
+        changes = [change for key in keys if (change := plan.change_of(key))]
         by = ", ".join(
-            f"{c.key} {shown(c.rehearsed)} for {shown(c.written)}{f' ({c.why})' if c.why else ''}"
-            for c in found
+            f"{change.key} {shown(change.replacement)} for {shown(change.original)}"
+            + (f" ({change.why})" if change.why else "")
+            for change in changes
         )
-        return Part(name, "stood_in" if found else "configured", by or told)
+        return Part(name, "stood_in" if changes else "configured", by or detail)
 
-    if plan.numbers[0]:
-        whole, small = plan.numbers
-        of = f"the published shape of {plan.published}" if plan.published else written.model.path
-        told = f"{small / 1e6:.1f} M random numbers for {whole / 1e9:.2f} G: {of}, writing clicks"
-        yield Part("model", "stood_in", told)
+    if plan.parameters[0]:
+        whole, small = plan.parameters
+        of = f"the published shape of {plan.published}" if plan.published else original.model.path
+        detail = (
+            f"{small / 1e6:.1f} M random parameters for {whole / 1e9:.2f} G: {of}, writing clicks"
+        )
+        yield Part("model", "stood_in", detail)
         yield Part(
             "tokenizer and chat template",
             "stood_in" if plan.published else "configured",
-            "ours: texts are a fifth longer or more, screens as long" if plan.published else "",
+            "trained by dart: texts have a fifth more tokens or more, screens as many"
+            if plan.published
+            else "",
         )
     else:
-        yield Part("model", "configured", written.model.path)
+        yield Part("model", "configured", original.model.path)
         yield Part("tokenizer and chat template", "configured")
     yield part(
-        "suite and environments", "env.options", "env.slots", "up.envs", told=written.env.suite
+        "suite and environments", "env.options", "env.slots", "up.envs", detail=original.env.suite
     )
-    yield Part("verdicts", "stood_in", "the suite's are given and counted; a coin's are trained on")
+    yield Part(
+        "verdicts", "stood_in", "the suite's verdicts are counted; the training uses a coin's"
+    )
     images = ("policy.history_images", "policy.history_images_most")
-    yield part("action language, prompts, history", *images, told=written.policy.action_parser)
+    yield part("action language, prompts, history", *images, detail=original.policy.action_parser)
     yield part(
-        "engine", "rollout.engine", "up.rollouts", "rollout.max_batch", told=written.rollout.engine
+        "engine",
+        "rollout.engine",
+        "up.rollouts",
+        "rollout.max_batch",
+        detail=original.rollout.engine,
     )
     yield part("groups and batches", "data.group_size", "data.groups_per_batch", "data.pool_ratio")
-    lora = written.model.lora
+    lora = original.model.lora
     how = [f"LoRA of rank {lora.rank}"] if lora else []
-    how += ["recompute"] if written.train.recompute == "layer" else []
-    yield part("trainer, ranks", "train.ranks", "model.dtype", told=", ".join(how))
+    how += ["recompute"] if original.train.recompute == "layer" else []
+    yield part("trainer, ranks", "train.ranks", "model.dtype", detail=", ".join(how))
     yield part("kill and resume from a checkpoint", "train.checkpoint_every")
-    yield part("weight channel", "weights.channel", told=written.weights.channel)
+    yield part("weight channel", "weights.channel", detail=original.weights.channel)
     yield part("evaluation", "eval.episodes")
     yield Part("export", "configured")
     for name, checks in MACHINE_ONLY.items():
@@ -125,86 +138,91 @@ def _rehearsed(plan: Rehearsal) -> Iterator[Part]:
 
 @dataclass
 class Report:
-    """One rehearsal's."""
+    """The report of one smoke test."""
 
-    plan: Rehearsal
+    plan: SmokeTestPlan
     player: Player
-    failed: dict[str, str] = field(default_factory=dict)  # part -> what is wrong, and the cure
-    part: str = ""  # that is played
-    stopped: Stopped | None = None
-    cpu_seconds: float = 0.0  # at least: of the processes whose end was seen
-    seen: Seen | None = None
-    doctor: Mapping[str, str] = field(default_factory=dict)  # its lines for the real sizes
+    errors: list[Finding] = field(default_factory=list)
+    part: str = ""  # the one that is being played
+    interruption: Interruption | None = None
+    cpu_seconds: float = 0.0  # of the processes that were waited for, so a lower bound
+    run: StoredRun | None = None  # None as long as it is not read
+    doctor: Mapping[str, str] = field(default_factory=dict)
+    """Lines of the doctor's plan for the real sizes, by subject."""
+
+    def add(self, finding: Finding) -> None:
+        """Add an error."""
+        self.errors.append(finding)
 
     def show(self, console: Console) -> None:
-        """Print the tables, what was seen, what was not played, what failed; no line is wider than the console."""
-        table = _table(f"rehearsal of {self.plan.path}", "part", "rehearsed", "by")
-        for each in parts(self.plan, self.player.left_out):
-            table.add_row(each.name, _COLUMNS[each.state], each.told)
+        """Print the tables, the counts, what was not played and what failed. No line is wider than the console."""
+        table = _table(f"smoke test of {self.plan.path}", "part", "played", "how")
+        for row in parts(self.plan, self.player.left_out):
+            table.add_row(row.name, _COLUMNS[row.state], row.detail)
         console.print(table)
         if self.doctor:
-            table = _table("dart doctor, for the real sizes", "of", "it takes")
+            table = _table("dart doctor, for the real sizes", "subject", "it takes")
             for name, text in self.doctor.items():
                 table.add_row(name, text)
             console.print(table)
         for line in self._lines():
             console.print(line)
-        for name, text in self.failed.items():
-            console.print(f"failed: {name}: {text}")
+        for finding in self.errors:
+            console.print(f"failed: {finding.subject}: {sentence(finding)}")
 
     def _lines(self) -> Iterator[str]:
-        seen, written, player = self.seen, self.plan.written, self.player
-        if player.chosen:
-            yield player.chosen
-        if seen is not None:
-            limit = written.vllm.max_model_len
+        run, original, player = self.run, self.plan.original, self.player
+        if player.size_note:
+            yield player.size_note
+        if run is not None:
+            limit = original.vllm.max_model_len
             yield (
-                f"prompts of up to {seen.longest} tokens"
+                f"prompts of up to {run.longest} tokens"
                 f"{f', vllm.max_model_len = {limit}' if limit else ''}; "
-                f"{seen.episodes} episodes of {seen.steps / max(1, seen.episodes):.1f} steps on average, "
-                f"{seen.malformed} ended by malformed text, {seen.invalid} invalid; the suite's own verdicts: "
-                f"{seen.judged.get('pass', 0)} pass, {seen.judged.get('fail', 0)} fail; a version has "
-                f"{seen.version_bytes / 1e6:.1f} MB"
+                f"{run.episodes} episodes of {run.steps / max(1, run.episodes):.1f} steps on average, "
+                f"{run.malformed} ended by malformed text, {run.invalid} invalid; the suite's own verdicts: "
+                f"{run.suite_outcomes.get('pass', 0)} pass, {run.suite_outcomes.get('fail', 0)} fail; a weight version has "
+                f"{run.version_bytes / 1e6:.1f} MB"
             )
-        if player.difference is not None:
+        if player.differences is not None:
             yield (
-                f"the export scores {player.compared} stored tokens as the published weights do: the largest "
-                f"difference is {player.difference:.1e} nats"
+                f"the export scores {player.differences.tokens} stored tokens like the published weights: the largest "
+                f"difference is {player.differences.largest:.1e} nats"
             )
-        if self.part and self.stopped is not None:
-            yield f"{self.stopped.why}, in the part: {self.part}"
+        if self.part and self.interruption is not None:
+            yield f"{self.interruption.why}, in the part: {self.part}"
         for part, why in player.left_out.items():
             yield f"not played: {part}, {why}"
         yield (
             f"{player.budget.spent_s:.0f} of {player.budget.seconds:.0f} s, at least {self.cpu_seconds:.0f} CPU "
-            f"seconds; all of it is in {self.plan.folder}, again by: dart up CONFIG --rehearse"
+            f"seconds; everything is in {self.plan.folder}; repeat with: dart up CONFIG --smoke-test"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the last line."""
-        seen, player = self.seen, self.player
+        """Return the values of the last line, which is JSON."""
+        run, player = self.run, self.player
         return {
             "seconds": round(player.budget.spent_s, 1),
             "budget_s": player.budget.seconds,
             "cpu_seconds": round(self.cpu_seconds, 1),
-            "parts": {each.name: each.state for each in parts(self.plan, player.left_out)},
-            "failed": self.failed,
-            "stopped": "" if self.stopped is None else self.stopped.why,
+            "parts": {row.name: row.state for row in parts(self.plan, player.left_out)},
+            "failed": {finding.subject: sentence(finding) for finding in self.errors},
+            "stopped": "" if self.interruption is None else self.interruption.why,
             "proved": {part: round(at, 1) for part, at in player.proved.items()},
             "not_played": player.left_out,
-            "reduced": [each.key for each in self.plan.changes if each.why == LACK],
+            "reduced": [change.key for change in self.plan.changes if change.why == LACK_OF_TIME],
             "changes": {
-                each.key: [str(each.written), str(each.rehearsed)]
-                for each in self.plan.changes
-                if each.written != each.rehearsed
+                change.key: [str(change.original), str(change.replacement)]
+                for change in self.plan.changes
+                if change.original != change.replacement
             },
-            "longest_prompt": None if seen is None else seen.longest,
-            "max_model_len": self.plan.written.vllm.max_model_len,
-            "steps_per_episode": None if seen is None else seen.steps / max(1, seen.episodes),
-            "malformed": None if seen is None else seen.malformed / max(1, seen.episodes),
-            "invalid": None if seen is None else seen.invalid,
-            "version_bytes": None if seen is None else seen.version_bytes,
-            "export_difference": player.difference,
+            "longest_prompt": None if run is None else run.longest,
+            "max_model_len": self.plan.original.vllm.max_model_len,
+            "steps_per_episode": None if run is None else run.steps / max(1, run.episodes),
+            "malformed": None if run is None else run.malformed / max(1, run.episodes),
+            "invalid": None if run is None else run.invalid,
+            "version_bytes": None if run is None else run.version_bytes,
+            "export_difference": player.differences and player.differences.largest,
         }
 
 

@@ -31,7 +31,7 @@ from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import page_table, progress
 from dart_cli.runtime.waits import OpenWaits
 from dart_cli.suite_check import CheckOptions
-from dart_cli.suite_check.probes import Probed, play_task, probes_of
+from dart_cli.suite_check.probes import ProbeEpisode, play_task, probes_of
 from dart_cli.suite_check.task_report import MISTAKES, Bounds, TaskReport, judge
 from envs.contract.base import Task
 from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
@@ -153,7 +153,7 @@ class Check:
         self._options = options
         self._probes = probes_of(options.probes)
         self._waiting = deque(tasks)
-        self._episodes: dict[str, list[Probed]] = {}
+        self._episodes: dict[str, list[ProbeEpisode]] = {}
         self._said: set[str] = set()  # kinds of mistakes, and what broke
 
     @property
@@ -189,7 +189,7 @@ class Check:
             self.advance(self.episodes_each - len(played))
             self._say_first(self._report(task))
 
-    def _keep(self, task: Task, episode: Probed) -> None:
+    def _keep(self, task: Task, episode: ProbeEpisode) -> None:
         """Note an episode; the first break of a task is said at once, each reason only once."""
         episodes = self._episodes[task.id]
         episodes.append(episode)

@@ -33,7 +33,7 @@ EXCUSES: dict[Probe, str] = {
 
 
 @dataclass(kw_only=True)
-class Probed(ActedEpisode):
+class ProbeEpisode(ActedEpisode):
     """One episode of a probe; without an outcome where there is no solution, so that the oracle did not play."""
 
     probe: Probe
@@ -54,9 +54,9 @@ def probes_of(names: str) -> tuple[Probe, ...]:
     return tuple(probe for probe in PROBES if probe in chosen)
 
 
-async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> Probed:
+async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> ProbeEpisode:
     """Play one episode; after an error its outcome is `invalid`, and the environment is renewed."""
-    probed = Probed(probe=probe, seed=seed)
+    probed = ProbeEpisode(probe=probe, seed=seed)
     if probe == "oracle" and not task.feasible:
         probed.reason = "the task cannot be done"
         return probed
@@ -83,13 +83,13 @@ async def play_task(
     task: Task,
     seeds: Sequence[int],
     probes: Sequence[Probe],
-    keep: Callable[[Probed], None] = lambda _: None,
-) -> list[Probed]:
+    keep: Callable[[ProbeEpisode], None] = lambda _: None,
+) -> list[ProbeEpisode]:
     """Play all episodes of one task; `keep` gets each as it ends.
 
     Where the first one breaks the others are not played: most often they break as well, after as long a wait.
     """
-    episodes: list[Probed] = []
+    episodes: list[ProbeEpisode] = []
     for probe in probes:
         for seed in seeds:
             episode = await play_probe(env, task, seed, probe)

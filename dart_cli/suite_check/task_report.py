@@ -21,7 +21,7 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from dart_cli.algo.statistics import wilson
-from dart_cli.suite_check.probes import EXCUSES, Probed
+from dart_cli.suite_check.probes import EXCUSES, ProbeEpisode
 from envs.contract.base import Task
 from envs.contract.screenshots import as_seen
 
@@ -83,7 +83,7 @@ class TaskReport:
 
 
 def judge(
-    task: Task, episodes: Sequence[Probed], bounds: Bounds, planned: int | None = None
+    task: Task, episodes: Sequence[ProbeEpisode], bounds: Bounds, planned: int | None = None
 ) -> TaskReport:
     """Return what the episodes of one task show. `planned` is how many were to be played; None: these."""
     resets = [each.reset_s for each in episodes if each.reset_s is not None]
@@ -143,9 +143,9 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def _flaky(episodes: Sequence[Probed]) -> list[str]:
+def _flaky(episodes: Sequence[ProbeEpisode]) -> list[str]:
     """Seeds that did not begin as they did the first time, each once."""
-    first: dict[int, Probed] = {}
+    first: dict[int, ProbeEpisode] = {}
     found: dict[int, str] = {}
     for each in episodes:
         if each.reset_s is None:
@@ -160,7 +160,7 @@ def _flaky(episodes: Sequence[Probed]) -> list[str]:
     return list(found.values())
 
 
-def _odd_rewards(episodes: Sequence[Probed]) -> Iterator[str]:
+def _odd_rewards(episodes: Sequence[ProbeEpisode]) -> Iterator[str]:
     """Yield passes that no threshold explains: their reward is 0, or below that of a task's failure.
 
     A pass may well have less than 1.0, where its task has a threshold of its own.

@@ -89,7 +89,7 @@ class DataClient:
                     self._stop, self._requester.request(message, self._deadline_s, retry_s)
                 )
             except DeadlineError as error:
-                if self._requester.connected:  # else told_waits says that it is absent
+                if self._requester.connected:  # else announced_waits says that it is absent
                     log.warning("%s; keeps trying", error)
             except StoreError as error:
                 log.warning("data: %s; keeps trying", error)

@@ -92,7 +92,7 @@ log = logging.getLogger(__name__)
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 LOADED = "is loaded, its weights are"
-"""In the log, once the trainer of a process can train; a rehearsal sees by it that a killed one has resumed."""
+"""In the log, once the trainer of a process can train; a smoke test recognises by it that a killed trainer has resumed."""
 TELL_WAIT_S = 15.0
 """A wait for a batch is logged so often, with what it is for."""
 BEAT_S = 10.0

@@ -14,7 +14,7 @@ import pytest
 
 from dart_cli.cluster import role_host
 from dart_cli.cluster.process import LOST, Ranks
-from dart_cli.cluster.role_host import CONFIG, Printed, RoleHost, Setup
+from dart_cli.cluster.role_host import CONFIG, ChildOutput, RoleHost, Setup
 from dart_cli.runtime.liveness import start_ticks
 from dart_cli.runtime.logs import log_dir
 from tests.waiting import PATIENCE_S
@@ -40,7 +40,7 @@ def host() -> Iterator[RoleHost]:
         shutil.rmtree(made._folder)
 
 
-async def until_ended(host: RoleHost) -> Printed:
+async def until_ended(host: RoleHost) -> ChildOutput:
     """All that its command prints."""
     output, log = b"", b""
     async with asyncio.timeout(PATIENCE_S):

@@ -10,7 +10,7 @@ import pytest
 from dart_cli.cli.main import main
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.fit import Room, problems
+from dart_cli.doctor.fit import HostCapacity, problems
 from dart_cli.doctor.plan import Plan
 
 
@@ -30,11 +30,11 @@ def worst(findings: list[Finding]) -> Finding:
     return max(findings, key=lambda each: ("ok", "warning", "error").index(each.level))
 
 
-def misfits(plan: Plan, config: Config, room: Room, role: Any = None) -> list[Finding]:
+def misfits(plan: Plan, config: Config, room: HostCapacity, role: Any = None) -> list[Finding]:
     """What cannot fit."""
     return [each for each in problems(plan, config, room, role) if each.level == "error"]
 
 
-def cautions(plan: Plan, config: Config, room: Room, role: Any = None) -> list[Finding]:
+def cautions(plan: Plan, config: Config, room: HostCapacity, role: Any = None) -> list[Finding]:
     """What the run works without."""
     return [each for each in problems(plan, config, room, role) if each.level == "warning"]

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from dart_cli.config.rules import Finding
-from dart_cli.doctor.fit import Room
+from dart_cli.doctor.fit import HostCapacity
 from dart_cli.doctor.plan import H100, make_plan
 from dart_cli.doctor.plan_findings import plan_lines
 from tests.doctor.parts import cautions, misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
-EIGHT = Room(H100, gpus=8, found=True)
+EIGHT = HostCapacity(H100, gpus=8, found=True)
 Sections = dict[str, dict[str, Any]]
 
 
-def refused(room: Room, sections: Sections | None = None, role: Any = None) -> list[Finding]:
+def refused(
+    room: HostCapacity, sections: Sections | None = None, role: Any = None
+) -> list[Finding]:
     """What cannot fit on a room's GPUs."""
     config = config_of(**(sections or {}))
     return misfits(make_plan(config, CONFIG, CUT, room.gpu), config, room, role)
@@ -58,13 +60,13 @@ def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
 def test_a_gpu_is_named_by_its_place_where_a_list_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
-    [found] = refused(Room(H100, gpus=4, found=True), sections)
+    [found] = refused(HostCapacity(H100, gpus=4, found=True), sections)
     assert "take place 0 of CUDA_VISIBLE_DEVICES and need" in found.text
 
 
 def test_too_few_gpus_are_named() -> None:
     sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
-    [found] = refused(Room(H100, gpus=4, found=True), sections)
+    [found] = refused(HostCapacity(H100, gpus=4, found=True), sections)
     assert found.cure.startswith(
         "5 GPUs (3 for the trainer, 2 for engines), or lower train.ranks, up.rollouts"
     )
@@ -75,7 +77,7 @@ def test_too_few_gpus_are_named() -> None:
 
 def test_a_cache_on_the_cpu_that_holds_no_prompt_is_refused_with_the_bytes_that_do() -> None:
     """No GPU with more memory would cure it, nor vllm.gpu_memory_utilization."""
-    room = Room(H100, on_cpu=True, memory=10**13)
+    room = HostCapacity(H100, on_cpu=True, memory=10**13)
     sections: Sections = {"rollout": {"device": "cpu"}, "up": {"rollout_gpus": []}}
 
     def errors(sections: Sections) -> list[Finding]:
@@ -102,7 +104,9 @@ def test_shared_memory_is_remounted_by_its_whole_size() -> None:
     plan = plan_of()
     sizes = []
     for taken in (0, 50 * 10**9):
-        room = Room(H100, gpus=8, found=True, memory=10**13, shared=10**9, shared_taken=taken)
+        room = HostCapacity(
+            H100, gpus=8, found=True, memory=10**13, shared=10**9, shared_taken=taken
+        )
         [found] = [each for each in cautions(plan, config, room) if "/dev/shm" in each.text]
         size = re.search(r"size=(\d+)G", found.cure)
         assert size is not None
@@ -192,14 +196,14 @@ def test_a_role_is_counted_alone() -> None:
 
 
 def test_too_little_main_memory_and_disk_are_refused() -> None:
-    [found] = refused(Room(H100, gpus=8, found=True, memory=150 * 10**9))
+    [found] = refused(HostCapacity(H100, gpus=8, found=True, memory=150 * 10**9))
     assert found.subject == "host"
     assert "model.lora" in found.cure
-    room = Room(H100, gpus=8, found=True, disk=200 * 10**9)
+    room = HostCapacity(H100, gpus=8, found=True, disk=200 * 10**9)
     [found] = refused(room)
     assert found.cure == "free 123.9 GB, or choose another run.dir"
     assert not refused(room, role="rollout")
-    room = Room(H100, gpus=8, found=True, disk=400 * 10**9)
+    room = HostCapacity(H100, gpus=8, found=True, disk=400 * 10**9)
     [left] = cautions(plan_of(), config_of(data={"max_gb": 100}), room)
     assert left.cure == "set data.max_gb = 76, or free some"
     assert not list(cautions(plan_of(), config_of(data={"max_gb": 76}), room))
@@ -208,9 +212,11 @@ def test_too_little_main_memory_and_disk_are_refused() -> None:
 def test_weight_sets_beyond_shared_memory_are_a_warning() -> None:
     host = plan_of().host
     wanted = host.shared + host.set_bytes
-    enough = Room(H100, gpus=8, found=True, shared=wanted)
+    enough = HostCapacity(H100, gpus=8, found=True, shared=wanted)
     assert not list(cautions(plan_of(), config_of(), enough))
-    [found] = cautions(plan_of(), config_of(), Room(H100, gpus=8, found=True, shared=wanted - 1))
+    [found] = cautions(
+        plan_of(), config_of(), HostCapacity(H100, gpus=8, found=True, shared=wanted - 1)
+    )
     assert "they are written to run.dir" in found.text
     given = {"weights": {"directory": "/fast"}}
     plan = plan_of(**given)

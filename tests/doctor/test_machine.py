@@ -83,9 +83,9 @@ CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
 def test_gpus_are_those_that_torch_sees(
     listed: list[str], torch: Any, visible: str | None, asking: str, level: str, part: str
 ) -> None:
-    found = worst(list(machine.judge_gpus(listed, torch, visible, asking)))
+    found = worst(list(machine.check_gpus(listed, torch, visible, asking)))
     assert found.level == level
-    findings = list(machine.judge_gpus(listed, torch, visible, asking))
+    findings = list(machine.check_gpus(listed, torch, visible, asking))
     assert any(part in f"{each.text} {each.cure}" for each in findings)
 
 
@@ -133,7 +133,7 @@ def test_a_gpu_that_allows_one_process_is_an_error_where_a_worker_has_two(
     [(None, "is not installed"), ("1.9", "1.9, want >=2.0"), ("2.0", ""), ("2.1rc1", "")],
 )
 def test_a_package_is_there_within_its_bounds(version: str | None, cure: str) -> None:
-    found = list(machine.judge_package(Requirement("numpy>=2.0"), version))
+    found = list(machine.check_package(Requirement("numpy>=2.0"), version))
     assert bool(found) == bool(cure)
     assert all(cure in each.text and each.cure == "pip install 'numpy>=2.0'" for each in found)
 
@@ -141,16 +141,16 @@ def test_a_package_is_there_within_its_bounds(version: str | None, cure: str) ->
 @pytest.mark.parametrize(
     ("judge", "level"),
     [
-        (lambda: machine.judge_shared(64 * 2**20), "warning"),
-        (lambda: machine.judge_shared(8 * GIB), "ok"),
-        (lambda: machine.judge_files(100, 100), "error"),
-        (lambda: machine.judge_files(1024, 1 << 20), "warning"),
-        (lambda: machine.judge_files(1024, 1024), "warning"),
-        (lambda: machine.judge_files(-1, -1), "ok"),
-        (lambda: machine.judge_files(4096, 4096), "ok"),
-        (lambda: run.judge_room(GIB, 50, Path("/x")), "error"),
-        (lambda: run.judge_room(10 * GIB, 50, Path("/x")), "warning"),
-        (lambda: run.judge_room(60 * GIB, 50, Path("/x")), "ok"),
+        (lambda: machine.check_shared(64 * 2**20), "warning"),
+        (lambda: machine.check_shared(8 * GIB), "ok"),
+        (lambda: machine.check_files(100, 100), "error"),
+        (lambda: machine.check_files(1024, 1 << 20), "warning"),
+        (lambda: machine.check_files(1024, 1024), "warning"),
+        (lambda: machine.check_files(-1, -1), "ok"),
+        (lambda: machine.check_files(4096, 4096), "ok"),
+        (lambda: run.check_room(GIB, 50, Path("/x")), "error"),
+        (lambda: run.check_room(10 * GIB, 50, Path("/x")), "warning"),
+        (lambda: run.check_room(60 * GIB, 50, Path("/x")), "ok"),
     ],
 )
 def test_limits_are_judged(judge: Callable[[], Finding], level: str) -> None:

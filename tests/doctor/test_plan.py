@@ -13,7 +13,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.schema import VllmConfig
-from dart_cli.doctor.fit import Room
+from dart_cli.doctor.fit import HostCapacity
 from dart_cli.doctor.host_memory import EpisodeForm
 from dart_cli.doctor.plan import H100, episode_tokens, make_plan
 from dart_cli.doctor.plan_findings import plan_lines
@@ -160,14 +160,14 @@ def test_the_hint_is_the_first_change_that_is_enough_by_itself(
     changes: dict[str, Any], gpus: int, hint: str
 ) -> None:
     given = {"pack_tokens": 16_384, **changes}
-    room = Room(H100, gpus=gpus, found=True)
+    room = HostCapacity(H100, gpus=gpus, found=True)
     found = misfits(plan_of(train=given), config_of(train=given), room)[0]
     assert found.subject == "trainer"
     assert found.cure.startswith(hint)
 
 
 def test_a_plan_says_its_assumptions() -> None:
-    lines = dict(plan_lines(plan_of(), config_of(), Room(H100)))
+    lines = dict(plan_lines(plan_of(), config_of(), HostCapacity(H100)))
     assert "assumed, no GPU is here" in lines["plan for"]
     assert "30 steps" in lines["plan for"]
     assert "2691 tokens each" in lines["pack"]
@@ -178,7 +178,7 @@ def test_a_longer_sequence_than_a_pack_is_said() -> None:
     given = {"pack_tokens": 4096}
     plan = plan_of(train=given)
     assert plan.setup.tokens == plan.longest
-    lines = dict(plan_lines(plan, config_of(train=given), Room(H100)))
+    lines = dict(plan_lines(plan, config_of(train=given), HostCapacity(H100)))
     assert "longer than train.pack_tokens = 4096, so it goes alone" in lines["pack"]
 
 
@@ -207,7 +207,7 @@ def test_a_shipped_configuration_fits_eight_gpus(name: str, history: str) -> Non
     assert sorted([*config.up.train_gpus, *config.up.rollout_gpus]) == list(range(8))
     assert not list(found_in(GPUS, config))
     plan = make_plan(config, CONFIG, CUT, H100)
-    room = Room(H100, gpus=8, found=True, memory=10**12)
+    room = HostCapacity(H100, gpus=8, found=True, memory=10**12)
     assert not list(misfits(plan, config, room))
     assert plan.form.screen == 2691
     assert plan.longest <= config.vllm.max_model_len

@@ -52,8 +52,8 @@ def test_an_existing_run_is_reported_live_or_not_and_is_not_disturbed(tmp_path: 
 
 
 def test_a_network_disk_is_refused_for_the_database() -> None:
-    assert not list(run.judge_file_system("ext4", Path("/x")))
-    [found] = run.judge_file_system("nfs4", Path("/x"))
+    assert not list(run.check_file_system("ext4", Path("/x")))
+    [found] = run.check_file_system("nfs4", Path("/x"))
     assert found.level == "error"
     assert run.file_system(Path("/proc")) == "proc"
 
@@ -95,8 +95,8 @@ def test_a_model_folder_has_a_size(tmp_path: Path) -> None:
     _, adapters = run.model(config_in(tmp_path, model=lora, weights={"keep": 9999}))
     _, whole = run.model(config_in(tmp_path, model={"path": str(tmp_path)}, weights={"keep": 9999}))
     assert _gigabytes(adapters) < _gigabytes(whole) / 10
-    assert run.judge_weights(15 * GIB, 3, 61 * GIB, tmp_path).level == "ok"
-    assert run.judge_weights(15 * GIB, 3, 59 * GIB, tmp_path).level == "error"
+    assert run.check_weight_sets(15 * GIB, 3, 61 * GIB, tmp_path).level == "ok"
+    assert run.check_weight_sets(15 * GIB, 3, 59 * GIB, tmp_path).level == "error"
 
 
 async def test_an_answer_of_the_engine_has_a_deadline_in_a_played_episode() -> None:
@@ -127,6 +127,6 @@ def test_an_address_of_another_host_is_cured_by_another_address_and_not_by_a_por
 
 
 def test_the_limit_of_the_database_that_is_proposed_is_one_that_fits(tmp_path: Path) -> None:
-    found = run.judge_room(76_800_000_000, 500.0, tmp_path)
+    found = run.check_room(76_800_000_000, 500.0, tmp_path)
     assert (found.level, found.cure) == ("warning", "set data.max_gb = 76, or free some")
-    assert run.judge_room(76_800_000_000, 76.0, tmp_path).level == "ok"
+    assert run.check_room(76_800_000_000, 76.0, tmp_path).level == "ok"

@@ -66,7 +66,7 @@ def test_the_compiler_is_the_one_that_triton_takes(
 ) -> None:
     executable(box / "gcc")
     executable(box / "my-cc")
-    found = vllm_parts.judge_compiler(chosen)
+    found = vllm_parts.check_compiler(chosen)
     assert found.level == level
     assert part in found.text
 
@@ -83,7 +83,7 @@ def test_the_compiler_is_the_one_that_triton_takes(
     ],
 )
 def test_a_driver_is_held_to_the_cuda_of_torch(version: str, cuda: str, level: str | None) -> None:
-    found = list(vllm_parts.judge_driver(version, CUDA | {"cuda": cuda}))
+    found = list(vllm_parts.check_driver(version, CUDA | {"cuda": cuda}))
     assert [each.level for each in found] == ([level] if level else [])
 
 
@@ -106,7 +106,7 @@ def test_doctor_asks_where_vllm_is_the_engine(
 ) -> None:
     monkeypatch.setattr(
         "dart_cli.doctor.examine.vllm_parts",
-        lambda: iter([vllm_parts.judge_compiler("no-such-cc")]),
+        lambda: iter([vllm_parts.check_compiler("no-such-cc")]),
     )
     path = tmp_path / "run.toml"
     path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "{engine}"\n')

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dart_cli.config.rules import Finding
-from dart_cli.runtime.findings import guarded, is_healthy, ok, summary
+from dart_cli.runtime.findings import is_healthy, ok, run_check, summary
 
 
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
     def broken() -> list[Finding]:
         raise RuntimeError("two\nlines")
 
-    [found] = guarded("x", broken)
+    [found] = run_check("x", broken)
     assert (found.level, found.text) == ("error", "could not be examined: RuntimeError: two lines")
     assert not is_healthy([ok("y", ""), found])
     assert summary([found]) == "1 thing must be fixed first"

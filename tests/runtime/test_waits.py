@@ -16,7 +16,7 @@ from bus.heartbeat import awaited
 from bus.messages import Role
 from dart_cli.data.workers import WORKING
 from dart_cli.runtime import waits
-from dart_cli.runtime.waits import OpenWaits, told_waits
+from dart_cli.runtime.waits import OpenWaits, announced_waits
 from tests.simulated import QUICK
 from tests.waiting import PATIENCE_S, until, wait_until
 
@@ -143,7 +143,7 @@ async def test_a_wait_is_told_once_again_after_long_and_when_it_is_over(
     monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
     said: list[str] = []
     wait = awaited("data", at="ipc:///a/b")
-    async with told_waits(lambda: wait, said.append):
+    async with announced_waits(lambda: wait, said.append):
         await until(lambda: said)
         await asyncio.sleep(0.1)
         assert said == ["waits for dart data at ipc:///a/b: start `dart data CONFIG`"]
@@ -171,7 +171,7 @@ async def test_a_short_wait_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None
         looks.append("dart data: start it" if len(looks) % 100 else "")
         return looks[-1]
 
-    async with told_waits(what, said.append):
+    async with announced_waits(what, said.append):
         await until(lambda: len(looks) > 500)
     assert said == []
 

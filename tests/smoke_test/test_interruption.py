@@ -1,4 +1,4 @@
-"""A rehearsal that is stopped leaves no process behind."""
+"""A smoke test that is stopped leaves no process behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import lives, wait_until
 _STARTER = """
     import subprocess, sys, time
     from pathlib import Path
-    from dart_cli.smoke_test.interruption import Stopped, stoppable
+    from dart_cli.smoke_test.interruption import Interruption, interruptible
 
     folder = Path(sys.argv[1])
     sleeper = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(600)"
@@ -28,13 +28,13 @@ _STARTER = """
     time.sleep(600)
     '''.replace("\\n    ", "\\n")
     try:
-        with stoppable(float(sys.argv[2])):
+        with interruptible(float(sys.argv[2])):
             subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
             while not (folder / "inner").exists():
                 time.sleep(0.01)
             (folder / "ready").touch()
             time.sleep(600)
-    except Stopped as stopped:
+    except Interruption as stopped:
         print(stopped.why, stopped.is_over)
 """
 
@@ -67,13 +67,13 @@ def test_a_signal_ends_all_that_was_started_and_the_report_follows(
         assert not any(map(lives, below))
 
 
-def test_under_nohup_a_rehearsal_outlives_its_terminal() -> None:
+def test_under_nohup_a_smoke_test_outlives_its_terminal() -> None:
     code = """
         import signal
-        from dart_cli.smoke_test.interruption import stoppable
+        from dart_cli.smoke_test.interruption import interruptible
 
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with stoppable(600):
+        with interruptible(600):
             signal.raise_signal(signal.SIGHUP)
         print("played to its end")
     """

@@ -15,8 +15,8 @@ from dart_cli.config.schema import Config, ModelConfig
 from dart_cli.language.coordinates import make_coordinate_map, resize_of
 from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.loader import load_policy
-from dart_cli.smoke_test.miniature_model import cut_config, write_acting, write_miniature
-from dart_cli.smoke_test.published_model_files import write_stand_in
+from dart_cli.smoke_test.miniature_model import cut_config, write_clicking_model, write_miniature
+from dart_cli.smoke_test.published_model_files import write_published_files
 
 SCREEN = (224, 168)
 
@@ -70,7 +70,7 @@ def test_it_writes_actions_whatever_the_prompt(
     tmp_path: Path, kind: str, pointing: str, tied: bool
 ) -> None:
     config = config_of(kind, pointing)
-    write_stand_in(config, tmp_path / "source")
+    write_published_files(config, tmp_path / "source")
     path = tmp_path / "source" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": tied}))
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)
@@ -86,7 +86,7 @@ def test_its_clicks_are_on_a_screen_that_is_smaller_than_the_plan_takes_it_for(
     config = config.model_copy(
         update={"policy": config.policy.model_copy(update={"coordinates": "resized"})}
     )
-    write_stand_in(config, tmp_path / "source")
+    write_published_files(config, tmp_path / "source")
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, (1920, 1080))
     assert writing is not None
     policy = load_policy(tmp_path / "model")
@@ -103,13 +103,13 @@ def test_its_clicks_are_on_a_screen_that_is_smaller_than_the_plan_takes_it_for(
 def test_the_deepest_model_writes_them_too_in_its_own_type(tmp_path: Path) -> None:
     """As many layers as a 7B, in bfloat16: what a GPU check plays at the 7B's width."""
     config = config_of("qwen2_5_vl")
-    write_stand_in(config, tmp_path / "source")
+    write_published_files(config, tmp_path / "source")
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)
     assert writing is not None
     path = tmp_path / "model" / "config.json"
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | {"num_hidden_layers": 28}))
-    write_acting(tmp_path / "model", writing, "bfloat16", "cpu")
+    write_clicking_model(tmp_path / "model", writing, "bfloat16", "cpu")
     assert "click" in kinds_written(tmp_path / "model", config, writing.start, "bfloat16")
 
 

@@ -17,9 +17,9 @@ from dart_cli.smoke_test.parts_player import (
     SECOND,
     UPDATE,
     Player,
-    Standing,
+    RunProgress,
 )
-from dart_cli.smoke_test.time_budget import Budget
+from dart_cli.smoke_test.time_budget import TimeBudget
 
 
 class Clock:
@@ -42,18 +42,18 @@ def player(clock: Clock, tmp_path: Path) -> Player:
     plan: Any = SimpleNamespace(
         config=Config.model_validate({"up": {"rollouts": 2}}), folder=tmp_path
     )
-    return Player(plan, Budget(300.0, clock=clock))
+    return Player(plan, TimeBudget(300.0, clock=clock))
 
 
 def run_to_the_resume(player: Player, clock: Clock) -> None:
     """Processes start at 10, weights are there at 30, an update at 70, the trainer has resumed at 95."""
     for at, standing, killed in (
-        (30.0, Standing(0, 0, 1, (0, 0), 1), False),
-        (40.0, Standing(1, 0, 1, (0, 0), 1), False),
-        (70.0, Standing(9, 1, 1, (0, 0), 1), False),
-        (75.0, Standing(9, 1, 2, (1, 0), 1), True),
-        (80.0, Standing(9, 1, 2, (2, 0), 1), True),
-        (95.0, Standing(9, 1, 2, (2, 0), 2), True),
+        (30.0, RunProgress(0, 0, 1, (0, 0), 1), False),
+        (40.0, RunProgress(1, 0, 1, (0, 0), 1), False),
+        (70.0, RunProgress(9, 1, 1, (0, 0), 1), False),
+        (75.0, RunProgress(9, 1, 2, (1, 0), 1), True),
+        (80.0, RunProgress(9, 1, 2, (2, 0), 1), True),
+        (95.0, RunProgress(9, 1, 2, (2, 0), 2), True),
     ):
         clock.now = at
         player.note(standing, killed=killed)
@@ -62,18 +62,18 @@ def run_to_the_resume(player: Player, clock: Clock) -> None:
 def test_a_run_proves_its_parts_when_they_are_seen_first(player: Player, clock: Clock) -> None:
     run_to_the_resume(player, clock)
     clock.now = 200.0
-    player.note(Standing(20, 1, 2, (2, 0), 2), killed=True)
+    player.note(RunProgress(20, 1, 2, (2, 0), 2), killed=True)
     times = {name: player.proved[name] for name in (EPISODE, UPDATE, PUBLICATION, RESUME)}
     assert times == {EPISODE: 40.0, UPDATE: 70.0, PUBLICATION: 80.0, RESUME: 95.0}
     assert SECOND not in player.proved
-    player.note(Standing(20, 2, 3, (2, 1), 2), killed=True)
+    player.note(RunProgress(20, 2, 3, (2, 1), 2), killed=True)
     assert SECOND not in player.proved, "one worker has not taken it"
-    player.note(Standing(20, 2, 3, (2, 2), 2), killed=True)
+    player.note(RunProgress(20, 2, 3, (2, 2), 2), killed=True)
     assert SECOND in player.proved
 
 
 def test_a_trainer_that_was_loaded_twice_without_the_kill_has_not_resumed(player: Player) -> None:
-    player.note(Standing(1, 1, 1, (2, 0), 2), killed=False)
+    player.note(RunProgress(1, 1, 1, (2, 0), 2), killed=False)
     assert RESUME not in player.proved
 
 

@@ -1,4 +1,4 @@
-"""The whole of a rehearsal, as a person starts it."""
+"""The whole of a smoke test, as a person starts it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
         "up.train_gpus=[]",
         "up.rollout_gpus=[]",
     ]
-    command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--rehearse-minutes", "1440"]
+    command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--smoke-test-minutes", "1440"]
     command += [part for each in sets for part in ("--set", each)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -53,7 +53,7 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_rehearsal_that_is_stopped_tells_what_it_has_and_leaves_no_process(
+def test_an_interrupted_smoke_test_reports_what_it_has_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "run.toml"
@@ -61,8 +61,8 @@ def test_a_rehearsal_that_is_stopped_tells_what_it_has_and_leaves_no_process(
         f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n'
         f'[train]\nlearner = "{QUICK}"\n'
     )
-    command = [sys.executable, "-m", "dart_cli", "up", str(path), "--rehearse-minutes", "1440"]
-    locks = tmp_path / "run.rehearsal" / "run" / "workers"
+    command = [sys.executable, "-m", "dart_cli", "up", str(path), "--smoke-test-minutes", "1440"]
+    locks = tmp_path / "run.smoke-test" / "run" / "workers"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         wait_until(lambda: len([*locks.glob("*.lock")]) >= 4, "data, train, rollout and env")
         below = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
@@ -76,7 +76,7 @@ def test_a_rehearsal_that_is_stopped_tells_what_it_has_and_leaves_no_process(
     assert told["not_played"]["export"] == "stopped by SIGTERM"
     assert told["parts"]["export"] == "not_played"
     assert "stopped by SIGTERM, in the part: run" in report
-    assert (tmp_path / "run.rehearsal" / "report.txt").read_text().splitlines() == [*report, last]
+    assert (tmp_path / "run.smoke-test" / "report.txt").read_text().splitlines() == [*report, last]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_a_rehearsal_that_is_stopped_tells_what_it_has_and_leaves_no_process(
 def test_an_option_that_means_nothing_beside_it_is_refused_before_anything_is_played(
     verb: str, options: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [verb, str(SEVEN_B), "--rehearse", *options, "--set", f"run.dir={tmp_path / 'run'}"]
+    asked = [verb, str(SEVEN_B), "--smoke-test", *options, "--set", f"run.dir={tmp_path / 'run'}"]
     with pytest.raises(SystemExit) as ended:
         main(asked)
     assert ended.value.code == 2
-    assert f"{named} means nothing beside --rehearse" in capsys.readouterr().err
+    assert f"{named} means nothing beside --smoke-test" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Mistakes that the doctor passes and a rehearsal finds, and what it changes of a configuration."""
+"""Mistakes that the doctor passes and a smoke test finds, and what it changes of a configuration."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from bus.errors import RunDirectoryError
 from dart_cli.config.schema import Config
 from dart_cli.doctor.plan import HEADER
-from dart_cli.smoke_test.coin_suite import CoinSuite, judged
-from dart_cli.smoke_test.config_changes import make_plan
+from dart_cli.smoke_test.coin_suite import CoinSuite, suite_outcome
+from dart_cli.smoke_test.config_changes import plan_smoke_test
 from dart_cli.smoke_test.stored_run import (
-    Seen,
-    language_unnamed,
-    prompt_too_long,
-    reward_constant,
+    StoredRun,
+    constant_reward,
+    too_long_prompts,
+    unnamed_actions,
 )
-from dart_cli.suite_check.probes import Probed
+from dart_cli.suite_check.probes import ProbeEpisode
 from envs.contract.actions import Wait
 from tests.doctor.seven_b import plan_of
 
-SEEN = Seen(4, 8, 0, 0, longest=900, header=300, judged={}, prompt="", version_bytes=1)
+SEEN = StoredRun(4, 8, 0, 0, longest=900, header=300, suite_outcomes={}, prompt="", version_bytes=1)
 
 
 def test_an_action_language_that_no_prompt_names() -> None:
@@ -32,8 +32,8 @@ def test_an_action_language_that_no_prompt_names() -> None:
             "policy": {"action_parser": "uitars", "coordinates": "thousand"},
         }
     )
-    assert "start_box" in language_unnamed(config, "click the red button")
-    assert language_unnamed(config, "Answer with click(start_box='(x,y)')") == ""
+    assert "start_box" in unnamed_actions(config, "click the red button")
+    assert unnamed_actions(config, "Answer with click(start_box='(x,y)')") == ""
 
 
 def test_a_prompt_beyond_what_the_engine_takes() -> None:
@@ -41,22 +41,22 @@ def test_a_prompt_beyond_what_the_engine_takes() -> None:
     config = Config.model_validate(
         {"rollout": {"engine": "vllm"}, "vllm": {"max_model_len": made.longest}}
     )
-    assert prompt_too_long(config, made, replace(SEEN, header=HEADER)) == ""
-    found = prompt_too_long(config, made, replace(SEEN, header=HEADER + 1))
+    assert too_long_prompts(config, made, replace(SEEN, header=HEADER)) == ""
+    found = too_long_prompts(config, made, replace(SEEN, header=HEADER + 1))
     assert f"vllm.max_model_len = {made.longest}" in found
     assert str(made.longest + 1) in found
 
 
 def test_a_reward_that_never_varies() -> None:
     failed = [
-        Probed(probe="done", seed=0, outcome="fail"),
-        Probed(probe="oracle", seed=0, outcome="fail"),
+        ProbeEpisode(probe="done", seed=0, outcome="fail"),
+        ProbeEpisode(probe="oracle", seed=0, outcome="fail"),
     ]
-    assert "all 3 verdicts are fail" in reward_constant("mini", failed, {"fail": 1})
-    passed = [failed[0], Probed(probe="oracle", seed=0, outcome="pass")]
-    assert reward_constant("mini", passed, {"fail": 1}) == ""
-    assert reward_constant("mine", failed[:1], {"fail": 9}) == "", "no solution is known"
-    assert "all 9 verdicts are pass" in reward_constant("mine", [], {"pass": 9})
+    assert "all 3 verdicts are fail" in constant_reward("mini", failed, {"fail": 1})
+    passed = [failed[0], ProbeEpisode(probe="oracle", seed=0, outcome="pass")]
+    assert constant_reward("mini", passed, {"fail": 1}) == ""
+    assert constant_reward("mine", failed[:1], {"fail": 9}) == "", "no solution is known"
+    assert "all 9 verdicts are pass" in constant_reward("mine", [], {"pass": 9})
 
 
 def test_a_coin_decides_beside_the_verdict_of_the_suite() -> None:
@@ -69,21 +69,21 @@ def test_a_coin_decides_beside_the_verdict_of_the_suite() -> None:
         assert env.evaluate().outcome == "fail", "at reset the suite's own"
         env.step(Wait())
         verdict = env.evaluate()
-        assert judged(verdict.reason) == "fail"
+        assert suite_outcome(verdict.reason) == "fail"
         outcomes.add(verdict.outcome)
     env.close()
     assert outcomes == {"pass", "fail"}
 
 
-def test_only_a_rehearsal_is_removed(tmp_path: Path) -> None:
+def test_only_the_folder_of_a_smoke_test_is_removed(tmp_path: Path) -> None:
     toml = tmp_path / "dart.toml"
     toml.write_text(f'[run]\ndir = "{tmp_path / "run"}"\n[weights]\nchannel = "gloo"\n')
-    plan = make_plan(toml, ["data.group_size=8"])
+    plan = plan_smoke_test(toml, ["data.group_size=8"])
     assert plan.config.run.dir.is_relative_to(plan.folder)
     assert plan.config.data.group_size == 2
     assert plan.config.weights.channel == "gloo"
     assert not (tmp_path / "run").exists()
-    make_plan(toml, [])  # again
-    (plan.folder / "smoke_test.json").unlink()
-    with pytest.raises(RunDirectoryError, match="is no rehearsal's"):
-        make_plan(toml, [])
+    plan_smoke_test(toml, [])  # again
+    (plan.folder / "smoke-test.json").unlink()
+    with pytest.raises(RunDirectoryError, match="is not the folder of a smoke test"):
+        plan_smoke_test(toml, [])

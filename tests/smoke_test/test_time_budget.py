@@ -1,4 +1,4 @@
-"""A rehearsal fits its time: what it leaves out, in which order, by measured costs."""
+"""A smoke test fits its time: what it leaves out, in which order, by measured costs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from dart_cli.config.schema import Config
 from dart_cli.policy.loader import load_policy
-from dart_cli.smoke_test.pass_timer import Passes
-from dart_cli.smoke_test.time_budget import Budget, Costs, Level, choose, levels
+from dart_cli.smoke_test.pass_timer import PassTimer
+from dart_cli.smoke_test.time_budget import Costs, RunSize, TimeBudget, choose, run_sizes
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "policy": {"history_images": 5, "history_turns": 35},
@@ -31,7 +31,7 @@ def config_of(**sections: dict[str, Any]) -> Config:
 
 
 def test_screens_are_dropped_first_and_processes_last_each_level_leaves_out_more() -> None:
-    found = levels(config_of(), (1920, 1080))
+    found = run_sizes(config_of(), (1920, 1080))
     assert found[0].values == {}
     for less, more in pairwise(found):
         assert less.values.keys() <= more.values.keys()
@@ -50,7 +50,7 @@ def test_screens_are_dropped_first_and_processes_last_each_level_leaves_out_more
 
 
 def test_a_suite_that_takes_no_size_keeps_its_screens() -> None:
-    found = levels(config_of(env={"suite": "osworld", "options": {}}), (1920, 1080))
+    found = run_sizes(config_of(env={"suite": "osworld", "options": {}}), (1920, 1080))
     assert {each.screen for each in found} == {(1920, 1080)}
     assert not any("env.options" in each.values for each in found)
 
@@ -60,15 +60,15 @@ def test_a_suite_that_takes_no_size_keeps_its_screens() -> None:
 )
 def test_the_least_is_left_out_that_fits(most_s: float, chosen: int) -> None:
     costs = {(40, 40): 400.0, (30, 30): 200.0, (20, 20): 150.0, (10, 10): 100.0}
-    steps = [Level(screen, 1) for screen in costs]
+    steps = [RunSize(screen, 1) for screen in costs]
     assert choose(steps, lambda each: costs[each.screen], most_s) == steps[chosen]
 
 
 def test_nothing_is_measured_beyond_a_level_that_does_not_fit() -> None:
-    steps = [Level((side, side), 1) for side in (40, 30, 20, 10)]
+    steps = [RunSize((side, side), 1) for side in (40, 30, 20, 10)]
     asked = []
 
-    def seconds_of(level: Level) -> float:
+    def seconds_of(level: RunSize) -> float:
         asked.append(level.screen[0])
         return level.screen[0] * 10.0
 
@@ -78,11 +78,11 @@ def test_nothing_is_measured_beyond_a_level_that_does_not_fit() -> None:
 
 def test_a_slower_machine_leaves_out_more() -> None:
     config = config_of()
-    steps = levels(config, (1920, 1080))
+    steps = run_sizes(config, (1920, 1080))
     chosen = []
     for slowness in (0.02, 0.3, 1.0, 3.0, 30.0):
 
-        def pass_s(level: Level, slowness: float = slowness) -> float:
+        def pass_s(level: RunSize, slowness: float = slowness) -> float:
             return slowness * level.images * level.screen[0] * level.screen[1] / 500_000
 
         costs = Costs(8 * slowness, 0.1 * slowness, pass_s, cores=2)
@@ -96,21 +96,21 @@ def test_a_slower_machine_leaves_out_more() -> None:
 def test_costs_count_starts_passes_and_episodes() -> None:
     costs = Costs(start_s=1.0, episode_s=3.0, pass_s=lambda _: 100.0, cores=2)
     config = config_of(rollout={"engine": "transformers"})
-    whole = costs.of(config, Level((1, 1), 1))
-    one_group = costs.of(config, Level((1, 1), 1, {"data.groups_per_batch": 1}))
+    whole = costs.of(config, RunSize((1, 1), 1))
+    one_group = costs.of(config, RunSize((1, 1), 1, {"data.groups_per_batch": 1}))
     one_each = costs.of(
         config,
-        Level((1, 1), 1, {"up.envs": 1, "up.rollouts": 1, "train.ranks": 1}),
+        RunSize((1, 1), 1, {"up.envs": 1, "up.rollouts": 1, "train.ranks": 1}),
     )
     assert whole - one_group == pytest.approx(9 * 100 + 8 * 3 / 4)
     # Four processes on two cores, two ranks that resume, export and evaluation; with one of each 1 + 1 + 2.
     assert one_each - whole == pytest.approx(2 * 8 * 3 / 2 - 2 * 8 * 3 / 4 - 1)
-    assert costs.of(config_of(), Level((1, 1), 1)) - whole == pytest.approx(3 + 3)
+    assert costs.of(config_of(), RunSize((1, 1), 1)) - whole == pytest.approx(3 + 3)
 
 
 def test_the_time_left_never_runs_below_nothing() -> None:
     now = 100.0
-    budget = Budget(300.0, 20.0, lambda: now)
+    budget = TimeBudget(300.0, 20.0, lambda: now)
     now = 175.0
     assert (budget.spent_s, budget.left_s, str(budget)) == (95.0, 205.0, "3:25 left")
     now = 500.0
@@ -119,10 +119,10 @@ def test_the_time_left_never_runs_below_nothing() -> None:
 
 def test_a_pass_is_measured_once_and_not_at_all_where_it_cannot_fit() -> None:
     policy = load_policy("builtin:tiny")
-    passes = Passes(policy, most_s=1e9)
-    small = Level((168, 168), 1)
+    passes = PassTimer(policy, most_s=1e9)
+    small = RunSize((168, 168), 1)
     assert passes(small) == passes(small) > 0
-    none_fits = Passes(policy, most_s=0.0)
+    none_fits = PassTimer(policy, most_s=0.0)
     one = none_fits(small)
-    assert none_fits(Level((168, 168), 3)) == pytest.approx(3 * one), "reckoned, not measured"
+    assert none_fits(RunSize((168, 168), 3)) == pytest.approx(3 * one), "reckoned, not measured"
     assert all(each.grad is None for each in policy.model.parameters())

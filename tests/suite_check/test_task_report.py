@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.messages import Outcome
 from dart_cli.config.schema import EnvConfig
 from dart_cli.env.async_env import make_async_env
-from dart_cli.suite_check.probes import Probe, Probed, play_probe
+from dart_cli.suite_check.probes import Probe, ProbeEpisode, play_probe
 from dart_cli.suite_check.task_report import (
     Bounds,
     TaskReport,
@@ -18,8 +18,10 @@ from tests.env.scored_suite import ScoredSuite
 from tests.suite_check.lax_suite import LaxSuite, screen
 
 
-def probed(probe: Probe, seed: int, outcome: Outcome | None, reward: float | None = None) -> Probed:
-    return Probed(probe=probe, seed=seed, outcome=outcome, reward=reward)
+def probed(
+    probe: Probe, seed: int, outcome: Outcome | None, reward: float | None = None
+) -> ProbeEpisode:
+    return ProbeEpisode(probe=probe, seed=seed, outcome=outcome, reward=reward)
 
 
 def test_one_lucky_click_does_not_make_a_task_guessable() -> None:
