@@ -38,7 +38,7 @@ from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, VllmConfig
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.plan import Plan, make_plan
-from dart_cli.doctor.plan_findings import planned
+from dart_cli.doctor.plan_findings import plan_on_host
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 from dart_cli.engines.vllm.room import divide
 from dart_cli.smoke_test.smoke_report import MACHINE_ONLY
@@ -366,7 +366,7 @@ def main() -> None:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
     config = load_config(asked.config, asked.sets)
-    found = planned(config, asked.steps)
+    found = plan_on_host(config, asked.steps)
     if found is None or found.plan.trainer is None or found.plan.engine is None:
         sys.exit("error: this configuration trains or samples without a model folder")
     print(split(config, found.plan))

@@ -43,7 +43,7 @@ APART = 10
 
 def parity(settings: Settings) -> Found:
     """Let the engine play and the trainer score: `dart doctor --parity` on the drawn model."""
-    from dart_cli.doctor.logprob_check import parity as compare
+    from dart_cli.doctor.logprob_check import check_logprobs as compare
 
     layers = compared_layers(settings)
     clock = Clock(settings.device)
@@ -81,7 +81,7 @@ def vllm(settings: Settings) -> Found:
 
 def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
-    from dart_cli.doctor.logprob_check import judge, parted
+    from dart_cli.doctor.logprob_check import compare_with_limit, split_batch
     from dart_cli.policy.loader import weight_tensors
     from dart_cli.train.parity import ComparedTokens, alarm_of, all_of, limit_of, rescore
     from dart_cli.train.trained_policy import TrainModel
@@ -112,8 +112,8 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
         return tokens.only(np.array(drawn, dtype=bool))
 
     found["longest_prompt"] = max(each.start for each in before.samples)
-    small, large = map(scored, parted(before))
-    lines = list(judge(small, limit_of(model), large))
+    small, large = map(scored, split_batch(before))
+    lines = list(compare_with_limit(small, limit_of(model), large))
     found["before"] = [f"{each.level}: {' '.join(each.text.split())}" for each in lines]
     of_old = all_of([scored(batch) for batch in beside])
     for key, each in mine.items():

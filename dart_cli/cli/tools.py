@@ -251,9 +251,9 @@ def doctor(
         run_doctor(
             target,
             overrides or [],
-            played=play,
-            compared=parity,
-            read=values,
+            plays_episode=play,
+            compares_logprobs=parity,
+            reads_values=values,
             steps=steps,
             in_json=as_json,
         )

@@ -1,23 +1,23 @@
-"""What a run takes of its host beside GPUs: main memory, shared memory, disk. Pure; bytes.
+"""Estimate what a run takes of its host beside GPUs: main memory, shared memory, disk. Pure functions, in bytes.
 
-EpisodeForm sizes of an episode in tokens
-HostPart    one part of main memory, and the role whose processes hold it
-HostPlan    all of it
-host_plan   from the configuration, the model's sizes and its trainer
+EpisodeForm   the sizes of an episode in tokens
+HostPart      one part of main memory, and the role whose processes hold it
+HostPlan      all parts, with shared memory and disk
+host_plan     makes the plan from the configuration, the model's sizes and the trainer's setup
 
-One truth for `dart doctor`, `--dry-run` and docs/hardware.md. What each part is in the code:
+`dart doctor`, `--dry-run` and docs/hardware.md all use these formulas. Each part stands for this in the code:
 
     offload      float32 masters, gradients, AdamW's moments (train.offload;
                  dart_cli/train/sharded.py)
-    checkpoint   masters and moments, staged; the buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
+    checkpoint   a staged copy of masters and moments, whose buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
     parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
-    publication  the copy of what is trained, in model.dtype, on rank 0; with deltas or a broadcast the
-                 newest version and the next one, whole (dart_cli/weights/file.py). Beside a GPU they are
-                 pinned, which torch takes in powers of two
-    features     of a frozen tower, from the first pack of a rank that shows a screen to the last
-                 (dart_cli/train/packs/pack.py): counted as each screen of an update once, of which
-                 the packs of 48 episodes hold less than a third at a time, on all ranks together
-    screens      of a batch, as PNG: on rank 0, and dealt to the ranks
+    publication  a copy of the trained parameters in model.dtype, on rank 0; with deltas or a broadcast
+                 the newest version and the next one, both whole (dart_cli/weights/file.py). With a GPU
+                 they are pinned memory, which torch allocates in powers of two
+    features     outputs of a frozen vision tower, kept from the first pack of a rank that shows a screen
+                 to the last (dart_cli/train/packs/pack.py). Each screen of an update counts once; the
+                 packs of 48 episodes hold less than a third of them at a time, on all ranks together
+    screens      the screens of a batch as PNG, on rank 0 and once more on the ranks
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from dart_cli.doctor.trainer_memory import (
 
 MIB, GIB = 2**20, 2**30
 PROCESS = 1_500_000_000
-"""Bytes of main memory of a process with torch: an assumption."""
+"""Bytes of main memory of a process with torch (assumed)."""
 GUEST = 6_000_000_000
-"""Bytes of main memory of one of OSWorld's machines: 4 GB, and 2 beside."""
+"""Bytes of main memory of one virtual machine of OSWorld: 4 GB for the guest, 2 GB for its emulator."""
 SCREEN_BYTES = 0.39
-"""Bytes of a pixel of a desktop's PNG: 0.8 MB for 1920x1080."""
+"""Bytes per pixel of a desktop's PNG: 0.8 MB for 1920x1080."""
 
 PROCESSES = "processes"
-"""Name of the parts that do not depend on the model."""
+"""The name of the parts that do not depend on the model."""
 
 Holder = Literal["train", "rollout", "env", "data"]
 
 
 @dataclass(frozen=True)
 class EpisodeForm:
-    """Sizes in tokens; `most` 0 is `slide`."""
+    """The sizes of an episode in tokens. `most` is 0 if the history slides."""
 
     steps: int
     screen: int
-    completion: int  # of a typical step, and as its text in later prompts
+    completion: int  # completion of a typical step, which later prompts show as text
     header: int  # system prompt, template, instruction
     images: int  # policy.history_images
     most: int  # policy.history_images_most with `evict`
@@ -66,24 +66,24 @@ class EpisodeForm:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that can be, without its last completion."""
-        shown = max(self.images, self.most)
+        """Tokens of the longest possible sequence, without its last completion."""
+        images = max(self.images, self.most)
         return (
             self.header
-            + min(shown, self.steps) * self.screen
+            + min(images, self.steps) * self.screen
             + self.longest_turns * self.completion
         )
 
     @property
     def longest_turns(self) -> int:
-        """Past turns in it."""
+        """Past turns in the longest sequence."""
         turns = self.turns + (self.most - self.images if self.most else 0)
         return min(turns, self.steps - 1)
 
 
 @dataclass(frozen=True)
 class HostPart:
-    """Of main memory."""
+    """One part of main memory, in bytes."""
 
     holder: Holder
     name: str
@@ -92,32 +92,32 @@ class HostPart:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Bytes of the host."""
+    """What a run takes of its host, in bytes."""
 
     parts: tuple[HostPart, ...]  # of main memory, without shared memory
     workers: int  # rollout workers
-    set_bytes: int  # of the part of a weight set that each version writes
-    shared: int  # of /dev/shm, for weight sets; 0 with weights.directory
+    set_bytes: int  # what each version of the weights writes
+    shared: int  # /dev/shm for weight sets; 0 with weights.directory
     checkpoints: int
-    sets: int  # of weight sets in run.dir, when the run ends; 0 with weights.directory
-    screen_bytes: float  # of one screenshot
+    sets: int  # weight sets in run.dir when the run ends; 0 with weights.directory
+    screen_bytes: float  # one screenshot
 
     @property
     def memory(self) -> int:
-        """Main memory of all processes."""
+        """The main memory of all processes."""
         return self.memory_of(None)
 
     @property
     def disk(self) -> int:
-        """Of run.dir, without the database."""
+        """The disk space of run.dir without the database."""
         return self.checkpoints + self.sets
 
     def memory_of(self, role: str | None) -> int:
-        """Return the main memory of one role's processes, which are those of `parts_of`."""
+        """Return the sum of `parts_of` the role."""
         return sum(part.size for part in self.parts_of(role))
 
     def parts_of(self, role: str | None) -> tuple[HostPart, ...]:
-        """Of the trainer, of one rollout worker, or (None) of all processes."""
+        """Return the parts of one role: of the trainer or of one rollout worker; of all processes if `role` is None."""
         if role is None:
             return self.parts
         share = self.workers if role == "rollout" else 1
@@ -135,20 +135,21 @@ def host_plan(
     """Return what all processes of a run take on one host."""
     wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
     rollouts = max(1, config.up.rollouts)
-    # A version of whole weights has the frozen tensors too, one of adapters is adapters alone.
+    # Without LoRA a version includes the frozen tensors; with LoRA it is the adapters alone.
     whole = wide * (trained if setup.adapters else shape.parameters)
     copies = config.weights.channel != "file"
     sets, received = config.weights.keep + 1, 0
-    if copies:  # between two whole sets there are manifests; each worker has a copy of its own
+    if copies:
+        # Between two whole sets there are only manifests. Each worker has its own copy.
         sets = min(sets, 2 + (config.weights.keep - 1) // WHOLE_EVERY)
         received = rollouts * whole
     elsewhere = config.weights.directory is not None
     checkpoint = (MASTER + MOMENTS) * trained
     picture = SCREEN_BYTES * screen[0] * screen[1]
     parts = [
-        *_of_trainer(config, shape, setup, form, picture),
-        *_of_engines(config),
-        *_of_environments(config),
+        *_trainer_parts(config, shape, setup, form, picture),
+        *_engine_parts(config),
+        *_environment_parts(config),
         HostPart("data", PROCESSES, PROCESS),
     ]
     return HostPlan(
@@ -162,13 +163,14 @@ def host_plan(
     )
 
 
-def _of_trainer(
+def _trainer_parts(
     config: Config,
     shape: Shape,
     setup: TrainerSetup,
     form: EpisodeForm,
     picture: float,
 ) -> list[HostPart]:
+    """Return the parts of the trainer and its ranks; `picture` is the bytes of a screenshot."""
     if config.train.learner != "torch":
         return [HostPart("train", PROCESSES, PROCESS)]
     wide, trained = WIDTH[config.model.dtype], trained_parameters(shape, setup)
@@ -195,31 +197,33 @@ def _of_trainer(
 
 
 def pinned(size: int) -> int:
-    """Bytes that torch takes for `size` bytes of pinned memory: the next power of two."""
+    """Return the bytes that torch allocates for `size` bytes of pinned memory: the next power of two."""
     return 1 << (size - 1).bit_length()
 
 
-def _of_engines(config: Config) -> list[HostPart]:
-    rollouts, each, cache = max(1, config.up.rollouts), 1, screen_caches(config)
+def _engine_parts(config: Config) -> list[HostPart]:
+    """Return the parts of the rollout workers."""
+    rollouts, processes, cache = max(1, config.up.rollouts), 1, screen_caches(config)
     if config.rollout.engine == "vllm":
-        # Its core is a process of its own, and so is each part of a shared model.
+        # vLLM's core is another process, and so is each part of a model that several GPUs share.
         shared = config.vllm.tensor_parallel
-        each = 2 + (shared if shared > 1 else 0)
+        processes = 2 + (shared if shared > 1 else 0)
     return [
         HostPart("rollout", "screens' caches", rollouts * cache),
-        HostPart("rollout", PROCESSES, rollouts * each * PROCESS),
+        HostPart("rollout", PROCESSES, rollouts * processes * PROCESS),
     ]
 
 
 def screen_caches(config: Config) -> int:
-    """Bytes of screens that one engine keeps: the worker's, and vLLM's."""
+    """Return the bytes of the screens that one engine caches: in the worker, and in vLLM."""
     cache = image_cache_bytes(config)
     if config.rollout.engine == "vllm":
         cache += int(vllm_image_cache_gb(config) * GIB)
     return cache
 
 
-def _of_environments(config: Config) -> list[HostPart]:
+def _environment_parts(config: Config) -> list[HostPart]:
+    """Return the parts of the environment processes and their virtual machines."""
     guests = 0
     if config.env.suite == "osworld" and "url" not in config.env.options:
         guests = config.up.envs * config.env.slots * GUEST

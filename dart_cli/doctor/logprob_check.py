@@ -1,17 +1,17 @@
-"""Engine against trainer on a model folder, without a run: `dart doctor --parity`.
+"""Compare log-probabilities of engine and trainer on a model folder, without a run: `dart doctor --parity`.
 
-    parity       findings: how far the log-probabilities of the same tokens are apart, by screens shown
-    judge        the same for tokens that are compared already
-    Trial        how many trajectories and steps are played for it, at which temperature
-    RunPrompts   the screens and the history of a run, for one trajectory of the trial
-    play_trial   an engine's answers as a batch that the trainer can score
+    check_logprobs       samples with the engine, scores with the trainer, yields the findings
+    compare_with_limit   yields the findings for tokens that both have scored
+    Trial                what is sampled: trajectories, steps, temperature
+    RunPrompts           the screens and the history of a run, for one trajectory of the trial
+    play_trial           samples a trial, as a batch that the trainer can score
 
-The configured engine plays a trial with the model as it comes and is closed; then the trainer's forward pass
-scores what it sampled, with weights in the model's type and nothing to train them by. So two copies of the model
-are never in memory at once, and it takes no more than the engine. A trial needs no environment: screens are drawn
-at random, past ones and completions are in the prompts as in a run, beside prompts of text alone, but for a policy
-that points. Most screens are small. One trajectory has screens as large as the run's, as many as its history
-shows: vLLM reads so long a prompt in several parts on a GPU, and a small one at once.
+The configured engine samples a trial with the model and is closed. Then the trainer's forward pass scores the same
+tokens, with weights in the model's dtype and without optimizer state. So two copies of the model are never in memory
+at once, and the check needs no more memory than the engine. A trial needs no environment: its screens are random
+drawings. Prompts have past screens and completions as in a run; some are text alone, except for a policy that
+points. Most screens are small. One trajectory has screens as large as the run's, and as many as its history shows,
+because vLLM reads such a long prompt in several parts on a GPU, but a small one in one part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.language.history import History, history_of
 from dart_cli.policy.loader import LoadedPolicy, fits
-from dart_cli.runtime.findings import error, ok, warning
+from dart_cli.runtime.findings import error, error_of, ok, warning
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.parity import (
     LEAST_TOKENS,
@@ -52,17 +52,20 @@ from dart_cli.train.trained_policy import TrainModel
 from envs.contract.base import content_hash
 
 MOST_TOKENS = 64
-"""A completion's bound, if rollout.max_tokens is larger: enough to compare."""
+"""Most tokens of a completion, if rollout.max_tokens is larger: enough for the comparison."""
 
 MOST_SCREENS = 8
-"""Screens in a prompt of the run's own size at most, if its history shows more: 21,500 tokens at 1920x1080."""
+"""Most screens in a prompt of the run's own size: 21,500 tokens at 1920x1080."""
 
 _NAMES = {"text": "no screen", "one": "one screen", "several": "several screens"}
 _OWN, _OWN_NAME = "run's screens", "run"
 
 
-def parity(config: Config) -> Iterator[Finding]:
-    """Sample with the engine, score with the trainer, compare. Needs no other process."""
+def check_logprobs(config: Config) -> Iterator[Finding]:
+    """Yield findings about the log-probabilities that engine and trainer give the same tokens.
+
+    No other process is needed.
+    """
     if config.rollout.engine not in MODEL_ENGINES or config.train.learner != "torch":
         yield warning(
             "parity",
@@ -74,16 +77,15 @@ def parity(config: Config) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         batch = asyncio.run(sample(config))
-        gc.collect()  # the engine's copy of the model
+        gc.collect()  # frees the engine's copy of the model
         sampled_s = time.monotonic() - began
         model = TrainModel.load_frozen(config)
         with fits("the trainer's forward pass", model.policy.device, _FEWER):
-            compared, of_run = (
-                rescore(model, part, config.train.pack_tokens) for part in parted(batch)
-            )
+            small, large = split_batch(batch)
+            compared = rescore(model, small, config.train.pack_tokens)
+            run_tokens = rescore(model, large, config.train.pack_tokens)
     except DartError as fault:
-        problem, _, cure = str(fault).partition("; ")
-        yield error("parity", problem, cure or "correct what it names, then run dart doctor again")
+        yield error_of("parity", fault, "correct what it names, then run dart doctor again")
         return
     except TimeoutError:
         yield error(
@@ -94,16 +96,16 @@ def parity(config: Config) -> Iterator[Finding]:
         return
     yield ok(
         "parity",
-        f"engine {config.rollout.engine} sampled {compared.engine.size + of_run.engine.size} tokens of {config.model.path} "
-        f"in {config.model.dtype} at temperature {config.rollout.temperature:g}, loaded and played in "
+        f"engine {config.rollout.engine} sampled {compared.engine.size + run_tokens.engine.size} tokens of {config.model.path} "
+        f"in {config.model.dtype} at temperature {config.rollout.temperature:g}; loading and sampling took "
         f"{sampled_s:.1f} s",
     )
-    yield from judge(compared, limit_of(model), of_run, _shown(config, batch))
+    yield from compare_with_limit(compared, limit_of(model), run_tokens, _run_sizes(config, batch))
 
 
 async def sample(config: Config) -> Batch:
-    """Return what the configured engine samples in a trial."""
-    # Here, since scripts/gpu-check draws screens where no bus is installed.
+    """Sample a trial with the configured engine, and return it as a batch."""
+    # Late imports: scripts/gpu-check draws screens where no bus is installed.
     from dart_cli.doctor.trial_episode import LOAD_S
     from dart_cli.player.chosen_model import loaded_model
 
@@ -117,66 +119,61 @@ async def sample(config: Config) -> Batch:
         return await play_trial(model.responder.policy, model.engine, model.responder, trial)
 
 
-def judge(
+def compare_with_limit(
     compared: ComparedTokens,
     limit: float,
-    of_run: ComparedTokens | None = None,
-    shown: str = "",
+    run_tokens: ComparedTokens | None = None,
+    run_sizes: str = "",
 ) -> Iterator[Finding]:
-    """Yield a line for each kind of prompt, and one error where the means are beyond `limit`, nats.
+    """Yield a finding for each kind of prompt, and one error if a mean difference exceeds `limit` nats.
 
-    `of_run` are tokens of prompts as large as the run's, which `shown` tells of.
+    `run_tokens` are from prompts as large as the run's, whose size `run_sizes` describes.
     """
-    kinds = {_NAMES[kind]: each for kind, each in compared.by_seen().items()}
-    if of_run is not None and of_run.engine.size:
-        kinds[_OWN] = of_run.mismatch()
-    for name, each in kinds.items():
+    kinds = {_NAMES[kind]: gap for kind, gap in compared.by_seen().items()}
+    if run_tokens is not None and run_tokens.engine.size:
+        kinds[_OWN] = run_tokens.mismatch()
+    for name, gap in kinds.items():
         text = (
-            f"{name:<16}{each.tokens:>5} tokens  |difference| mean {each.mean:.2e}  half "
-            f"<= {each.p50:.2e}  99 % <= {each.p99:.2e}  max {each.max:.2e} nats  k3 KL {each.kl:.2e}"
+            f"{name:<16}{gap.tokens:>5} tokens  |difference| mean {gap.mean:.2e}  half "
+            f"<= {gap.p50:.2e}  99 % <= {gap.p99:.2e}  max {gap.max:.2e} nats  k3 KL {gap.kl:.2e}"
         )
-        if name == _OWN and shown:
-            text += f"; {shown}"
-        beyond = not each.mean <= limit
-        few = each.tokens < LEAST_TOKENS
-        cure = "see below"
-        if few:
-            cure = f"raise rollout.max_tokens: fewer than {LEAST_TOKENS} tokens are too few to judge by"
-        yield Finding("parity", "warning" if beyond else "ok", text, cure if beyond else "")
+        if name == _OWN and run_sizes:
+            text += f"; {run_sizes}"
+        is_beyond = not gap.mean <= limit
+        is_few = gap.tokens < LEAST_TOKENS
+        fix = "see below"
+        if is_few:
+            fix = f"raise rollout.max_tokens: fewer than {LEAST_TOKENS} tokens are too few for a comparison"
+        yield Finding("parity", "warning" if is_beyond else "ok", text, fix if is_beyond else "")
     if alarm := alarm_of(compared, limit):
-        problem, _, cure = alarm.partition(". ")
-        yield error("parity", problem, cure)
-    elif of_run is not None and (alarm := alarm_of(of_run, limit)):
+        problem, _, fix = alarm.partition(". ")
+        yield error("parity", problem, fix)
+    elif run_tokens is not None and (alarm := alarm_of(run_tokens, limit)):
         yield error("parity", f"on prompts of the {_OWN} alone: {alarm.partition('. ')[0]}", _LONG)
     else:
         yield ok("parity", f"they agree: every mean is within {limit:g} nats")
 
 
 _LONG = (
-    "Small prompts agree. vLLM reads long ones in parts of max_num_batched_tokens. With it, compare again with "
+    "Small prompts agree. vLLM reads long ones in parts of max_num_batched_tokens. If the engine is vllm, compare again with "
     "vllm.options = { enable_chunked_prefill = false, max_num_batched_tokens = N }, where N is "
     "vllm.max_model_len; if they agree then, run with these options and report it"
 )
-_FEWER = (
-    "lower train.pack_tokens or the history of [policy]; `dart doctor CONFIG` says what a run takes"
-)
+_FEWER = "lower train.pack_tokens or the history of [policy]; `dart doctor CONFIG` shows what a run takes"
 
 
-def parted(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the batch of the small prompts, and that of the prompts as large as the run's."""
-    parts = [
-        [each for each in batch.samples if (each.trajectory_id == _OWN_NAME) == own]
-        for own in (False, True)
-    ]
-    small, large = (batch.model_copy(update={"samples": part}) for part in parts)
-    return small, large
+def split_batch(batch: Batch) -> tuple[Batch, Batch]:
+    """Return a batch of the small prompts, and one of the prompts as large as the run's."""
+    small = [sample for sample in batch.samples if sample.trajectory_id != _OWN_NAME]
+    large = [sample for sample in batch.samples if sample.trajectory_id == _OWN_NAME]
+    return batch.model_copy(update={"samples": small}), batch.model_copy(update={"samples": large})
 
 
-def _shown(config: Config, batch: Batch) -> str:
-    """Say how large the prompts of the run's own size are."""
-    prompts, run = RunPrompts.of(config), parted(batch)[1]
-    screens = max((each.images for each in run.samples), default=0)
-    tokens = max((each.start for each in run.samples), default=0)
+def _run_sizes(config: Config, batch: Batch) -> str:
+    """Return in words how large the prompts of the run's own size are."""
+    prompts, run = RunPrompts.of(config), split_batch(batch)[1]
+    screens = max((sample.images for sample in run.samples), default=0)
+    tokens = max((sample.start for sample in run.samples), default=0)
     return (
         f"{prompts.width}x{prompts.height}, up to {screens} in a prompt, of up to {tokens:,} tokens"
     )
@@ -185,7 +182,7 @@ def _shown(config: Config, batch: Batch) -> str:
 # --- the trial ------------------------------------------------------------------------------
 
 SIZES = ((448, 224), (500, 300), (224, 448))
-"""Width and height of the screens, pixels; the odd one is resized for every model."""
+"""Width and height of the small screens in pixels. 500x300 has to be resized for every model."""
 
 HISTORY = History(images=3, turns=4)
 
@@ -202,43 +199,44 @@ class RunPrompts:
 
     @classmethod
     def of(cls, config: Config) -> RunPrompts:
-        """Return those of a configuration. Raises ConfigError for a size that no screen has."""
+        """Return the prompts of a configuration's run. Raises ConfigError for an invalid size of a screen."""
         width, height = run_screen(config)
         return cls(width, height, history_of(config.policy))
 
     @property
     def steps(self) -> int:
-        """Steps until a prompt is full, and the one after it, which has dropped a screen."""
-        kept = min(self.history.images, self.history.turns + 1)
-        shown = self.history.images_most or kept
-        return min(shown + 1, MOST_SCREENS)
+        """The number of steps until a prompt is full, and one more, whose prompt has dropped a screen."""
+        visible = min(self.history.images, self.history.turns + 1)
+        screens = self.history.images_most or visible
+        return min(screens + 1, MOST_SCREENS)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is played."""
+    """What a trial samples."""
 
     temperature: float
     max_tokens: int
     trajectories: int = 6
-    steps: int = 3  # of each; the third shows three screens
+    steps: int = 3  # of each trajectory; the third step shows three screens
     texts: int = 6  # prompts without a screen
     sizes: Sequence[tuple[int, int]] = SIZES
     seed: int = 0
-    deadline_s: float = 600.0  # for all of it
-    run: RunPrompts | None = None  # one more trajectory, of these
+    deadline_s: float = 600.0  # for the whole trial
+    run: RunPrompts | None = None  # one more trajectory with prompts as large as the run's
 
 
 async def play_trial(
     policy: LoadedPolicy, engine: Engine, responder: Responder, trial: Trial
 ) -> Batch:
-    """All trajectories at once. Raises EngineError, and TimeoutError past the deadline.
+    """Sample all trajectories at the same time, and return them as a batch.
 
-    `policy` renders the prompts of text; its weights are not used. One that points has no such prompts.
+    `policy` renders the prompts of text alone, which a policy that points does not have; its weights are not used.
+    Raises EngineError, and TimeoutError after the deadline.
     """
     images: dict[str, bytes] = {}
     texts = trial.texts if policy.pointing == "text" else 0  # there is no screen to point at
-    played = [
+    trajectories = [
         _trajectory(
             responder,
             trial,
@@ -252,12 +250,12 @@ async def play_trial(
     ]
     if (run := trial.run) is not None:
         size = run.width, run.height
-        played.append(
+        trajectories.append(
             _trajectory(responder, trial, _OWN_NAME, size, run.history, run.steps, images)
         )
     async with asyncio.timeout(trial.deadline_s):
         parts = await asyncio.gather(
-            *played, *(_text(policy, engine, trial, number) for number in range(texts))
+            *trajectories, *(_text(policy, engine, trial, number) for number in range(texts))
         )
     chains, samples = chained([step for part in parts for step in part])
     return Batch(
@@ -279,7 +277,7 @@ async def _trajectory(
     count: int,
     images: dict[str, bytes],
 ) -> list[BatchStep]:
-    """Play `count` steps on screens of `size`, and add these to `images`."""
+    """Sample `count` steps with screens of `size`, add the screens to `images`, and return the steps."""
     rng = random.Random(f"{trial.seed} {name}")  # noqa: S311 - no secret
     width, height = size
     instruction = _instruction(rng)
@@ -288,7 +286,7 @@ async def _trajectory(
     for step in range(count):
         screen = draw(rng, width, height)
         visible = history.visible(turns)
-        said = await responder.answer(
+        reply = await responder.answer(
             ActRequest(
                 trajectory_id=name,
                 step=step,
@@ -300,15 +298,15 @@ async def _trajectory(
                 sampling=_sampling(trial, rng),
             )
         )
-        shown = [turn.screenshot for turn in visible if turn.screenshot is not None] + [screen]
-        images.update({content_hash(blob): blob for blob in shown})
-        steps.append(_step(name, step, said, shown, rng))
-        turns.append(Turn(text=said.text, screenshot=screen, token_ids=said.sampled.token_ids))
+        screens = [turn.screenshot for turn in visible if turn.screenshot is not None] + [screen]
+        images.update({content_hash(blob): blob for blob in screens})
+        steps.append(_step(name, step, reply, screens, rng))
+        turns.append(Turn(text=reply.text, screenshot=screen, token_ids=reply.sampled.token_ids))
     return steps
 
 
 async def _text(policy: LoadedPolicy, engine: Engine, trial: Trial, number: int) -> list[BatchStep]:
-    """One completion of a prompt without a screen, which a run never asks for."""
+    """Sample one completion of a prompt without a screen, which never occurs in a run."""
     rng = random.Random(f"{trial.seed} text {number}")  # noqa: S311 - no secret
     content = [{"type": "text", "text": _instruction(rng)}]
     text = policy.tokenizer.apply_chat_template(
@@ -321,20 +319,20 @@ async def _text(policy: LoadedPolicy, engine: Engine, trial: Trial, number: int)
 
 
 def _step(
-    trajectory: str, step: int, said: Completion, shown: Sequence[bytes], rng: random.Random
+    trajectory: str, step: int, reply: Completion, screens: Sequence[bytes], rng: random.Random
 ) -> BatchStep:
     return BatchStep(
         group_id=trajectory,
         trajectory_id=trajectory,
         step=step,
-        prompt_token_ids=int32s(said.prompt_token_ids),
-        token_ids=int32s(said.sampled.token_ids),
-        image_hashes=[content_hash(blob) for blob in shown],
-        behaviour_logprobs=float64s(said.sampled.behaviour_logprobs),
-        version_spans=said.sampled.version_spans,
+        prompt_token_ids=int32s(reply.prompt_token_ids),
+        token_ids=int32s(reply.sampled.token_ids),
+        image_hashes=[content_hash(blob) for blob in screens],
+        behaviour_logprobs=float64s(reply.sampled.behaviour_logprobs),
+        version_spans=reply.sampled.version_spans,
         advantage=rng.uniform(-1.5, 1.5),
         weight=1.0,
-        patches=said.sampled.patches,
+        patches=reply.sampled.patches,
     )
 
 
@@ -349,7 +347,7 @@ def _instruction(rng: random.Random) -> str:
 
 
 def draw(rng: random.Random, width: int, height: int) -> bytes:
-    """Return a PNG of boxes on a plain background, different each time."""
+    """Return a PNG with random boxes on a plain background."""
     image = Image.new("RGB", (width, height), _colour(rng))
     pen = ImageDraw.Draw(image)
     for _ in range(rng.randint(6, 14)):

@@ -1,7 +1,7 @@
-"""`dart env play`: one episode in the terminal, and the film of it.
+"""`dart env play`: play one episode in the terminal, and film it.
 
-    run_play       plays, prints the verdict, keeps the film; returns the exit code
-    PlayedByHand   the episode: its screens, its film, who plays
+    run_play      plays, prints the verdict, writes the film, returns the exit code
+    HandEpisode   an episode that a person, the solution or random clicks play: its screens and its film
 
 A person types the compact language (dart_cli/language/parsers/compact.py) in pixels of the screenshot.
 """
@@ -27,7 +27,7 @@ from dart_cli.language.coordinates import CoordinateMap
 from dart_cli.language.parsers import compact
 from dart_cli.player.actions import ActedEpisode, play_actions
 from dart_cli.player.episodes import env_of_suite, player_rng, random_click
-from dart_cli.runtime.background import in_daemon_thread, run_until_stopped
+from dart_cli.runtime.background import in_daemon_thread, run_until_signal_code
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import verdict_words
 from dart_cli.runtime.waits import OpenWaits
@@ -38,22 +38,23 @@ from envs.contract.registry import check_options, check_parts, find_task, load_s
 from envs.contract.screenshots import as_seen, pixels_of
 
 FILM_COLUMNS = 6
-FILM_WIDTH = 320  # pixels of a screen in a film
+FILM_WIDTH = 320  # width of a screen in a film, in pixels
 FORMATS = (".png", ".gif")
 
 CALLS = (compact.__doc__ or "").partition("Calls:\n")[2].partition("\n\n")[0]
 TOOLS = """\
     next      let the solution do the next step
-    judge     run the evaluator now
+    evaluate  run the evaluator now
     look      show the screen in coarse blocks
     quit      end here"""
 
 
 def run_play(options: PlayOptions) -> int:
-    """Play one episode; returns 0, 1 if it is invalid or a solution does not pass, or the code of a signal.
+    """Play one episode and return the exit code.
 
-    Raises TaskError for an unknown suite, task or option, MissingPartError, UserError where the
-    film cannot be written, EnvError if the episode does not begin.
+    It is 1 if the episode is invalid or a solution does not pass, 128 + number after a signal, else 0. Raises
+    TaskError for an unknown suite, task or option, MissingPartError, UserError if the film cannot be written, EnvError
+    if the episode does not begin.
     """
     if options.solution and options.random:
         raise UserError("--solution and --random are two players: choose one")
@@ -65,36 +66,38 @@ def run_play(options: PlayOptions) -> int:
     check_parts(env.suite, env.options, [task.id])
     console = Console(markup=False, highlight=False)
     with tempfile.TemporaryDirectory(prefix="dart-play-") as folder:
-        hand = PlayedByHand(task, options, Path(folder), console)
+        hand = HandEpisode(task, options, Path(folder), console)
         acted = ActedEpisode()
-        stopped = run_until_stopped(hand.play(env, acted), hand.waits, lambda: None)
+        signal_code = run_until_signal_code(hand.play(env, acted), hand.waits, lambda: None)
         if not hand.has_begun:
-            if stopped:
-                return stopped
+            if signal_code:
+                return signal_code
             raise EnvError(acted.reason)
-        verdict = Verdict("invalid", "stopped") if stopped else hand.verdict(acted)
-        console.print(_told(verdict), soft_wrap=True)
+        verdict = Verdict("invalid", "signal_code") if signal_code else hand.verdict(acted)
+        console.print(_verdict_line(verdict), soft_wrap=True)
         if options.out is not None:
             save_film(options.out, Path(folder), hand.film(verdict))
             console.print(f"film: {options.out}", soft_wrap=True)
-    if stopped:
-        return stopped
+    if signal_code:
+        return signal_code
     failed = options.solution and verdict.outcome != "pass"
     return 1 if failed or verdict.outcome == "invalid" else 0
 
 
-def _told(verdict: Verdict) -> str:
+def _verdict_line(verdict: Verdict) -> str:
+    """Return a verdict in one line: outcome, reward, reason."""
     return f"{verdict_words(verdict.outcome, verdict.reward)}: {verdict.reason}"
 
 
 def _task(suite: str, name: str) -> Task:
+    """Return the task with this id, which may lack the suite's name. Raises TaskError."""
     loaded = load_suite(suite)
     full = f"{loaded.name}/{name}"
     return loaded.tasks[full] if full in loaded.tasks else find_task(suite, name)
 
 
-class PlayedByHand:
-    """One episode. Screenshots are files of `folder`; `screen.png` there is always the newest."""
+class HandEpisode:
+    """One episode that is played in the terminal. Its screenshots are files of `folder`; `screen.png` is the newest."""
 
     def __init__(self, task: Task, options: PlayOptions, folder: Path, console: Console) -> None:
         self._task, self._options, self._folder, self._console = task, options, folder, console
@@ -107,11 +110,11 @@ class PlayedByHand:
 
     @property
     def has_begun(self) -> bool:
-        """Return True if there is a screen."""
+        """Whether the episode has a first screen."""
         return bool(self._last)
 
     async def play(self, config: EnvConfig, acted: ActedEpisode) -> None:
-        """Play into `acted` until the episode ends or the player stops."""
+        """Play until the episode ends or the player stops; the outcome is written into `acted`."""
         env = make_async_env(config, "play", self.waits)
 
         async def act(screen: Observation) -> Action | None:
@@ -122,7 +125,7 @@ class PlayedByHand:
             else:
                 action = await self._typed(env, screen)
             if action is not None:
-                self._begin(action, screen)
+                self._add_frame(action, screen)
             return action
 
         try:
@@ -131,11 +134,11 @@ class PlayedByHand:
             await env.close()
 
     def verdict(self, acted: ActedEpisode) -> Verdict:
-        """Return what counts: a task without a solution cannot be played by it."""
+        """Return the verdict; `invalid` if the episode has no outcome, e.g. because the task has no solution."""
         return Verdict(acted.outcome or "invalid", acted.reason, acted.reward)
 
     def film(self, verdict: Verdict) -> Film:
-        """Return the episode so far."""
+        """Return the film of the episode so far."""
         return Film(
             task_id=self._task.id,
             seed=self._options.seed,
@@ -151,15 +154,14 @@ class PlayedByHand:
         """The newest screenshot, for a viewer that follows its file."""
         return self._folder / "screen.png"
 
-    def _begin(self, action: Action, screen: Observation) -> None:
-        """Print an action, and keep it with its screen."""
-        told = self._spelt(action, screen)
-        done = action_to_dict(action)
-        self._frames.append(FilmFrame(screenshot=self._last, text=told, action=done))
-        self._console.print(f"{len(self._frames)}. {told}", soft_wrap=True)
+    def _add_frame(self, action: Action, screen: Observation) -> None:
+        """Print an action, and add it to the film with the screen before it."""
+        text, fields = self._format(action, screen), action_to_dict(action)
+        self._frames.append(FilmFrame(screenshot=self._last, text=text, action=fields))
+        self._console.print(f"{len(self._frames)}. {text}", soft_wrap=True)
 
     def _watch(self, action: Action | None, screen: Observation, instruction: str) -> None:
-        """Keep a screen. Raises EnvError where it cannot be decoded."""
+        """Save a screen; `action` is None for the first one. Raises EnvError if it cannot be decoded."""
         write = self._console.print
         if action is None:
             self._instruction = instruction
@@ -168,21 +170,22 @@ class PlayedByHand:
             write(instruction, soft_wrap=True, style="bold")
             if not (self._options.solution or self._options.random):
                 write(f"the screen is {self.screen_file}; `help` lists the calls", soft_wrap=True)
-        shown = pixels_of(screen.screenshot)
+        pixels = pixels_of(screen.screenshot)
         self._last = f"{len(self._frames)}.shot"
         (self._folder / self._last).write_bytes(screen.screenshot)
-        shown.save(self.screen_file, "PNG", compress_level=1)
+        pixels.save(self.screen_file, "PNG", compress_level=1)
         if len(self._frames) == self._task.max_steps:
             write(f"no step is left after {len(self._frames)}")
 
-    def _spelt(self, action: Action, screen: Observation) -> str:
+    def _format(self, action: Action, screen: Observation) -> str:
         try:
             return self._action_parser.format(action, _pixels(screen))
-        except ActionError:  # another language's: a wheel by other notches
+        except ActionError:
+            # The compact language lacks this action, such as a wheel by other notches.
             return str(action_to_dict(action))
 
     async def _typed(self, env: AsyncEnv, screen: Observation) -> Action | None:
-        """Return the next action of a person; None at the end. A mistake prints why, and costs no step."""
+        """Read lines until one is an action, and return it; None at the end. A mistake is explained and costs no step."""
         write = self._console.print
         while True:
             line = await _ask()
@@ -190,8 +193,8 @@ class PlayedByHand:
                 return None
             if line == "help":
                 write(f"{CALLS}\n{TOOLS}", soft_wrap=True)
-            elif line == "judge":
-                write(_told(await env.evaluate()), soft_wrap=True)
+            elif line == "evaluate":
+                write(_verdict_line(await env.evaluate()), soft_wrap=True)
             elif line == "look":
                 for row in _blocks(self.screen_file, min(self._console.width, 100)):
                     sys.stdout.write(f"{row}\n")
@@ -208,12 +211,12 @@ class PlayedByHand:
 
 
 def _pixels(screen: Observation) -> CoordinateMap:
-    """Numbers that are pixels of the screenshot."""
+    """Return a map for coordinates that are pixels of the screenshot."""
     return CoordinateMap(screen.width, screen.height, screen.width, screen.height)
 
 
 async def _ask() -> str | None:
-    """One line; None at the end of the input or where Ctrl-C was pressed."""
+    """Read a line from standard input; return None at its end, or if Ctrl-C was pressed."""
     try:
         return (await in_daemon_thread(lambda: input("> " if sys.stdin.isatty() else ""))).strip()
     except EOFError:
@@ -229,7 +232,7 @@ async def _ask() -> str | None:
 
 
 def save_film(path: Path, folder: Path, film: Film) -> None:
-    """Keep a film as one picture (.png) or moving (.gif). Raises UserError."""
+    """Write a film as one picture (.png) or as an animation (.gif). Raises UserError if it cannot be written."""
     try:
         if path.suffix.lower() == ".gif":
             save_animation(path, folder, film)
@@ -249,11 +252,11 @@ def save_film(path: Path, folder: Path, film: Film) -> None:
 
 
 def _blocks(path: Path, columns: int) -> Iterator[str]:
-    """Yield a picture as lines of half blocks, two pixels a letter, in 24-bit colour."""
+    """Yield a picture as lines of half-block letters in 24-bit colour; each letter shows two pixels."""
     with Image.open(path) as image:
-        seen = as_seen(image)
-    rows = max(1, round(seen.height * columns / seen.width / 2))
-    small = seen.resize((columns, 2 * rows))
+        visible = as_seen(image)
+    rows = max(1, round(visible.height * columns / visible.width / 2))
+    small = visible.resize((columns, 2 * rows))
     pixels = small.load()
     assert pixels is not None
     for row in range(rows):

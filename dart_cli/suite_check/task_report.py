@@ -1,14 +1,13 @@
-"""What the probes' episodes of one task show.
+"""Report what the probes' episodes show about one task.
 
-    Bounds       what counts as slow, and as guessable
-    TaskReport   one task; `wrong` if its evaluator or environment must be fixed
-    judge        episodes -> TaskReport
+    Bounds           limits beyond which a task is slow or guessable
+    TaskReport       what is known of one task; `wrong` if its evaluator or environment must be fixed
+    report_on_task   makes the report from the episodes
 
-A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks
-are done by pressing one large button. Tasks that random clicks pass more often than
-`Bounds.guessable`, with 95 % confidence, are listed as guessable, because they teach little. Tasks
-without an oracle that random clicks never passed are listed as unproven: nothing shows that they can be
-passed at all.
+A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks consist of pressing
+one large button. Tasks that random clicks pass more often than `Bounds.guessable`, with 95 % confidence, are listed
+as guessable, because they teach little. Tasks without an oracle that random clicks never passed are listed as
+unproven: nothing shows that they can be passed at all.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from envs.contract.base import Task
 from envs.contract.screenshots import as_seen
 
 LEAST_GUESSES = 3
-"""With fewer random episodes no task is called guessable."""
+"""Fewest random episodes from which a task can be called guessable."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Bounds:
     """Limits beyond which a task is slow or guessable."""
 
     step_s: float = 1.0  # 95th percentile of the steps
-    reset_s: float = 10.0  # likewise of the resets
+    reset_s: float = 10.0  # 95th percentile of the resets
     guessable: float = 0.2  # share of the random episodes that pass, with 95 % confidence
 
 
@@ -46,22 +45,26 @@ MISTAKES = {
     "oracle_failures": "its oracle fails",
     "odd_rewards": "rewards a pass too little",
 }
-"""Fields of TaskReport: what must be fixed, by kind."""
+"""Field of TaskReport -> in words, what must be fixed."""
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """One task. Each text begins with the seed it happened with."""
+    """The report of one task. Each text begins with the seed of its episode."""
 
     task_id: str
     episodes: int
-    left_out: int = 0  # episodes not played: the first one broke, or a signal stopped the check
+    left_out: int = (
+        0  # episodes not played, because the first one broke or a signal stopped the check
+    )
     false_passes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # environment or evaluator broke
     true_at_reset: list[str] = field(default_factory=list)
-    flaky: list[str] = field(default_factory=list)  # a seed that did not repeat
+    flaky: list[str] = field(
+        default_factory=list
+    )  # seeds whose second reset differed from the first
     oracle_failures: list[str] = field(default_factory=list)
-    odd_rewards: list[str] = field(default_factory=list)  # of passes, too low
+    odd_rewards: list[str] = field(default_factory=list)  # rewards of passes that are too low
     partial_passes: bool = False  # a pass had a reward below 1.0
     oracle: tuple[int, int] | None = None  # (passed, played); None where there is no oracle
     random: tuple[int, int] = (0, 0)  # (passed, played)
@@ -73,53 +76,69 @@ class TaskReport:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything must be fixed; slow, guessable and unproven tasks are only reported."""
+        """Whether anything must be fixed. Slow, guessable and unproven tasks are only reported."""
         return any(getattr(self, kind) for kind in MISTAKES)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; times in seconds."""
-        told = {name: value for name, value in asdict(self).items() if name != "task_id"}
-        return {"wrong": self.wrong, **told}
+        """Return the report as plain values, with times in seconds."""
+        fields = {name: value for name, value in asdict(self).items() if name != "task_id"}
+        return {"wrong": self.wrong, **fields}
 
 
-def judge(
+def report_on_task(
     task: Task, episodes: Sequence[ProbeEpisode], bounds: Bounds, planned: int | None = None
 ) -> TaskReport:
-    """Return what the episodes of one task show. `planned` is how many were to be played; None: these."""
-    resets = [each.reset_s for each in episodes if each.reset_s is not None]
-    steps = [seconds for each in episodes for seconds in each.step_s]
+    """Return the report of a task from its episodes. `planned` is the number of planned episodes; None means these."""
+    resets = [episode.reset_s for episode in episodes if episode.reset_s is not None]
+    steps = [seconds for episode in episodes for seconds in episode.step_s]
     reset_p95, step_p95 = percentile(resets, 0.95), percentile(steps, 0.95)
     # The solution of an infeasible task is to declare it infeasible.
     solver = "oracle" if task.feasible else "fail"
-    solved = [each for each in episodes if each.probe == solver and each.outcome is not None]
-    guessed = [each for each in episodes if each.probe == "random" and each.outcome != "invalid"]
-    lucky = sum(each.outcome == "pass" for each in guessed)
-    unsolved = any(each.probe == solver and each.outcome is None for each in episodes)
+    solved = [
+        episode for episode in episodes if episode.probe == solver and episode.outcome is not None
+    ]
+    guessed = [
+        episode
+        for episode in episodes
+        if episode.probe == "random" and episode.outcome != "invalid"
+    ]
+    lucky = sum(episode.outcome == "pass" for episode in guessed)
+    unsolved = any(episode.probe == solver and episode.outcome is None for episode in episodes)
     return TaskReport(
         task_id=task.id,
         episodes=len(episodes),
         left_out=0 if planned is None else planned - len(episodes),
         false_passes=[
-            f"seed {each.seed}: by {EXCUSES[each.probe]}: {each.reason}"
-            for each in episodes
-            if each.probe in EXCUSES and each.probe != solver and each.outcome == "pass"
+            f"seed {episode.seed}: by {EXCUSES[episode.probe]}: {episode.reason}"
+            for episode in episodes
+            if episode.probe in EXCUSES and episode.probe != solver and episode.outcome == "pass"
         ],
         errors=[
-            f"seed {each.seed}, {each.probe}: {each.reason}" for each in episodes if each.is_broken
+            f"seed {episode.seed}, {episode.probe}: {episode.reason}"
+            for episode in episodes
+            if episode.is_broken
         ],
         true_at_reset=sorted(
-            {f"seed {each.seed}: {each.reason}" for each in episodes if each.true_at_reset}
+            {
+                f"seed {episode.seed}: {episode.reason}"
+                for episode in episodes
+                if episode.true_at_reset
+            }
         ),
         flaky=list(_flaky(episodes)),
         oracle_failures=[
-            f"seed {each.seed}: {each.reason}" for each in solved if each.outcome == "fail"
+            f"seed {episode.seed}: {episode.reason}"
+            for episode in solved
+            if episode.outcome == "fail"
         ],
         odd_rewards=list(_odd_rewards(episodes)),
         partial_passes=any(
-            each.outcome == "pass" and each.reward is not None and each.reward < 1.0
-            for each in episodes
+            episode.outcome == "pass" and episode.reward is not None and episode.reward < 1.0
+            for episode in episodes
         ),
-        oracle=(sum(each.outcome == "pass" for each in solved), len(solved)) if solved else None,
+        oracle=(sum(episode.outcome == "pass" for episode in solved), len(solved))
+        if solved
+        else None,
         random=(lucky, len(guessed)),
         reset_p95_s=_rounded(reset_p95),
         step_p95_s=_rounded(step_p95),
@@ -138,50 +157,52 @@ def judge(
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least `share` of them do not exceed; None of none."""
+    """Return the smallest value that at least `share` of the values do not exceed; None if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def _flaky(episodes: Sequence[ProbeEpisode]) -> list[str]:
-    """Seeds that did not begin as they did the first time, each once."""
+    """Return a text for each seed whose episodes did not all begin in the same way."""
     first: dict[int, ProbeEpisode] = {}
-    found: dict[int, str] = {}
-    for each in episodes:
-        if each.reset_s is None:
+    texts: dict[int, str] = {}
+    for episode in episodes:
+        if episode.reset_s is None:
             continue
-        before = first.setdefault(each.seed, each)
-        if each.instruction != before.instruction:
-            text = f"the instruction was {before.instruction!r}, then {each.instruction!r}"
-            found.setdefault(each.seed, f"seed {each.seed}: {text}")
-        elif share := difference(before.screenshot, each.screenshot):
+        before = first.setdefault(episode.seed, episode)
+        if episode.instruction != before.instruction:
+            text = f"the instruction was {before.instruction!r}, then {episode.instruction!r}"
+            texts.setdefault(episode.seed, f"seed {episode.seed}: {text}")
+        elif share := difference(before.screenshot, episode.screenshot):
             text = f"{share:.2%} of the first screenshot's pixels differ"
-            found.setdefault(each.seed, f"seed {each.seed}: {text}")
-    return list(found.values())
+            texts.setdefault(episode.seed, f"seed {episode.seed}: {text}")
+    return list(texts.values())
 
 
 def _odd_rewards(episodes: Sequence[ProbeEpisode]) -> Iterator[str]:
-    """Yield passes that no threshold explains: their reward is 0, or below that of a task's failure.
+    """Yield a text for each pass whose reward is 0, or lower than the reward of a failure of the same task.
 
-    A pass may well have less than 1.0, where its task has a threshold of its own.
+    A reward below 1.0 alone is no mistake: a task may have its own threshold for a pass.
     """
-    failures = [each for each in episodes if each.outcome == "fail" and each.reward is not None]
-    best = max(failures, key=lambda each: each.reward or 0.0, default=None)
-    for each in episodes:
-        if each.outcome != "pass" or each.reward is None:
+    failures = [
+        episode for episode in episodes if episode.outcome == "fail" and episode.reward is not None
+    ]
+    best = max(failures, key=lambda episode: episode.reward or 0.0, default=None)
+    for episode in episodes:
+        if episode.outcome != "pass" or episode.reward is None:
             continue
-        told = f"seed {each.seed}, {each.probe}: passes with reward {each.reward:g}"
-        if best is not None and best.reward is not None and each.reward < best.reward:
-            yield f"{told}, a failure has {best.reward:g} (seed {best.seed}, {best.probe})"
-        elif each.reward == 0.0:
-            yield told
+        text = f"seed {episode.seed}, {episode.probe}: passes with reward {episode.reward:g}"
+        if best is not None and best.reward is not None and episode.reward < best.reward:
+            yield f"{text}, a failure has {best.reward:g} (seed {best.seed}, {best.probe})"
+        elif episode.reward == 0.0:
+            yield text
 
 
 def difference(first: bytes, second: bytes) -> float:
-    """Share of pixels in which two encoded pictures differ; 1 where their sizes do."""
+    """Return the share of pixels in which two encoded pictures differ; 1 if their sizes differ."""
     if first == second:
         return 0.0
-    one, other = (as_seen(Image.open(io.BytesIO(each))) for each in (first, second))
+    one, other = (as_seen(Image.open(io.BytesIO(picture))) for picture in (first, second))
     if one.size != other.size:
         return 1.0
     red, green, blue = ImageChops.difference(one, other).split()

@@ -15,7 +15,7 @@ from dart_cli.doctor.plan_findings import plan_lines
 from tests.doctor.parts import cautions, misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
-EIGHT = HostCapacity(H100, gpus=8, found=True)
+EIGHT = HostCapacity(H100, gpus=8, is_gpu_here=True)
 Sections = dict[str, dict[str, Any]]
 
 
@@ -47,7 +47,7 @@ def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
     assert not refused(EIGHT, none)  # each gets its own
     sections = {**none, "bus": {"host": "127.0.0.1"}}  # others may be on other hosts
     [found] = [each for each in refused(EIGHT, sections) if each.subject == "gpus"]
-    assert "the trainer, rollout-0, rollout-1, rollout-2 and rollout-3 take GPU 0" in found.text
+    assert "the trainer, rollout-0, rollout-1, rollout-2 and rollout-3 share GPU 0" in found.text
     assert found.cure == "set up.train_gpus = [0, 1, 2], up.rollout_gpus = [3, 4, 5, 6]"
     assert not refused(EIGHT, cured(sections, found.cure))
     [found] = refused(EIGHT, {**none, "rollout": {"device": "cuda:0"}})
@@ -60,13 +60,13 @@ def test_processes_on_one_gpu_without_room_for_both_are_refused() -> None:
 def test_a_gpu_is_named_by_its_place_where_a_list_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
-    [found] = refused(HostCapacity(H100, gpus=4, found=True), sections)
-    assert "take place 0 of CUDA_VISIBLE_DEVICES and need" in found.text
+    [found] = refused(HostCapacity(H100, gpus=4, is_gpu_here=True), sections)
+    assert "share place 0 of CUDA_VISIBLE_DEVICES and need" in found.text
 
 
 def test_too_few_gpus_are_named() -> None:
     sections: Sections = {"train": {"ranks": 3}, "up": {"rollouts": 2, "rollout_gpus": []}}
-    [found] = refused(HostCapacity(H100, gpus=4, found=True), sections)
+    [found] = refused(HostCapacity(H100, gpus=4, is_gpu_here=True), sections)
     assert found.cure.startswith(
         "5 GPUs (3 for the trainer, 2 for engines), or lower train.ranks, up.rollouts"
     )
@@ -105,7 +105,7 @@ def test_shared_memory_is_remounted_by_its_whole_size() -> None:
     sizes = []
     for taken in (0, 50 * 10**9):
         room = HostCapacity(
-            H100, gpus=8, found=True, memory=10**13, shared=10**9, shared_taken=taken
+            H100, gpus=8, is_gpu_here=True, memory=10**13, shared=10**9, shared_taken=taken
         )
         [found] = [each for each in cautions(plan, config, room) if "/dev/shm" in each.text]
         size = re.search(r"size=(\d+)G", found.cure)
@@ -151,7 +151,7 @@ def test_the_engine_line_says_which_turns_its_length_holds() -> None:
 def test_more_requests_than_have_room_are_a_warning() -> None:
     sections: Sections = {"rollout": {"max_batch": 64}, "up": {"rollouts": 1, "envs": 4}}
     [found] = cautions(plan_of(**sections), config_of(**sections), EIGHT)
-    assert found.text.startswith("64 requests of 17467 tokens do not fit together, 47 do")
+    assert found.text.startswith("64 requests of 17467 tokens do not fit at once, only 47 do")
     fewer = cured(sections, found.cure.replace(", or show", ", or"))
     assert not list(cautions(plan_of(**fewer), config_of(**fewer), EIGHT))
     slots: Sections = {"rollout": {"max_batch": 64}, "up": {"rollouts": 4, "envs": 4}}
@@ -196,14 +196,14 @@ def test_a_role_is_counted_alone() -> None:
 
 
 def test_too_little_main_memory_and_disk_are_refused() -> None:
-    [found] = refused(HostCapacity(H100, gpus=8, found=True, memory=150 * 10**9))
+    [found] = refused(HostCapacity(H100, gpus=8, is_gpu_here=True, memory=150 * 10**9))
     assert found.subject == "host"
     assert "model.lora" in found.cure
-    room = HostCapacity(H100, gpus=8, found=True, disk=200 * 10**9)
+    room = HostCapacity(H100, gpus=8, is_gpu_here=True, disk=200 * 10**9)
     [found] = refused(room)
     assert found.cure == "free 123.9 GB, or choose another run.dir"
     assert not refused(room, role="rollout")
-    room = HostCapacity(H100, gpus=8, found=True, disk=400 * 10**9)
+    room = HostCapacity(H100, gpus=8, is_gpu_here=True, disk=400 * 10**9)
     [left] = cautions(plan_of(), config_of(data={"max_gb": 100}), room)
     assert left.cure == "set data.max_gb = 76, or free some"
     assert not list(cautions(plan_of(), config_of(data={"max_gb": 76}), room))
@@ -212,10 +212,10 @@ def test_too_little_main_memory_and_disk_are_refused() -> None:
 def test_weight_sets_beyond_shared_memory_are_a_warning() -> None:
     host = plan_of().host
     wanted = host.shared + host.set_bytes
-    enough = HostCapacity(H100, gpus=8, found=True, shared=wanted)
+    enough = HostCapacity(H100, gpus=8, is_gpu_here=True, shared=wanted)
     assert not list(cautions(plan_of(), config_of(), enough))
     [found] = cautions(
-        plan_of(), config_of(), HostCapacity(H100, gpus=8, found=True, shared=wanted - 1)
+        plan_of(), config_of(), HostCapacity(H100, gpus=8, is_gpu_here=True, shared=wanted - 1)
     )
     assert "they are written to run.dir" in found.text
     given = {"weights": {"directory": "/fast"}}

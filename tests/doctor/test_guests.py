@@ -36,7 +36,7 @@ def test_machines_whose_maker_died_are_named_with_what_removes_them(engine: Engi
     engine.add("dart-osworld-b", died)
     [found] = guests.guests()
     assert (found.subject, found.level) == ("guests", "warning")
-    assert found.text.startswith("2 virtual machines of a `dart env` that was killed")
+    assert found.text.startswith("2 virtual machines left by a killed `dart env`")
     assert found.cure.startswith("docker rm --force --volumes dart-osworld-b dart-osworld-c;")
     assert [each for each in engine.log if not each.startswith("GET")] == []  # it removes nothing
 
@@ -45,7 +45,7 @@ def test_the_doctor_prints_them(engine: Engine, capsys: pytest.CaptureFixture[st
     engine.add("dart-osworld-a", {"Labels": {LABEL: f"{_here()}/1/another-start"}})
     doctor()
     printed = capsys.readouterr().out
-    assert "1 virtual machine of a `dart env` that was killed" in printed
+    assert "1 virtual machine left by a killed `dart env`" in printed
     assert "docker rm --force --volumes dart-osworld-a;" in printed
 
 

@@ -15,7 +15,13 @@ import torch
 
 from bus.messages import Turn
 from dart_cli.config.schema import Config
-from dart_cli.doctor.logprob_check import MOST_SCREENS, RunPrompts, draw, judge, parity
+from dart_cli.doctor.logprob_check import (
+    MOST_SCREENS,
+    RunPrompts,
+    check_logprobs,
+    compare_with_limit,
+    draw,
+)
 from dart_cli.policy.loader import load_policy
 from dart_cli.runtime.findings import is_healthy
 from dart_cli.train.parity import LIMITS, ComparedTokens
@@ -90,18 +96,18 @@ def test_an_engine_that_gives_other_numbers_exits_with_one(
 
 
 def test_the_kind_of_prompt_that_disagrees_is_named() -> None:
-    *lines, verdict = judge(compared(0.2), 1e-3)
+    *lines, verdict = compare_with_limit(compared(0.2), 1e-3)
     assert [line.level for line in lines] == ["ok", "ok", "warning"]
     assert lines[2].text.startswith("several screens")
     assert verdict.level == "error"
     assert "One screen agrees" in verdict.cure
-    assert is_healthy(judge(compared(1e-6), 1e-3))
+    assert is_healthy(compare_with_limit(compared(1e-6), 1e-3))
 
 
 def test_prompts_of_the_run_s_size_alone_are_judged_apart() -> None:
     """Small prompts say nothing of those that an engine reads in parts."""
     large = compared(0.2).only(np.arange(120) >= 80)
-    *lines, verdict = judge(compared(1e-6), 1e-3, large, "1920x1080")
+    *lines, verdict = compare_with_limit(compared(1e-6), 1e-3, large, "1920x1080")
     assert [line.level for line in lines] == ["ok", "ok", "ok", "warning"]
     assert lines[-1].text.startswith("run's screens")
     assert lines[-1].text.endswith("; 1920x1080")
@@ -109,7 +115,7 @@ def test_prompts_of_the_run_s_size_alone_are_judged_apart() -> None:
     assert "run's screens alone" in verdict.text
     assert "step 2 of t" in verdict.text
     assert "enable_chunked_prefill" in verdict.cure
-    assert is_healthy(judge(compared(1e-6), 1e-3, compared(1e-6)))
+    assert is_healthy(compare_with_limit(compared(1e-6), 1e-3, compared(1e-6)))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def test_a_folder_of_another_class_is_an_error_with_the_classes_that_load(
 
 
 def test_without_a_model_there_is_nothing_to_compare() -> None:
-    [finding] = parity(Config.model_validate({"rollout": {"engine": "scripted"}}))
+    [finding] = check_logprobs(Config.model_validate({"rollout": {"engine": "scripted"}}))
     assert finding.level == "warning"
     assert "rollout.engine" in finding.cure
 

@@ -178,7 +178,9 @@ def test_a_program_is_an_error_where_the_suite_plays_in_it(
 
 
 def test_another_program_is_given_a_deadline() -> None:
-    answer, fault = machine.ask([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
+    answer, fault = machine.run_program([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
     assert answer == ""
     assert "gave no answer in 0 s" in fault
-    assert machine.ask(["no-such-program-here"])[1].startswith("no-such-program-here: No such file")
+    assert machine.run_program(["no-such-program-here"])[1].startswith(
+        "no-such-program-here: No such file"
+    )

@@ -160,7 +160,7 @@ def test_the_hint_is_the_first_change_that_is_enough_by_itself(
     changes: dict[str, Any], gpus: int, hint: str
 ) -> None:
     given = {"pack_tokens": 16_384, **changes}
-    room = HostCapacity(H100, gpus=gpus, found=True)
+    room = HostCapacity(H100, gpus=gpus, is_gpu_here=True)
     found = misfits(plan_of(train=given), config_of(train=given), room)[0]
     assert found.subject == "trainer"
     assert found.cure.startswith(hint)
@@ -191,7 +191,7 @@ def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
     assert whole.host.checkpoints > 40 * adapters.host.checkpoints
     assert adapters.setup.adapters == adapters.shape.adapters(32)
     assert adapters.trainer is not None
-    assert adapters.trainer.held["reference"] == 0
+    assert adapters.trainer.permanent["reference"] == 0
 
 
 # --- shipped configurations ----------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_shipped_configuration_fits_eight_gpus(name: str, history: str) -> Non
     assert sorted([*config.up.train_gpus, *config.up.rollout_gpus]) == list(range(8))
     assert not list(found_in(GPUS, config))
     plan = make_plan(config, CONFIG, CUT, H100)
-    room = HostCapacity(H100, gpus=8, found=True, memory=10**12)
+    room = HostCapacity(H100, gpus=8, is_gpu_here=True, memory=10**12)
     assert not list(misfits(plan, config, room))
     assert plan.form.screen == 2691
     assert plan.longest <= config.vllm.max_model_len

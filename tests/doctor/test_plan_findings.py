@@ -17,7 +17,7 @@ from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config, UpConfig
 from dart_cli.doctor import plan_findings as planned
 from dart_cli.doctor.plan import H100, GpuKind
-from dart_cli.doctor.plan_findings import Planned
+from dart_cli.doctor.plan_findings import PlanOnHost
 from tests.config.model_parts import change_json, write_model
 from tests.doctor.parts import doctor, worst
 from tests.doctor.seven_b import config_of, write_seven_b
@@ -41,8 +41,8 @@ def host(
     monkeypatch.setattr(planned.shutil, "disk_usage", lambda _: usage)
 
 
-def made(config: Config, steps: int | None = None) -> Planned:
-    found = planned.planned(config, steps)
+def made(config: Config, steps: int | None = None) -> PlanOnHost:
+    found = planned.plan_on_host(config, steps)
     assert found is not None
     return found
 

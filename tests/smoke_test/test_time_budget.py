@@ -11,7 +11,7 @@ import pytest
 from dart_cli.config.schema import Config
 from dart_cli.policy.loader import load_policy
 from dart_cli.smoke_test.pass_timer import PassTimer
-from dart_cli.smoke_test.time_budget import Costs, RunSize, TimeBudget, choose, run_sizes
+from dart_cli.smoke_test.time_budget import Costs, RunSize, TimeBudget, choose_size, run_sizes
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "policy": {"history_images": 5, "history_turns": 35},
@@ -61,7 +61,7 @@ def test_a_suite_that_takes_no_size_keeps_its_screens() -> None:
 def test_the_least_is_left_out_that_fits(most_s: float, chosen: int) -> None:
     costs = {(40, 40): 400.0, (30, 30): 200.0, (20, 20): 150.0, (10, 10): 100.0}
     steps = [RunSize(screen, 1) for screen in costs]
-    assert choose(steps, lambda each: costs[each.screen], most_s) == steps[chosen]
+    assert choose_size(steps, lambda each: costs[each.screen], most_s) == steps[chosen]
 
 
 def test_nothing_is_measured_beyond_a_level_that_does_not_fit() -> None:
@@ -72,7 +72,7 @@ def test_nothing_is_measured_beyond_a_level_that_does_not_fit() -> None:
         asked.append(level.screen[0])
         return level.screen[0] * 10.0
 
-    assert choose(steps, seconds_of, 210.0).screen == (20, 20)
+    assert choose_size(steps, seconds_of, 210.0).screen == (20, 20)
     assert asked == [10, 20, 30]
 
 
@@ -86,7 +86,7 @@ def test_a_slower_machine_leaves_out_more() -> None:
             return slowness * level.images * level.screen[0] * level.screen[1] / 500_000
 
         costs = Costs(8 * slowness, 0.1 * slowness, pass_s, cores=2)
-        level = choose(steps, partial(costs.of, config), 215.0)
+        level = choose_size(steps, partial(costs.seconds_of, config), 215.0)
         chosen.append(steps.index(level))
     assert chosen[0] == 0
     assert chosen == sorted(chosen)
@@ -96,16 +96,16 @@ def test_a_slower_machine_leaves_out_more() -> None:
 def test_costs_count_starts_passes_and_episodes() -> None:
     costs = Costs(start_s=1.0, episode_s=3.0, pass_s=lambda _: 100.0, cores=2)
     config = config_of(rollout={"engine": "transformers"})
-    whole = costs.of(config, RunSize((1, 1), 1))
-    one_group = costs.of(config, RunSize((1, 1), 1, {"data.groups_per_batch": 1}))
-    one_each = costs.of(
+    whole = costs.seconds_of(config, RunSize((1, 1), 1))
+    one_group = costs.seconds_of(config, RunSize((1, 1), 1, {"data.groups_per_batch": 1}))
+    one_each = costs.seconds_of(
         config,
         RunSize((1, 1), 1, {"up.envs": 1, "up.rollouts": 1, "train.ranks": 1}),
     )
     assert whole - one_group == pytest.approx(9 * 100 + 8 * 3 / 4)
     # Four processes on two cores, two ranks that resume, export and evaluation; with one of each 1 + 1 + 2.
     assert one_each - whole == pytest.approx(2 * 8 * 3 / 2 - 2 * 8 * 3 / 4 - 1)
-    assert costs.of(config_of(), RunSize((1, 1), 1)) - whole == pytest.approx(3 + 3)
+    assert costs.seconds_of(config_of(), RunSize((1, 1), 1)) - whole == pytest.approx(3 + 3)
 
 
 def test_the_time_left_never_runs_below_nothing() -> None:

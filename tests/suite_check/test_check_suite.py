@@ -272,7 +272,7 @@ def test_an_environment_that_always_raises_is_one_line_with_a_count_and_one_trac
     assert len(broken) == 2
     assert "IndexError: list index out of range (4 episodes of 2 tasks, first" in broken[0]
     assert "ValueError: no such window (4 episodes of 2 tasks, first" in broken[1]
-    assert "tracebacks: above, on standard error" in told.out
+    assert "tracebacks are above, on standard error" in told.out
     assert caplog.text.count("Traceback (most recent call last)") == 2  # places that raise
     assert caplog.text.count("return [][1]") == 1
     assert told.out.splitlines()[-1] == "2 tasks, 12 episodes: 2 to fix"

@@ -66,7 +66,7 @@ def test_a_moving_film_has_one_picture_for_each_screen(
 def test_a_person_types_and_mistakes_cost_no_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = "help\nlook\nclik(1,1)\n\njudge\nclick(160,160)\nnext\nnext\nclick(1,1)\n"
+    typed = "help\nlook\nclik(1,1)\n\nevaluate\nclick(160,160)\nnext\nnext\nclick(1,1)\n"
     code, printed, _ = run(["mini", "popup", "--seed", "7"], capsys, monkeypatch, typed)
     assert code == 0
     lines = printed.splitlines()

@@ -10,8 +10,8 @@ from dart_cli.suite_check.task_report import (
     Bounds,
     TaskReport,
     difference,
-    judge,
     percentile,
+    report_on_task,
 )
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.scored_suite import ScoredSuite
@@ -27,10 +27,10 @@ def probed(
 def test_one_lucky_click_does_not_make_a_task_guessable() -> None:
     task = LaxSuite.tasks["lax/sound"]
     played = [probed("random", seed, "pass" if seed == 0 else "fail") for seed in range(3)]
-    assert not judge(task, played, Bounds()).guessable
+    assert not report_on_task(task, played, Bounds()).guessable
     played = [probed("random", seed, "pass") for seed in range(3)]
-    assert judge(task, played, Bounds()).guessable
-    assert not judge(task, played, Bounds()).wrong
+    assert report_on_task(task, played, Bounds()).guessable
+    assert not report_on_task(task, played, Bounds()).wrong
 
 
 def test_a_pass_without_a_reward_or_with_less_than_a_failure_must_be_fixed() -> None:
@@ -40,7 +40,7 @@ def test_a_pass_without_a_reward_or_with_less_than_a_failure_must_be_fixed() -> 
         played = [
             probed("random", seed, outcome, reward) for seed, (outcome, reward) in enumerate(judged)
         ]
-        return judge(task, played, Bounds())
+        return report_on_task(task, played, Bounds())
 
     own_threshold = rewarded(("pass", 0.95), ("pass", 1.0), ("fail", 0.89))
     assert not own_threshold.wrong
@@ -63,18 +63,18 @@ async def test_rewards_out_of_range_and_broken_by_the_action_are_told_apart() ->
         await env.close()
     assert (wrong.outcome, broken.outcome) == ("invalid", "fail")
     assert "a reward in [0, 1], got float 7.0" in wrong.reason
-    assert judge(ScoredSuite.tasks["scored/7.0"], [wrong], Bounds()).errors
+    assert report_on_task(ScoredSuite.tasks["scored/7.0"], [wrong], Bounds()).errors
 
 
 def test_a_task_without_an_oracle_that_no_episode_passed_is_unproven() -> None:
     task = LaxSuite.tasks["lax/sound"]
     unsolved = probed("oracle", 0, None)
     failed, passed = probed("random", 0, "fail"), probed("random", 1, "pass")
-    assert judge(task, [unsolved, failed], Bounds()).unproven
-    assert not judge(task, [unsolved, failed], Bounds()).wrong
-    assert not judge(task, [unsolved, failed, passed], Bounds()).unproven
-    assert not judge(task, [probed("oracle", 0, "fail"), failed], Bounds()).unproven
-    assert not judge(task, [failed], Bounds()).unproven, "no oracle was asked"
+    assert report_on_task(task, [unsolved, failed], Bounds()).unproven
+    assert not report_on_task(task, [unsolved, failed], Bounds()).wrong
+    assert not report_on_task(task, [unsolved, failed, passed], Bounds()).unproven
+    assert not report_on_task(task, [probed("oracle", 0, "fail"), failed], Bounds()).unproven
+    assert not report_on_task(task, [failed], Bounds()).unproven, "no oracle was asked"
 
 
 def test_percentiles_and_differences_of_pictures() -> None:
