@@ -135,7 +135,7 @@ class DataService:
     ) -> None:
         self._config = config
         self._store = store
-        self._settings = RunSettings(config, store.save_config, how_started().given)
+        self._settings = RunSettings(config, store.save_config, how_started().set_keys)
         self._run: RunRow = store.begin_run(config.run.seed, self._settings.used, tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._commits = Commits(store)

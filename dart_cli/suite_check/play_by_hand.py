@@ -27,7 +27,7 @@ from dart_cli.language.coordinates import CoordinateMap
 from dart_cli.language.parsers import compact
 from dart_cli.player.actions import ActedEpisode, play_actions
 from dart_cli.player.episodes import env_of_suite, player_rng, random_click
-from dart_cli.runtime.background import in_daemon_thread, run_until_signal_code
+from dart_cli.runtime.background import in_daemon_thread, run_until_stopped
 from dart_cli.runtime.options import read_options
 from dart_cli.runtime.tables import verdict_words
 from dart_cli.runtime.waits import OpenWaits
@@ -68,12 +68,12 @@ def run_play(options: PlayOptions) -> int:
     with tempfile.TemporaryDirectory(prefix="dart-play-") as folder:
         hand = HandEpisode(task, options, Path(folder), console)
         acted = ActedEpisode()
-        signal_code = run_until_signal_code(hand.play(env, acted), hand.waits, lambda: None)
+        signal_code = run_until_stopped(hand.play(env, acted), hand.waits, lambda: None)
         if not hand.has_begun:
             if signal_code:
                 return signal_code
             raise EnvError(acted.reason)
-        verdict = Verdict("invalid", "signal_code") if signal_code else hand.verdict(acted)
+        verdict = Verdict("invalid", "stopped") if signal_code else hand.verdict(acted)
         console.print(_verdict_line(verdict), soft_wrap=True)
         if options.out is not None:
             save_film(options.out, Path(folder), hand.film(verdict))

@@ -45,7 +45,7 @@ async def until_ended(host: RoleHost) -> ChildOutput:
     output, log = b"", b""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            printed = await host.printed(host._life, 5.0)
+            printed = await host.new_output(host._life, 5.0)
             assert printed is not None
             output, log = output + printed["output"], log + printed["log"]
             if printed["code"] is not None:
@@ -73,7 +73,7 @@ async def test_a_command_runs_in_a_private_folder_with_the_keys(
     assert str(folder / "run.toml").encode() in printed["output"]
     assert printed["log"] == b"as the role writes it\n"
     assert (await until_ended(host))["output"] == b""  # printed once
-    assert await host.printed("another life", 5.0) is None
+    assert await host.new_output("another life", 5.0) is None
 
     await host.start(["--version"], {})
     printed = await until_ended(host)
@@ -110,7 +110,7 @@ async def test_the_child_gets_none_of_rays_settings(
 async def test_output_that_is_not_asked_for_is_bounded_and_the_newest_is_kept(
     host: RoleHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role_host, "KEPT_BYTES", 20)
+    monkeypatch.setattr(role_host, "BUFFER_BYTES", 20)
     await host.prepare(setup(tmp_path))
     await host.start(["--help"], {})
     assert host._pumping is not None

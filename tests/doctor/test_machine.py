@@ -66,7 +66,7 @@ CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
             "GPU-a,GPU-x",
             "train.device = 'cuda'",
             "error",
-            "lists 2, torch sees 1",
+            "lists 2 GPUs, torch sees 1",
         ),
         (["H200"] * 4, CUDA | {"gpus": 1}, "0,9", "", "warning", "CUDA stops at the first"),
         (
@@ -124,7 +124,9 @@ def test_a_gpu_that_allows_one_process_is_an_error_where_a_worker_has_two(
     found = list(machine.compute_modes(config))
     assert [each.level for each in found] == levels
     if levels == ["ok", "error"]:
-        assert found[1].text.startswith("GPU 1, 7: mode Exclusive_Process allows one process")
+        assert found[1].text.startswith(
+            "GPU 1, 7: compute mode Exclusive_Process allows one process"
+        )
         assert 'weights.channel = "gloo" or "file"' in found[1].cure
 
 

@@ -168,7 +168,7 @@ def test_the_hint_is_the_first_change_that_is_enough_by_itself(
 
 def test_a_plan_says_its_assumptions() -> None:
     lines = dict(plan_lines(plan_of(), config_of(), HostCapacity(H100)))
-    assert "assumed, no GPU is here" in lines["plan for"]
+    assert "assumed, because no GPU is here" in lines["plan for"]
     assert "30 steps" in lines["plan for"]
     assert "2691 tokens each" in lines["pack"]
     assert set(lines) == {"plan for", "trainer", "pack", "engine", "host", "disk"}
@@ -179,7 +179,7 @@ def test_a_longer_sequence_than_a_pack_is_said() -> None:
     plan = plan_of(train=given)
     assert plan.setup.tokens == plan.longest
     lines = dict(plan_lines(plan, config_of(train=given), HostCapacity(H100)))
-    assert "longer than train.pack_tokens = 4096, so it goes alone" in lines["pack"]
+    assert "longer than train.pack_tokens = 4096, so it is computed alone" in lines["pack"]
 
 
 # --- the host ------------------------------------------------------------------------------

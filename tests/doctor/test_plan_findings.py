@@ -89,7 +89,7 @@ def test_a_full_disk_is_refused_and_little_shared_memory_is_a_warning(
     found = list(planned.plan(config_of(model={"path": str(seven_b)})))
     disk, main = about(found, "disk"), about(found, "host")
     assert disk.level == "error"
-    assert "274.2 GB of checkpoints" in disk.text
+    assert "274.2 GB for checkpoints" in disk.text
     assert "choose another run.dir" in disk.cure
     assert main.level == "warning"
     assert "60.0 GB are: they are written to run.dir" in main.text
@@ -190,7 +190,7 @@ def test_a_model_that_is_not_here_is_planned_by_its_published_shape(
     ("path", "text", "cure"),
     [
         ("models/mine", "its name shows no family whose shape is published", "hf download REPO"),
-        ("models/Qwen2.5-VL-3B-Instruct", "which is of another size", "hf download REPO"),
+        ("models/Qwen2.5-VL-3B-Instruct", "has another size", "hf download REPO"),
         (
             "models/Qwen3.5-9B",
             "is of the family qwen3.5, whose class qwen3_5 or qwen3_5_moe dart does not load",

@@ -42,7 +42,7 @@ def test_an_existing_run_is_reported_live_or_not_and_is_not_disturbed(tmp_path: 
         play(make_ledger(config, store), 0)
         store.commit()
         assert run.holder(config.run.dir) == str(os.getpid())
-        assert "a run is live in it" in next(iter(run.directory(config))).text
+        assert "a run is running in it" in next(iter(run.directory(config))).text
     assert run.holder(config.run.dir) == ""
     assert "a run that can be continued" in next(iter(run.directory(config))).text
     (config.run.dir / "run.db").write_bytes(b"no database" * 1000)

@@ -16,7 +16,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.run_dir import claim, leave_signal
-from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
+from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _append_to
 from tests.waiting import PATIENCE_S
 
 
@@ -81,7 +81,7 @@ async def test_a_leader_is_ended_after_another_only_where_it_shall_follow(
     )
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
-    await asyncio.wait_for(made._children["one"].ended.wait(), PATIENCE_S)
+    await asyncio.wait_for(made._children["one"].has_ended.wait(), PATIENCE_S)
     for _ in range(100):
         await asyncio.sleep(0)
     assert made._ending.is_set() is is_ended
@@ -107,7 +107,7 @@ async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: P
 async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
     made, told = supervisor(tmp_path, {"one": []}, ["one"])
     stream, child = asyncio.StreamReader(), Child("one", [])
-    with _appended(Path("/dev/full")) as log:
+    with _append_to(Path("/dev/full")) as log:
         reading = asyncio.create_task(made._read(child, stream, log))
         for number in range(3):
             stream.feed_data(b"WARNING %d\n" % number + b"x" * 20000 + b"\n")
@@ -257,7 +257,7 @@ async def test_a_child_that_reports_progress_as_it_ends_is_waited_for(
         stream.feed_data(b"progress: one is still writing its last checkpoint\n")
         await asyncio.sleep(0.1)
     if speaks:
-        child.ended.set()
+        child.has_ended.set()
     await asyncio.wait_for(ending, PATIENCE_S)
     stream.feed_eof()
     await reading

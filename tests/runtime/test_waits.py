@@ -200,7 +200,7 @@ async def test_a_wait_that_lasts_is_a_line_of_progress_and_again_ever_more_rarel
         return now[0]
 
     open_waits = OpenWaits(clock)
-    async with open_waits.shown():
+    async with open_waits.show():
         await asyncio.sleep(0)  # it begins to look
         with open_waits.waiting("a reset"), open_waits.waiting("another"):
             for second in range(1, 41):

@@ -127,8 +127,8 @@ def test_a_task_that_is_under_way_at_the_stop_is_reported_as_far_as_it_was_playe
         keep_before(check, *given)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    keep_before = Check._keep
-    monkeypatch.setattr(Check, "_keep", kept)
+    keep_before = Check._add
+    monkeypatch.setattr(Check, "_add", kept)
     assert run_check(CheckOptions("mini", ["mini/click"], seeds=4, probes="done,fail")) == 143
     printed = capsys.readouterr().out
     assert "stopped: 0 of 1 task played to the end" in printed
