@@ -7,7 +7,8 @@
     placing      places processes: placement groups, and actors that may be restarted elsewhere
     cluster_run  the run as a whole: configuration, keys, ports, folders, from its start to its end
 
-Only this package imports Ray. The roles are the commands that a person would type on each host (docs/box.md), which
-reach each other over TCP with CURVE keys. Configuration, keys, output and signals go through Ray. Ray's own calls are
-pickles, which only holders of the cluster's token can send; `dart up` gets back only text, bytes and numbers.
+Only this package imports Ray. The roles are the commands that a person would type on each host (docs/box.md),
+which reach each other over TCP with CURVE keys. Configuration, keys, output and signals go through Ray. Ray's
+own calls are pickles, which only holders of the cluster's token can send; `dart up` gets back only text,
+bytes and numbers.
 """

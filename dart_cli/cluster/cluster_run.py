@@ -4,10 +4,10 @@
     ClusterRun       has the configuration with its addresses, and starts processes for `dart up`
     prepare_keys     writes the keys of the run: the user's own, or a new pair
 
-The data process and the trainer share a node, `home`: this host if it is a node with room, else any node. Both use
-the run directory itself, so home must see it at the same path as this host. Every other process has a private folder
-on its node, and its output and log are copied to the run directory here. Weights are files in a folder that all nodes
-see, or are sent over the network, as `weights.channel` says.
+The data process and the trainer share a node, `home`: this host if it is a node with room, else any node.
+Both use the run directory itself, so home must see it at the same path as this host. Every other process has
+a private folder on its node, and its output and log are copied to the run directory here. Weights are files
+in a folder that all nodes see, or are sent over the network, as `weights.channel` says.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class ClusterRun:
     # --- home -------------------------------------------------------------------------------
 
     async def settle(self, overrides: Sequence[str], stop: asyncio.Event) -> bool:
-        """Find the home of data process and trainer, and the settings that follow; return False if `stop` is set first.
+        """Find the home of data process and trainer, and the settings that follow.
+
+        Return False if `stop` is set first.
 
         Raises UserError if there is no such node, or it does not see the run directory.
         """
@@ -166,7 +168,8 @@ class ClusterRun:
     ) -> Process | None:
         """Start a command of the run on a node that has room (see StartProcess).
 
-        Raises UserError if no node has room by the deadline, or the node lacks something that the command needs.
+        Raises UserError if no node has room by the deadline, or the node lacks something that the command
+        needs.
         """
         try:
             if name == "train" and len(self._trainer.ranks) > 1:
@@ -204,7 +207,9 @@ class ClusterRun:
         is_needed: Callable[[], bool],
         work: Callable[[Place], Awaitable[_T]],
     ) -> _T | None:
-        """Wait for the place of a command, call `work` with it, and return the result; return None if `ending` is set.
+        """Wait for the place of a command, call `work` with it, and return the result.
+
+        Return None if `ending` is set.
 
         If the actor is lost meanwhile, wait and try again. Raises DartError if that happens too often.
         """
@@ -222,7 +227,7 @@ class ClusterRun:
         return None
 
     async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
-        """Start a process of `dart train` for each rank, with the environment that torchrun sets (docs/box.md)."""
+        """Start a process of `dart train` for each rank, with the variables of torchrun (docs/box.md)."""
         assert self._home is not None
         port = await self._free_port(ending)
         ranks: list[RemoteProcess] = []
@@ -377,7 +382,10 @@ async def run_on_cluster(
 
 
 async def _answer(call: Any) -> Any:
-    """Return the answer of an actor. Raises RayActorError if it is lost, DartError if it does not answer in time."""
+    """Return the answer of an actor.
+
+    Raises RayActorError if it is lost, DartError if it does not answer in time.
+    """
     try:
         async with asyncio.timeout(_ANSWER_S):
             return await asyncio.wrap_future(call.future())

@@ -5,9 +5,10 @@
     refuse_ray           raises for an invalid address, or if Ray is not installed
     refuse_unreachable   raises if no cluster listens at the address
 
-Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics and the
-dashboard are off. A cluster that is started here binds every socket to loopback and has its own token. Its files are
-in a private folder that is removed at the end. The folder's path is short, because sockets are in it.
+Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics and
+the dashboard are off. A cluster that is started here binds every socket to loopback and has its own token.
+Its files are in a private folder that is removed at the end. The folder's path is short, because sockets are
+in it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ ASK_S = 60.0
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing large goes through it
 _SETTINGS = b"\4"  # the fourth byte of a SETTINGS frame of HTTP/2
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
-"""The first bytes of an HTTP/2 client, such as gRPC's, with empty settings. The server answers with its settings."""
+"""The first bytes of an HTTP/2 client, such as gRPC's, with empty settings. The server answers with its
+settings."""
 _FOLDER = "dart-ray-"
 _LOCK = "lock"  # locked as long as the process lives that owns the folder
 _SETTLED_S = 60.0  # age in seconds at which a folder surely has its lock
@@ -93,12 +95,18 @@ class Cluster:
         ]
 
     def abandon(self) -> None:
-        """Remove the files of a cluster that was started here; Ray ends its processes itself. For an immediate end."""
+        """Remove the files of a cluster that was started here; Ray ends its processes itself.
+
+        For an immediate end.
+        """
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def ask(self, call: Callable[[], _T], within_s: float = ASK_S) -> _T:
-        """Make a blocking call of Ray in a thread, and return its result. Raises DartError if the cluster does not answer."""
+        """Make a blocking call of Ray in a thread, and return its result.
+
+        Raises DartError if the cluster does not answer.
+        """
         try:
             async with asyncio.timeout(within_s):
                 return await in_daemon_thread(call)
@@ -226,7 +234,10 @@ def _reach(address: str, here: str) -> None:
 
 
 def _is_grpc(peer: socket.socket) -> bool:
-    """Return True if an HTTP/2 server answers, and also if Ray uses TLS, which is not checked. Raises OSError."""
+    """Return True if an HTTP/2 server answers, and also if Ray uses TLS, which is not checked.
+
+    Raises OSError.
+    """
     if os.environ.get("RAY_USE_TLS", "0") != "0":
         return True
     peer.sendall(_HELLO)

@@ -58,7 +58,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The demands of the trainer. The first bundle also has room for the data process, and for evaluations."""
+    """The demands of the trainer.
+
+    The first bundle also has room for the data process, and for evaluations.
+    """
 
     bundles: tuple[Demand, ...]
     ranks: tuple[Demand, ...]
@@ -87,7 +90,7 @@ def trainer_of(config: Config, nodes: Sequence[Node]) -> Trainer:
 
 
 def _home_of(turns: Sequence[Demand]) -> Demand:
-    """Return a demand of one CPU for the data process, and room for the largest of `turns`, which run in turn."""
+    """Return one CPU for the data process, and room for the largest of `turns`, which run in turn."""
     cpus, gpus = max(turn.cpus for turn in turns), max(turn.gpus for turn in turns)
     return Demand(HOME, 1 + cpus, gpus)
 
@@ -122,7 +125,7 @@ def _on_gpus(device: str, nodes: Sequence[Node]) -> bool:
 
 
 def summary(config: Config) -> str:
-    """Return the demands in words: `data service and trainer on one node, with a GPU for each rank (4); ...`."""
+    """Return all demands in words, for nodes that are not known yet."""
     ranks, per_worker = config.train.ranks, gpus_per_worker(config)
     return (
         f"data service and trainer on one node, with a GPU for each rank ({ranks}); {config.up.rollouts} rollout "

@@ -6,9 +6,9 @@
     NodeLostError   the error for a lost node from which a process may not be moved
     cause_of        returns the cause of an error of Ray in one line
 
-Ray restarts a lost actor on a node that has room, and moves a placement group as a whole. The supervisor decides how
-often: for it a lost actor is a process that died, and it forgets old deaths, whereas Ray would count them over the
-whole run. Each wait prints what it waits for, and ends after WAIT_S.
+Ray restarts a lost actor on a node that has room, and moves a placement group as a whole. The supervisor
+decides how often: for it a lost actor is a process that died, and it forgets old deaths, whereas Ray would
+count them over the whole run. Each wait prints what it waits for, and ends after WAIT_S.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class Placing:
     # --- making -----------------------------------------------------------------------------
 
     async def reserve(self, bundles: Iterable[Demand], on: Node | None = None) -> Reservation:
-        """Reserve these bundles, each on one node, and return the reservation. A single bundle may be put on node `on`."""
+        """Reserve these bundles, each on one node, and return the reservation.
+
+        A single bundle may be put on node `on`.
+        """
         from ray.util.placement_group import placement_group
 
         demands = tuple(bundles)
@@ -111,7 +114,7 @@ class Placing:
     def place(
         self, demand: Demand, worker: str, reserved: Reservation | None = None, index: int = 0
     ) -> Place:
-        """Create an actor for `worker` and return its place: a bundle of `reserved`, or the node with most room."""
+        """Create an actor for `worker`, in a bundle of `reserved` or on any node, and return its place."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where: Any = "SPREAD"
@@ -138,10 +141,12 @@ class Placing:
     async def wait_for(
         self, place: Place, ending: asyncio.Event, is_needed: Callable[[], bool]
     ) -> bool:
-        """Wait until the actor of `place` answers, store its node, and return True; return False if `ending` is set.
+        """Wait until the actor of `place` answers, store its node, and return True.
 
-        Raises UserError if there is no room by the deadline and the run needs the process (`is_needed`), or if its
-        node cannot run it. Raises NodeLostError if the only node on which it may run is lost.
+        Return False if `ending` is set first.
+
+        Raises UserError if there is no room by the deadline and the run needs the process (`is_needed`), or
+        if its node cannot run it. Raises NodeLostError if the only node on which it may run is lost.
         """
         began = time.monotonic()
         last_reason = ""
@@ -184,7 +189,10 @@ class Placing:
         return not is_open, starts if has_room else text
 
     async def _answers(self, place: Place) -> bool:
-        """Return True if the actor answers, and store its node in `place`. Raises UserError if it cannot be created."""
+        """Return True if the actor answers, and store its node in `place`.
+
+        Raises UserError if it cannot be created.
+        """
         errors = self._cluster.ray.exceptions
         if place.pending_description is None:
             place.pending_description = asyncio.wrap_future(place.actor.describe.remote().future())

@@ -129,7 +129,10 @@ def ignore_error(answer: asyncio.Future[Any]) -> None:
 
 
 class Ranks:
-    """The ranks of one trainer as one process. They end together; the first that fails determines the exit code."""
+    """The ranks of one trainer as one process.
+
+    They end together; the first that fails determines the exit code.
+    """
 
     def __init__(self, ranks: Sequence[RemoteProcess]) -> None:
         self._ranks = ranks

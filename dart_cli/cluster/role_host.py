@@ -4,9 +4,9 @@
     Setup         what a node needs to run a command of this run
     ChildOutput   the output of the command since the last call
 
-The child is the same as on one host (runtime/supervisor.py): it leads its own process group, and ends within seconds
-when this process is gone, however that ended. Its output waits here, up to a limit, so a driver that does not ask
-never blocks a child. Only plain values go through Ray.
+The child is the same as on one host (runtime/supervisor.py): it leads its own process group, and ends within
+seconds when this process is gone, however that ended. Its output waits here, up to a limit, so a driver that
+does not ask never blocks a child. Only plain values go through Ray.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RoleHost:
         return ""
 
     async def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        """End an earlier child, and start `dart ARGUMENTS`, in which CONFIG is replaced by this node's file."""
+        """End an earlier child, and start `dart ARGUMENTS`. This node's file replaces CONFIG in them."""
         assert self._folder is not None
         assert self._setup is not None
         await self._forget()
@@ -148,7 +148,10 @@ class RoleHost:
         self._pumping = asyncio.create_task(self._pump(self._process))
 
     async def new_output(self, life: str, within_s: float) -> ChildOutput | None:
-        """Return new output as soon as there is some, at the latest after `within_s`; None for another life."""
+        """Return new output as soon as there is some, at the latest after `within_s`.
+
+        Return None if `life` is an earlier one.
+        """
         if life != self._life:
             return None
         with contextlib.suppress(TimeoutError):

@@ -102,9 +102,9 @@ def examine(
 ) -> Iterator[Finding]:
     """Yield findings about this host, and about `target`: a TOML file, run directory or model folder.
 
-    The options add checks at the end: `plays_episode` plays an episode, `reads_values` checks that every number of
-    the weights is finite, `compares_logprobs` compares engine and trainer. `steps` is the length of the episodes for
-    which memory is planned; None means what the tasks allow.
+    The options add checks at the end: `plays_episode` plays an episode, `reads_values` checks that every
+    number of the weights is finite, `compares_logprobs` compares engine and trainer. `steps` is the length of
+    the episodes for which memory is planned; None means what the tasks allow.
     """
     config: Config | None = None
     of_model = target is not None and is_model_folder(target)

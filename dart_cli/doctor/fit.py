@@ -1,11 +1,12 @@
 """Compare a plan with the resources of a host, with a hint of what would make it fit.
 
 HostCapacity   GPUs, main memory, shared memory and disk of the host; unknown parts are None
-problems       yields what does not fit, for one role or for a whole run: errors, or warnings if the run can work
+problems       yields what does not fit, for one role or a whole run: errors, or warnings if it can work
 gpu_shares     lists which GPUs the trainer and each engine use
 gb             formats bytes
 
-Main memory and disk of this host count only if it has GPUs: a plan that is made on a laptop is for another machine.
+Main memory and disk of this host count only if it has GPUs: a plan that is made on a laptop is for another
+machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ MOST_GPUS = 8
 
 @dataclass(frozen=True)
 class HostCapacity:
-    """The resources of a host, in bytes. `gpus` is the number of GPUs that a run can use; 0 if none is known."""
+    """The resources of a host, in bytes.
+
+    `gpus` is the number of GPUs that a run can use; 0 if none is known.
+    """
 
     gpu: GpuKind
     gpus: int = 0
@@ -65,8 +69,8 @@ def problems(
 ) -> Iterator[Finding]:
     """Yield errors for what does not fit, then warnings for what the run can do without.
 
-    `role` limits them to one role's processes; None means the whole run. The subject of a finding is a line of the
-    plan, or `gpus`, which concerns several lines.
+    `role` limits them to one role's processes; None means the whole run. The subject of a finding is a line
+    of the plan, or `gpus`, which concerns several lines.
     """
     if role in (None, "rollout") and plan.engine is not None:
         yield from _sequence(plan, config)
@@ -107,9 +111,8 @@ def _shared_memory(plan: Plan, room: HostCapacity, role: Role | None) -> Iterato
     need = plan.host.shared + plan.host.set_bytes
     fits = room.memory is None or plan.host.memory_of(role) + plan.host.shared <= room.memory
     if room.shared is not None and plan.host.shared and fits and need > room.shared:
-        size = -(
-            -(need + room.shared_taken) // 10**9
-        )  # the whole size of /dev/shm, not its free space
+        # The whole size of /dev/shm, not its free space.
+        size = -(-(need + room.shared_taken) // 10**9)
         yield warning(
             "host",
             f"weight sets need {gb(need)} of /dev/shm, {gb(room.shared)} are free; they are written to run.dir "
@@ -119,7 +122,7 @@ def _shared_memory(plan: Plan, room: HostCapacity, role: Role | None) -> Iterato
 
 
 def together_at_most(config: Config) -> int:
-    """Return how many requests one engine may have at once: those of its share of slots, at most rollout.max_batch."""
+    """Return how many requests one engine may have at once: its share of slots, at most max_batch."""
     slots = max(1, config.up.envs) * config.env.slots
     return min(config.rollout.max_batch, -(-slots // max(1, config.up.rollouts)))
 
@@ -240,7 +243,7 @@ def _apart_hint(plan: Plan, config: Config, room: HostCapacity) -> str:
 
 
 def gpu_shares(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int], int]]:
-    """Return (process, its GPUs as [up] numbers them, bytes on each) for a whole run on a host with `gpus` GPUs."""
+    """Return (process, its GPUs as [up] numbers them, bytes on each) for a run on a host with `gpus` GPUs."""
     shares: list[tuple[str, list[int], int]] = []
     train, listed = shared_out(config, gpus)
     if plan.trainer is not None and config.train.device != "cpu":

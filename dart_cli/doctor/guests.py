@@ -17,7 +17,7 @@ ENGINE_S = 5.0
 
 
 def guests() -> Iterator[Finding]:
-    """Yield a warning that names the machines; yield nothing if there are none, or no container engine runs."""
+    """Yield a warning that names the machines, if there are any and a container engine runs."""
     try:
         engine = find_engine(ENGINE_S)
     except MissingPartError:  # machine.programs reports it if the run needs one

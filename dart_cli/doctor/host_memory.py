@@ -1,4 +1,4 @@
-"""Estimate what a run takes of its host beside GPUs: main memory, shared memory, disk. Pure functions, in bytes.
+"""Estimate what a run takes of its host beside GPUs: main memory, shared memory, disk. In bytes, pure.
 
 EpisodeForm   the sizes of an episode in tokens
 HostPart      one part of main memory, and the role whose processes hold it
@@ -9,7 +9,8 @@ host_plan     makes the plan from the configuration, the model's sizes and the t
 
     offload      float32 masters, gradients, AdamW's moments (train.offload;
                  dart_cli/train/sharded.py)
-    checkpoint   a staged copy of masters and moments, whose buffers stay (dart_cli/train/checkpoints/shards.py: Staging)
+    checkpoint   a staged copy of masters and moments, whose buffers stay
+                 (dart_cli/train/checkpoints/shards.py: Staging)
     parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
     publication  a copy of the trained parameters in model.dtype, on rank 0; with deltas or a broadcast
                  the newest version and the next one, both whole (dart_cli/weights/file.py). With a GPU
@@ -117,7 +118,7 @@ class HostPlan:
         return sum(part.size for part in self.parts_of(role))
 
     def parts_of(self, role: str | None) -> tuple[HostPart, ...]:
-        """Return the parts of one role: of the trainer or of one rollout worker; of all processes if `role` is None."""
+        """Return the parts of one role's process; of all processes if `role` is None."""
         if role is None:
             return self.parts
         share = self.workers if role == "rollout" else 1

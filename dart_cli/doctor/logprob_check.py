@@ -6,12 +6,13 @@
     RunPrompts           the screens and the history of a run, for one trajectory of the trial
     play_trial           samples a trial, as a batch that the trainer can score
 
-The configured engine samples a trial with the model and is closed. Then the trainer's forward pass scores the same
-tokens, with weights in the model's dtype and without optimizer state. So two copies of the model are never in memory
-at once, and the check needs no more memory than the engine. A trial needs no environment: its screens are random
-drawings. Prompts have past screens and completions as in a run; some are text alone, except for a policy that
-points. Most screens are small. One trajectory has screens as large as the run's, and as many as its history shows,
-because vLLM reads such a long prompt in several parts on a GPU, but a small one in one part.
+The configured engine samples a trial with the model and is closed. Then the trainer's forward pass scores the
+same tokens, with weights in the model's dtype and without optimizer state. So two copies of the model are
+never in memory at once, and the check needs no more memory than the engine. A trial needs no environment: its
+screens are random drawings. Prompts have past screens and completions as in a run; some are text alone,
+except for a policy that points. Most screens are small. One trajectory has screens as large as the run's, and
+as many as its history shows, because vLLM reads such a long prompt in several parts on a GPU, but a small one
+in one part.
 """
 
 from __future__ import annotations
@@ -231,8 +232,8 @@ async def play_trial(
 ) -> Batch:
     """Sample all trajectories at the same time, and return them as a batch.
 
-    `policy` renders the prompts of text alone, which a policy that points does not have; its weights are not used.
-    Raises EngineError, and TimeoutError after the deadline.
+    `policy` renders the prompts of text alone, which a policy that points does not have; its weights are not
+    used. Raises EngineError, and TimeoutError after the deadline.
     """
     images: dict[str, bytes] = {}
     texts = trial.texts if policy.pointing == "text" else 0  # there is no screen to point at
@@ -321,6 +322,7 @@ async def _text(policy: LoadedPolicy, engine: Engine, trial: Trial, number: int)
 def _step(
     trajectory: str, step: int, reply: Completion, screens: Sequence[bytes], rng: random.Random
 ) -> BatchStep:
+    """Return a step of the trial with a random advantage."""
     return BatchStep(
         group_id=trajectory,
         trajectory_id=trajectory,

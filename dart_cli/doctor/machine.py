@@ -43,11 +43,11 @@ TORCH_S = 120.0
 """Seconds in which `import torch` must end; on a cold network disk it takes minutes."""
 
 LEAST_SHARED = 1 * GIB
-"""Bytes of free shared memory below which there is a warning: with the 64 MiB that containers have by default,
-NCCL and Chromium end with a bus error."""
+"""Bytes of free shared memory below which there is a warning: with the 64 MiB that containers have by
+default, NCCL and Chromium end with a bus error."""
 LEAST_FILES, GOOD_FILES = 256, 4096
-"""Limits of open files: below the first there is an error, below the second a warning. Each environment slot, each
-connection and each weight file needs some."""
+"""Limits of open files: below the first there is an error, below the second a warning. Each environment slot,
+each connection and each weight file needs some."""
 
 DISTRIBUTION = "dart-cli"
 EXTRAS = {
@@ -103,7 +103,7 @@ def packages() -> Iterator[Finding]:
     """Check the version of each required package, and of the extras that are installed."""
     try:
         requirements = [
-            Requirement(each) for each in importlib.metadata.requires(DISTRIBUTION) or []
+            Requirement(package) for package in importlib.metadata.requires(DISTRIBUTION) or []
         ]
     except (importlib.metadata.PackageNotFoundError, InvalidRequirement):
         yield warning(
@@ -112,9 +112,11 @@ def packages() -> Iterator[Finding]:
             "pip install -e . in dart's folder",
         )
         return
-    required = [each for each in requirements if each.marker is None or each.marker.evaluate()]
-    versions = [(each, _version(each.name)) for each in required]
-    bad = [finding for each, version in versions for finding in check_package(each, version)]
+    required = [
+        package for package in requirements if package.marker is None or package.marker.evaluate()
+    ]
+    versions = [(package, _version(package.name)) for package in required]
+    bad = [finding for package, version in versions for finding in check_package(package, version)]
     yield from bad
     if not bad:
         yield ok("packages", f"all {len(versions)} that every run needs are installed")
@@ -126,16 +128,18 @@ def _extras(requirements: Sequence[Requirement]) -> Iterator[Finding]:
     absent = []
     for extra, use in EXTRAS.items():
         parts = [
-            each
-            for each in requirements
-            if each.marker and not each.marker.evaluate() and each.marker.evaluate({"extra": extra})
+            package
+            for package in requirements
+            if package.marker
+            and not package.marker.evaluate()
+            and package.marker.evaluate({"extra": extra})
         ]
-        versions = [(each, _version(each.name)) for each in parts]
+        versions = [(package, _version(package.name)) for package in parts]
         if any(version is None for _, version in versions):
             absent.append(f"{extra} ({use})")
             continue
-        for each, version in versions:
-            yield from check_package(each, version)
+        for package, version in versions:
+            yield from check_package(package, version)
     if absent:
         yield ok(
             "extras",
@@ -155,7 +159,10 @@ def check_package(requirement: Requirement, version: str | None) -> Iterator[Fin
 
 
 def gpus(asking: str = "") -> Iterator[Finding]:
-    """Check whether torch sees the GPUs that nvidia-smi lists. `asking` names the keys of the run that ask for GPUs."""
+    """Check whether torch sees the GPUs that nvidia-smi lists.
+
+    `asking` names the keys of the run that ask for GPUs.
+    """
     listed, fault = list_gpus()
     torch = ask_torch()
     if fault:
@@ -164,7 +171,7 @@ def gpus(asking: str = "") -> Iterator[Finding]:
 
 
 def list_gpus() -> tuple[list[str], str]:
-    """Return (name and memory of each GPU of this host, why they cannot be listed); the second is empty if they can."""
+    """Return (name and memory of each GPU of this host, the error if they cannot be listed)."""
     if shutil.which("nvidia-smi") is None:
         return [], ""
     answer, fault = run_program(
@@ -200,7 +207,8 @@ def check_gpus(
 ) -> Iterator[Finding]:
     """Compare GPUs `listed` by nvidia-smi with torch's report and CUDA_VISIBLE_DEVICES (`visible`).
 
-    `asking` names the keys of the run that ask for GPUs: a lack of GPUs is then an error instead of a warning.
+    `asking` names the keys of the run that ask for GPUs: a lack of GPUs is then an error instead of a
+    warning.
     """
     if isinstance(torch, str):
         yield error("torch", f"cannot be imported: {torch}", "install it again: scripts/setup")
@@ -304,7 +312,10 @@ def _docker(binary: str, *, is_needed: bool) -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Check free main memory. Environments and the tiny model need little, large models much (see the plan)."""
+    """Check free main memory.
+
+    Environments and the tiny model need little, large models much (see the plan).
+    """
     measured = main_memory()
     if measured is None:
         return
@@ -365,7 +376,10 @@ def open_files() -> Iterator[Finding]:
 
 
 def check_files(soft: int, hard: int) -> Finding:
-    """Compare the limit of open files, and the limit to which it may be raised, with what slots need; -1: no limit."""
+    """Compare the limit of open files with what slots need; -1 means no limit.
+
+    `hard` is the limit to which `soft` may be raised.
+    """
     text = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
     if soft >= GOOD_FILES or soft == resource.RLIM_INFINITY:
         return ok("open files", text)

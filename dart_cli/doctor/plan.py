@@ -1,12 +1,12 @@
 """Plan what a run will take before it starts: memory of GPUs and host, disk.
 
 Plan            what a trainer rank, an engine and the host need
-make_plan       makes the plan from the configuration, the model's config.json and preprocessor, and a kind of GPU
+make_plan       makes the plan from a configuration, the model's config.json and preprocessor, a kind of GPU
 EpisodeTokens   the chains of an episode, and the tokens that an engine with a prefix cache must read
 episode_tokens  counts them from the sizes of an episode
 
-All functions are pure. The formulas are in trainer_memory.py and host_memory.py; docs/hardware.md has tables of
-them and lists what they do not include.
+All functions are pure. The formulas are in trainer_memory.py and host_memory.py; docs/hardware.md has tables
+of them and lists what they do not include.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a configuration whose model has this config.json and preprocessor.
 
-    `steps` is the length of an average episode, `most_steps` of the longest. `screen` is the size of a screen in
-    pixels if the suite's options name none. `on_cpu` says that no process has a GPU; `gpu` is then ignored. Raises
-    ModelError for an invalid size of the model, ConfigError for an invalid size of a screen.
+    `steps` is the length of an average episode, `most_steps` of the longest. `screen` is the size of a screen
+    in pixels if the suite's options name none. `on_cpu` says that no process has a GPU; `gpu` is then
+    ignored. Raises ModelError for an invalid size of the model, ConfigError for an invalid size of a screen.
     """
     shape = shape_of(tree)
     screen = screen_of(config) or screen or SCREEN
@@ -147,7 +147,7 @@ def _positions(config: Config, tree: Mapping[str, Any]) -> int:
 
 
 def episode_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
-    """Return the sizes of an episode with the configured history; `screen` is the number of tokens of a screen."""
+    """Return the sizes of an episode with the configured history and `screen` tokens for each screen."""
     policy = config.policy
     return EpisodeForm(
         steps=max(1, steps),
@@ -255,9 +255,8 @@ def episode_tokens(form: EpisodeForm) -> EpisodeTokens:
             cached, screens_read_now = chains[-1][0], 1
             chains[-1] = (whole, chains[-1][1] + 1)
         else:
-            text_turns = (
-                first_image - first_turn if turn == first_turn else 0
-            )  # turns that are only text
+            # Turns before the first screen are only text.
+            text_turns = first_image - first_turn if turn == first_turn else 0
             cached = form.header + text_turns * form.completion if step > 1 else 0
             screens_read_now = step - image + 1
             chains.append((whole, 1))
@@ -270,7 +269,7 @@ def episode_tokens(form: EpisodeForm) -> EpisodeTokens:
 
 
 def _window(form: EpisodeForm, step: int, image: int, turn: int) -> tuple[int, int]:
-    """Return (first screen, first turn) of a step's prompt; `image` and `turn` are those of the step before."""
+    """Return (first screen, first turn) of a step's prompt, given those of the step before."""
     if not form.most:
         return max(1, step - form.images + 1), max(1, step - form.turns)
     if step - image + 1 <= form.most:

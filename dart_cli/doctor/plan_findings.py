@@ -70,8 +70,8 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
     """Yield a finding for each line of the plan: whether what the run takes fits this host.
 
     Yield nothing for a model that ships with dart or a run without a model, nor for a model error that
-    run_checks.configuration reports. `steps` is the length of an episode; None means what the tasks allow. The plan
-    needs only the model's small files, or the published shape of its class.
+    run_checks.configuration reports. `steps` is the length of an episode; None means what the tasks allow.
+    The plan needs only the model's small files, or the published shape of its class.
     """
     # If NVML lists the GPUs, rules/machine.py reports this as a mistake of the configuration.
     if gpus_here() is None and listed_gpus() is None:
@@ -157,8 +157,8 @@ def refuse_full(config: Config) -> None:
 def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
     """Return the plan of a run on this host; None if the run loads no model, or one that ships with dart.
 
-    `steps` is the length of an episode; None means what the tasks allow. Raises ModelError if the model's small
-    files cannot be read and its shape is not published, ConfigError for an invalid size of a screen.
+    `steps` is the length of an episode; None means what the tasks allow. Raises ModelError if the model's
+    small files cannot be read and its shape is not published, ConfigError for an invalid size of a screen.
     """
     loaded = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
     if not loaded or config.model.path in BUILTIN:
@@ -183,8 +183,8 @@ def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
 def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
     """Return (config.json, sizes of the preprocessor, checkpoint) of the model.
 
-    If the model's folder is not here, they are those of the published checkpoint that is named; else the name is
-    empty. Raises ModelError.
+    If the model's folder is not here, they are those of the published checkpoint that is named; else the name
+    is empty. Raises ModelError.
     """
     path = config.model.path
     if path.startswith("builtin:") or model_folder(path).is_dir():
@@ -240,7 +240,7 @@ def _room(config: Config) -> HostCapacity:
 def _disk(run_dir: Path) -> int:
     """Return the bytes for run.dir: free space, plus what its checkpoints and weight sets use already."""
     whole = run_dir.absolute()
-    place = next(each for each in (whole, *whole.parents) if each.exists())
+    place = next(folder for folder in (whole, *whole.parents) if folder.exists())
     used = 0
     for part in ("checkpoints", "weights"):
         for folder, _, names in os.walk(whole / part):
@@ -258,7 +258,7 @@ def _disk(run_dir: Path) -> int:
 def plan_lines(
     plan: Plan, config: Config, room: HostCapacity, role: Role | None = None, steps_from: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (subject, text) for each line of the plan; `steps_from` says where the number of steps comes from."""
+    """Yield (subject, text) for each line of the plan; `steps_from` is the origin of the number of steps."""
     yield "plan for", _assumed(plan, room, steps_from)
     if plan.trainer is not None and role in (None, "train"):
         yield "trainer", _trainer(plan, room)
@@ -271,6 +271,7 @@ def plan_lines(
 
 
 def _assumed(plan: Plan, room: HostCapacity, steps_from: str) -> str:
+    """Return for which GPUs and episodes the plan is made."""
     if room.on_cpu:
         where = "the CPU"
     elif room.is_gpu_here:
@@ -297,6 +298,7 @@ def _trainer(plan: Plan, room: HostCapacity) -> str:
 
 
 def _parts(plan: Plan, *, on_cpu: bool) -> str:
+    """Return the larger parts of a trainer rank's memory."""
     memory = plan.trainer
     assert memory is not None
     permanent, passing = memory.permanent, memory.passing
@@ -318,6 +320,7 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
 
 
 def _pack(plan: Plan, config: Config) -> str:
+    """Return the size of the trainer's forward passes, and how the longest sequence is composed."""
     form, width = plan.form, plan.screen
     how = (
         _count(form.images, "screen") if not form.most else f"{form.images} to {form.most} screens"
@@ -335,6 +338,7 @@ def _pack(plan: Plan, config: Config) -> str:
 
 
 def _engine(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -> str:
+    """Return the memory of the engines, and how many prompts fit into it."""
     assert plan.engine is not None
     engine = plan.engine
     share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
@@ -368,6 +372,7 @@ def _host(plan: Plan, role: Role | None) -> str:
 
 
 def _by_holder(parts: Sequence[HostPart]) -> str:
+    """Return parts of main memory, summed by the role that holds them."""
     names = {
         "train": "trainer",
         "rollout": "engines",

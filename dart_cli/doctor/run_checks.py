@@ -5,7 +5,7 @@ directory       the run directory: its owner, file system and free space, or whe
 ports           whether the address of the data service is free
 model, tasks    the model that would be loaded, the tasks that would be played
 learning_rate   the learning rate that follows from the model, if the file sets none
-family          the family of models, how it was recognised, and where each value of [policy] that it sets comes from
+family          the family of models, how it was recognised, and the origin of the values of [policy] that it sets
 values          whether all numbers of the model's weights are finite
 """
 
@@ -118,7 +118,8 @@ def _run_in(path: Path) -> Iterator[Finding]:
 def holder(run_dir: Path) -> str:
     """Return the pid of the data service of the run, as it wrote it to the lock; empty if there is none.
 
-    The kernel's list of locks is read. Taking the lock could make a data service fail that starts at that moment.
+    The kernel's list of locks is read. Taking the lock could make a data service fail that starts at that
+    moment.
     """
     path = run_dir / LOCK
     try:
@@ -285,8 +286,8 @@ def tasks(config: Config) -> Iterator[Finding]:
 def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
     """Yield the family of the model, and where each value of [policy] that it sets comes from.
 
-    For a model folder alone (`of_model`) these are the values that `policy.family = "auto"` would set. Yield nothing
-    for a model that ships with dart.
+    For a model folder alone (`of_model`) these are the values that `policy.family = "auto"` would set. Yield
+    nothing for a model that ships with dart.
     """
     folder = folder_of(config)
     name = config.policy.family

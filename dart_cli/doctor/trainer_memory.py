@@ -6,11 +6,12 @@ trainer_memory     computes the peak of an update
 layer_activations  what a layer of the language model stores of a token for the backward pass
 block_activations  what a block of the vision tower stores of a patch, if the tower is trained
 
-The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained parameters are the float32 masters, in
-shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole on each rank in
-`model.dtype`. Each layer of the language model, the embedding and the head is a unit that is gathered in
-`model.dtype` and whose gradients are reduced in float32. In float32 on one rank all are plain tensors.
-tests/doctor/test_trainer_memory.py compares the formulas with torch's own tracker of an update without data.
+The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained parameters are the float32
+masters, in shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole
+on each rank in `model.dtype`. Each layer of the language model, the embedding and the head is a unit that is
+gathered in `model.dtype` and whose gradients are reduced in float32. In float32 on one rank all are plain
+tensors. tests/doctor/test_trainer_memory.py compares the formulas with torch's own tracker of an update
+without data.
 
 The peak of an update is in one of these phases, whichever needs most:
 
@@ -49,7 +50,10 @@ FRAGMENTS = 0.05
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """The setup of a trainer. `tokens` is the size of its largest forward pass, `predicted` the completion tokens in it."""
+    """The setup of a trainer.
+
+    `tokens` is the size of its largest forward pass, `predicted` the completion tokens in it.
+    """
 
     tokens: int
     predicted: int
@@ -106,8 +110,9 @@ def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
 def layer_activations(shape: Shape, dtype: str) -> int:
     """Return the bytes that a layer stores of a token for the backward pass, without recompute.
 
-    Two norms store their input in float32, normalised, and scaled. Attention stores queries, keys, values, its
-    output, and the float32 logarithm of each head's sum. The MLP stores gate, its activation, up, and their product.
+    Two norms store their input in float32, normalised, and scaled. Attention stores queries, keys, values,
+    its output, and the float32 logarithm of each head's sum. The MLP stores gate, its activation, up, and
+    their product.
     """
     wide = WIDTH[dtype]
     norms = 2 * (4 + 2 * wide) * shape.width
@@ -120,8 +125,8 @@ def layer_activations(shape: Shape, dtype: str) -> int:
 def block_activations(shape: Shape, dtype: str) -> int:
     """Return the bytes that a block of the vision tower stores of a patch, without recompute.
 
-    It has two norms (Qwen2.5's are like the language model's), attention with joint queries, keys and values, and
-    an MLP of two matrices, or of three.
+    It has two norms (Qwen2.5's are like the language model's), attention with joint queries, keys and values,
+    and an MLP of two matrices, or of three.
     """
     wide = WIDTH[dtype]
     of_width = {"qwen2_5_vl": 2 * (4 + 2 * wide) + 7 * wide}.get(shape.kind, 11 * wide)
@@ -200,8 +205,8 @@ def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
     """Return the bytes of a chunk's distributions and their gradients, computed in blocks of the vocabulary.
 
-    The forward pass has a block's logits and probabilities; the backward pass its slopes, once more in float32, and
-    the gradient of the head's weight.
+    The forward pass has a block's logits and probabilities; the backward pass its slopes, once more in
+    float32, and the gradient of the head's weight.
     """
     ids = min(VOCABULARY_CHUNK, shape.vocabulary)
     block, rows = min(CHUNK_TOKENS, setup.predicted) * ids, ids * shape.width
@@ -216,7 +221,7 @@ def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
 
 
 def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
-    """Return the parts in the last norm's backward pass: five float32 tensors of its width beside the stored input."""
+    """Return the parts in the last norm's backward pass: its input and five more float32 tensors."""
     wide = WIDTH[setup.dtype]
     per_token = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
     norm = 6 * 4 * shape.width
@@ -232,8 +237,8 @@ def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
     """Return the parts in the backward pass of layer `index`, counted from 1.
 
-    Three of the four numbers that its MLP stores have gradients. The unit before the layer is gathered already, and
-    the gradients of the layer after it are being reduced.
+    Three of the four numbers that its MLP stores have gradients. The unit before the layer is gathered
+    already, and the gradients of the layer after it are being reduced.
     """
     wide = WIDTH[setup.dtype]
     one = layer_activations(shape, setup.dtype)
@@ -254,8 +259,8 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
 def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
     """Return the parts at the end of the backward pass.
 
-    The embedding's gradient becomes float32, then a shard of the sum. The head and its gradient, in `model.dtype`,
-    are allocated as well; if head and embedding are tied, they are the same.
+    The embedding's gradient becomes float32, then a shard of the sum. The head and its gradient, in
+    `model.dtype`, are allocated as well; if head and embedding are tied, they are the same.
     """
     wide = WIDTH[setup.dtype]
     if not _gathers(setup):
@@ -272,7 +277,7 @@ def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 def _with_tower(
     shape: Shape, setup: TrainerSetup, phases: Mapping[UpdatePhase, dict[str, int]]
 ) -> dict[UpdatePhase, dict[str, int]]:
-    """Return all phases with the activations of a trained tower, and the phase of its last block's backward pass.
+    """Return all phases with a trained tower's activations, and its last block's backward pass as a phase.
 
     All tokens of the pack are assumed to be image tokens, since most of them are.
     """

@@ -36,7 +36,10 @@ LOAD_S = 900.0
 
 
 def play(config: Config) -> Iterator[Finding]:
-    """Play one episode of the first task, and yield findings about it. It needs no other process and stores nothing."""
+    """Play one episode of the first task, and yield findings about it.
+
+    It needs no other process and stores nothing.
+    """
     limit_threads(config.rollout.threads)
     began, waits = time.monotonic(), OpenWaits()
     results: list[tuple[PlayedEpisode, str, float]] = []
@@ -99,7 +102,10 @@ class InTime:
 
 
 def episode_findings(episode: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
-    """Yield findings about an episode. A broken environment is an error; a policy that fails the task is not."""
+    """Yield findings about an episode.
+
+    A broken environment is an error; a policy that fails the task is not.
+    """
     end, records = episode.end, episode.records
     what = f"{episode.task.id}, {weights}"
     if end.outcome == "invalid":

@@ -3,8 +3,8 @@
     vllm_parts                                   measures, and yields one finding for each
     check_compiler, check_header, check_driver   return the findings (pure)
 
-Triton compiles a launcher in C for each kernel, with Python's headers (triton/runtime/build.py). The engine turns
-off what would need nvcc (docs/engines.md).
+Triton compiles a launcher in C for each kernel, with Python's headers (triton/runtime/build.py). The engine
+turns off what would need nvcc (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_DRIVER = {12: 525, 13: 580}
 
 
 def vllm_parts() -> Iterator[Finding]:
-    """Yield a finding for each thing that vLLM needs; yield nothing if torch has no CUDA or there is no GPU."""
+    """Yield a finding for each thing that vLLM needs; nothing if torch has no CUDA or there is no GPU."""
     torch = ask_torch()
     if isinstance(torch, str) or not torch["cuda"] or not list_gpus()[0]:
         return
@@ -74,7 +74,10 @@ def check_header(path: Path) -> Finding:
 
 
 def check_driver(version: str, torch: dict[str, object]) -> Iterator[Finding]:
-    """Compare the driver's version with torch's CUDA. If torch sees GPUs, the driver is new enough in any case."""
+    """Compare the driver's version with torch's CUDA.
+
+    If torch sees GPUs, the driver is new enough in any case.
+    """
     least = LEAST_DRIVER.get(int(str(torch["cuda"]).partition(".")[0]))
     major = version.partition(".")[0]
     if least is None or not major.isdecimal():

@@ -47,8 +47,8 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def in_daemon_thread(call: Callable[[], _T]) -> _T:
     """Run `call` in a daemon thread, and return its result or raise its error.
 
-    If the caller is cancelled, the thread goes on alone. asyncio.to_thread differs in that the end of the event loop
-    waits for its threads without a deadline.
+    If the caller is cancelled, the thread goes on alone. asyncio.to_thread differs in that the end of the
+    event loop waits for its threads without a deadline.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
@@ -104,9 +104,9 @@ def run_until_stopped(
 ) -> int:
     """Run `work` to its end, print its waits on stderr, and return the exit code.
 
-    It is 0, or 128 + the number of the signal that stopped the work. The first SIGINT, SIGTERM or SIGHUP prints the
-    current wait, calls `at_stop`, which prints the results so far, and cancels `work`. A second signal ends the process
-    at once, and so does the end of STOP_S: a thread that hangs is not waited for.
+    It is 0, or 128 + the number of the signal that stopped the work. The first SIGINT, SIGTERM or SIGHUP
+    prints the current wait, calls `at_stop`, which prints the results so far, and cancels `work`. A second
+    signal ends the process at once, and so does the end of STOP_S: a thread that hangs is not waited for.
     """
     stopping = _Stopping(waits, at_stop)
     try:
@@ -147,7 +147,7 @@ class _Stopping:
 
     @contextlib.contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Handle the signals of `stop_signals` while the block runs; restore the earlier handlers at its end."""
+        """Handle the signals of `stop_signals` while the block runs; then restore the earlier handlers."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.getsignal(number) for number in stop_signals()}
@@ -163,6 +163,7 @@ class _Stopping:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Stop the work at the first signal, and end the process at the second."""
         if self.code:
             self._end_now()
         self.code = 128 + number

@@ -44,8 +44,8 @@ def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]
 def placement(config: Config) -> list[str]:
     """Return lines such as `envs 2`, `rollouts 1`, and `train 0,1`, `rollout 2` for the GPUs that [up] names.
 
-    There is a `rollout` line for each worker. GPUs have the names that CUDA_VISIBLE_DEVICES needs. Raises ConfigError
-    for a GPU that is not on this host.
+    There is a `rollout` line for each worker. GPUs have the names that CUDA_VISIBLE_DEVICES needs. Raises
+    ConfigError for a GPU that is not on this host.
     """
     per_worker, listed = gpus_per_worker(config), gpu_names(config.up.rollout_gpus)
     shares = [("train", gpu_names(config.up.train_gpus))]
@@ -62,8 +62,8 @@ def placement(config: Config) -> list[str]:
 def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") -> list[str]:
     """Return the `placement` of a run with other GPUs for its trainer or rollout workers, such as `0,1`.
 
-    Each GPU of `train` gets a rank. The GPUs of `rollout` are divided among workers by `vllm.tensor_parallel`. Raises
-    ConfigError for GPUs that cannot be used.
+    Each GPU of `train` gets a rank. The GPUs of `rollout` are divided among workers by
+    `vllm.tensor_parallel`. Raises ConfigError for GPUs that cannot be used.
     """
     gpu_overrides = []
     if train:

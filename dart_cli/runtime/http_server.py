@@ -6,8 +6,9 @@ address      returns the URL of the server
 HttpGuard    ASGI middleware that checks Host header, method and token; each server has its own subclass
 host_names   returns the names by which a server may be addressed
 
-A page of another site can make a browser send requests to a server on loopback (DNS rebinding). Such a request has the
-other site's name in its Host header and is refused. On other addresses than loopback every request needs the token.
+A page of another site can make a browser send requests to a server on loopback (DNS rebinding). Such a
+request has the other site's name in its Host header and is refused. On other addresses than loopback every
+request needs the token.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class _QuietServer(uvicorn.Server):
 def make_server(app: ASGIApp, most_requests: int, *, signals: bool = True) -> uvicorn.Server:
     """Return a server for `app`, to be started with `serve(sockets=[...])`.
 
-    It answers more than `most_requests` at the same time with 503. Without `signals` only `should_exit` ends it.
+    It answers more than `most_requests` at the same time with 503. Without `signals` only `should_exit` ends
+    it.
     """
     kind = uvicorn.Server if signals else _QuietServer
     return kind(
@@ -116,7 +118,10 @@ class HttpGuard(ABC):
     """The text of the answer to a request with another method."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
-        """Guard `app`, which is served on the address `host`. An empty `token` means that none is required."""
+        """Guard `app`, which is served on the address `host`.
+
+        An empty `token` means that none is required.
+        """
         self._app = app
         self._names = host_names(host)
         self._any_address = _is_unspecified(host)
@@ -153,7 +158,7 @@ class HttpGuard(ABC):
         return hmac.compare_digest(offered.encode(), self._token.encode())
 
     def check_origin(self, request: Request) -> Response | None:  # noqa: ARG002 - for subclasses
-        """Return the answer to a request that another site's page may have caused; None for other requests."""
+        """Return the answer to a request that another site's page may have caused; else None."""
         return None
 
     def _refusal(self, request: Request) -> Response | None:
@@ -180,7 +185,10 @@ class HttpGuard(ABC):
 
 
 def host_names(host: str) -> frozenset[str]:
-    """Return the names by which a server on `host` may be addressed. Ports do not matter, because tunnels change them."""
+    """Return the names by which a server on `host` may be addressed.
+
+    Ports do not matter, because tunnels change them.
+    """
     names = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
     if _is_unspecified(host):
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}

@@ -48,7 +48,8 @@ class Joining:
     async def keep(self) -> None:
         """Join the data process, and each later one, until cancelled.
 
-        Raises UserError if the data service refuses the settings, ProtocolError if it is another version of dart.
+        Raises UserError if the data service refuses the settings, ProtocolError if it is another version of
+        dart.
         """
         while True:
             reply = await self._reply()

@@ -32,10 +32,13 @@ PARENT_POLL_S = 1.0
 
 
 def process_liveness(pid: int, *, silent_s: float = 0.0, ticks: int = 0) -> str:
-    """Return what the process is doing that had the pid `pid` `silent_s` seconds ago, or had these `start_ticks`.
+    """Return what a process is doing.
 
-    It is `gone` (another process may have its pid now), `stopped` (SIGSTOP, Ctrl-Z, a debugger), `blocked` (in the
-    kernel: disk, GPU driver) or `running` (it computes or waits); empty if the system does not show it.
+    It had the pid `pid` `silent_s` seconds ago, or has these `start_ticks`.
+
+    It is `gone` (another process may have its pid now), `stopped` (SIGSTOP, Ctrl-Z, a debugger), `blocked`
+    (in the kernel: disk, GPU driver) or `running` (it computes or waits); empty if the system does not show
+    it.
     """
     try:
         state = _STATES.get(psutil.Process(pid).status(), "running")
@@ -74,9 +77,9 @@ KILLED = "killed by signal"
 def end_of(state: str, liveness: str, error: str) -> str:
     """Return in a few words what became of a process whose heartbeats have stopped.
 
-    `ended`: it ended in order, as the state of its last heartbeat shows. `failed`, or `killed by signal 9`: the text
-    in its lock file shows it. `stopped`, `blocked` or `silent`: it lives. `lost`: nothing shows how it ended; it was
-    killed, or its host went down.
+    `ended`: it ended in order, as the state of its last heartbeat shows. `failed`, or `killed by signal 9`:
+    the text in its lock file shows it. `stopped`, `blocked` or `silent`: it lives. `lost`: nothing shows how
+    it ended; it was killed, or its host went down.
     """
     if error:
         return error if error.startswith(KILLED) else "failed"

@@ -7,9 +7,9 @@
     ignore_dumps      ignores SIGUSR1, which would otherwise end the process; to be called first
     stacks_to         a block in which SIGUSR1 dumps all stacks to a file: threads, then asyncio's tasks
 
-A process whose output `dart up` collects writes plain lines; on a terminal they are coloured. faulthandler writes the
-threads' part of a dump from C, so it appears even while Python is stuck in a call, such as a GPU kernel. The tasks'
-part needs Python, and appears when that call has returned.
+A process whose output `dart up` collects writes plain lines; on a terminal they are coloured. faulthandler
+writes the threads' part of a dump from C, so it appears even while Python is stuck in a call, such as a GPU
+kernel. The tasks' part needs Python, and appears when that call has returned.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ GATHER_S = 0.5
 """Seconds in which equal warnings are counted before the first line is logged."""
 
 MOST_LOG_BYTES = 64 * 2**20
-"""Size from which a log begins anew; the file before it is kept. In a run of weeks a process writes some MiB a day,
-more only if something fails again and again."""
+"""Size from which a log begins anew; the file before it is kept. In a run of weeks a process writes some MiB
+a day, more only if something fails again and again."""
 
 QUIET_S = 30.0
 """Shortest time between two lines of equal warnings."""
@@ -53,7 +53,8 @@ def log_dir(run_dir: Path) -> Path:
 def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator[Path]:
     """Log to stderr and to `logs/WORKER.log` while the block runs, and yield the path of that file.
 
-    The file is appended to. Warnings of Python libraries are logged, too. The earlier set-up is restored at the end.
+    The file is appended to. Warnings of Python libraries are logged, too. The earlier set-up is restored at
+    the end.
     """
     path = log_dir(run_dir) / f"{worker}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +82,8 @@ def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator
 def cut_log(path: Path, most: int | None = None) -> None:
     """Copy a log of more than `most` bytes to PATH.1, replacing an older copy, and empty it.
 
-    The log stays the same file, so that every process that appends to it can go on. If the disk has no room for the
-    copy, the log stays as it is. Raises OSError if the copy fails.
+    The log stays the same file, so that every process that appends to it can go on. If the disk has no room
+    for the copy, the log stays as it is. Raises OSError if the copy fails.
     """
     size = path.stat().st_size
     limit = MOST_LOG_BYTES if most is None else most
@@ -100,8 +101,8 @@ def cut_log(path: Path, most: int | None = None) -> None:
 class RepeatedWarnings:
     """A log of equal warnings that come in great number, e.g. when all slots miss the same process.
 
-    It logs one line with a count: the first one after `GATHER_S`, a further one of the same text at least `QUIET_S`
-    later. Use it inside a running event loop.
+    It logs one line with a count: the first one after `GATHER_S`, a further one of the same text at least
+    `QUIET_S` later. Use it inside a running event loop.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -176,6 +177,7 @@ class _OneLine(logging.Formatter):
 
 
 def _terminal_handler(worker: str) -> logging.Handler:
+    """Return a handler for stderr: coloured on a terminal, else plain."""
     if not sys.stderr.isatty():
         plain = logging.StreamHandler()
         plain.setFormatter(_OneLine(_PLAIN_FORMAT))
@@ -228,6 +230,7 @@ def stacks_to(log_file: Path) -> Iterator[None]:
 
 
 def _write_tasks(file: TextIO) -> None:
+    """Write the stacks of asyncio's tasks."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # no event loop runs

@@ -95,7 +95,10 @@ def _checked(
 
 
 def read_options(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Return the keyword options of an environment from KEY=VALUE texts; values are as in TOML. Raises UserError."""
+    """Return the keyword options of an environment from KEY=VALUE texts; values are as in TOML.
+
+    Raises UserError.
+    """
     from bus.errors import UserError
     from dart_cli.config.values import read_value
 

@@ -9,10 +9,10 @@
     limit_threads    limits the CPU threads of torch and BLAS
     grow_segments    lets torch's allocator extend its segments of GPU memory
 
-The first SIGINT, SIGTERM or SIGHUP sets the stop event. A role also sets it when the data service reports that the run
-is over. From then on the role has `GRACE_S` to end cleanly, or more if it must finish something (`finishing`). The
-second signal, or the end of that time, ends the process at once. In all cases nothing acknowledged is lost. SIGUSR1
-dumps all stacks to the log (logs.py).
+The first SIGINT, SIGTERM or SIGHUP sets the stop event. A role also sets it when the data service reports
+that the run is over. From then on the role has `GRACE_S` to end cleanly, or more if it must finish something
+(`finishing`). The second signal, or the end of that time, ends the process at once. In all cases nothing
+acknowledged is lost. SIGUSR1 dumps all stacks to the log (logs.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ GRACE_S = 10.0
 """Seconds in which a process must end after it was asked to."""
 
 LAST_WORK_S = 900.0
-"""Most seconds by which `finishing` delays the end: for an update of a large model and a checkpoint of some 100 GB."""
+"""Most seconds by which `finishing` delays the end: for an update of a large model and a checkpoint of some
+100 GB."""
 
 PARENT_VARIABLE = "DART_PARENT_PID"
 """The environment variable in which `dart up` passes its pid to its children."""
@@ -102,16 +103,16 @@ def run_role(
 ) -> int:
     """Run one role until the run is over or a signal ends it, and return the exit code.
 
-    The code is 0 after a clean end, 2 for a mistake of the user, 1 for a fault. An error is one line on stderr, and
-    complete in the log. `threads` limits the CPU threads of torch and BLAS. `force` continues a run even if suite or
-    model have changed. `overrides` are the arguments of --set that `config` includes.
+    The code is 0 after a clean end, 2 for a mistake of the user, 1 for a fault. An error is one line on
+    stderr, and complete in the log. `threads` limits the CPU threads of torch and BLAS. `force` continues a
+    run even if suite or model have changed. `overrides` are the arguments of --set that `config` includes.
     """
     # Before another process can learn this one's pid.
     ignore_dumps()
     keep_going()
     limit_threads(threads)
     _start.is_supervised, _start.is_forced = end_with_parent(), force
-    _start.set_keys = tuple(each.partition("=")[0].strip() for each in overrides)
+    _start.set_keys = tuple(override.partition("=")[0].strip() for override in overrides)
     try:
         make_private_dir(config.run.dir)
         # The data service compares when it saves the configuration, and logs what has changed.
@@ -138,7 +139,8 @@ def how_started() -> Start:
 def take_gpus(config: Config, role: Role, name: str) -> None:
     """Set CUDA_VISIBLE_DEVICES so that this process sees only its own share of the GPUs (see `gpus_of`).
 
-    Call it before torch is loaded; ranks inherit the setting. Raises ConfigError if there is no GPU for this process.
+    Call it before torch is loaded; ranks inherit the setting. Raises ConfigError if there is no GPU for this
+    process.
     """
     if mine := gpus_of(config, role, name):
         if VISIBLE not in os.environ:
@@ -147,7 +149,10 @@ def take_gpus(config: Config, role: Role, name: str) -> None:
 
 
 def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -> int:
-    """Run the role as worker `name` with its log, and return the exit code. Raises the error that prevents the start."""
+    """Run the role as worker `name` with its log, and return the exit code.
+
+    Raises the error that prevents the start.
+    """
     with logging_to(config.run.dir, name) as log_file, stacks_to(log_file):
         logger.info("%s starts, pid %d, run %s", name, os.getpid(), config.run.dir)
         if visible := os.environ.get(VISIBLE):
@@ -198,10 +203,11 @@ def limit_threads(threads: int) -> None:
 
 
 def grow_segments(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch extend its segments of GPU memory, in this process and its children, unless the user has set this.
+    """Let torch extend its segments of GPU memory, here and in child processes, unless the user has set this.
 
-    A trainer calls it before it loads torch, because packs of many lengths leave gaps between segments of fixed sizes.
-    vLLM must not: its memory pools and its handles for other processes need memory that is mapped in one piece.
+    A trainer calls it before it loads torch, because packs of many lengths leave gaps between segments of
+    fixed sizes. vLLM must not: its memory pools and its handles for other processes need memory that is
+    mapped in one piece.
     """
     if not any(name in environment for name in _ALLOCATOR):
         environment[_ALLOCATOR[0]] = "expandable_segments:True"
@@ -287,7 +293,10 @@ class _Stopping:
         self._moved: RunDirectoryError | None = None
 
     async def watch(self, main: Main) -> None:
-        """Run `main` with a stop event that the signals set. Once it is set, by a signal or by `main`, the time to end runs."""
+        """Run `main` with a stop event that the signals set.
+
+        Once it is set, by a signal or by `main`, the time to end runs.
+        """
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         # A handler of loop.add_signal_handler would never run while a long call blocks the loop.
@@ -332,6 +341,7 @@ class _Stopping:
             loop.call_soon_threadsafe(task.cancel)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Set the stop event at the first signal, and end the process at the second."""
         if self._is_signalled:
             os._exit(128 + number)
         # This comes before any output: a reader may send the second signal at once.

@@ -54,8 +54,8 @@ _SINGLE = frozenset({"data", "train", "up"})
 _WORKER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 IDENTITY = ("env.suite", "model.path", "policy.action_parser", "policy.coordinates")
-"""Keys that define what the data of a run means: which tasks were played, which model sampled the tokens, which action
-a text means. Trajectories under two values do not belong in one ledger."""
+"""Keys that define what the data of a run means: which tasks were played, which model sampled the tokens,
+which action a text means. Trajectories under two values do not belong in one ledger."""
 
 LOCK_BYTES = 1024
 """Size of a worker's lock file, which holds its pid, its `start_ticks` and how it ended."""
@@ -70,10 +70,12 @@ _MOVED = "start again with run.dir at its new place, where it goes on"
 
 @contextlib.contextmanager
 def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
-    """Yield a worker name that no other living process has. It is free again when the block or the process ends.
+    """Yield a worker name that no other living process has.
 
-    `worker` asks for this name. A run has one data process and one trainer. Raises ConfigError for an invalid name,
-    RunDirectoryError if another process has the name.
+    It is free again when the block or the process ends.
+
+    `worker` asks for this name. A run has one data process and one trainer. Raises ConfigError for an invalid
+    name, RunDirectoryError if another process has the name.
     """
     if worker and not _WORKER_NAME.fullmatch(worker):
         raise ConfigError(
@@ -137,12 +139,15 @@ def _locked(file: IO[bytes]) -> bool:
 
 
 def _owner() -> str:
-    """Return the first line of a lock file: the pid and start of this process, independent of the host's clock."""
+    """Return the first line of this process's lock file: its pid, and its start in ticks since boot."""
     return f"{os.getpid()} {start_ticks(os.getpid())}"
 
 
 def _write_lock(handle: int, owner: str, error: str) -> None:
-    """Write which process has the name and how it ended. The length is constant, so no free disk space is needed."""
+    """Write which process has the name and how it ended.
+
+    The length is constant, so no free disk space is needed.
+    """
     lines = f"{owner}\n{' '.join(error.split())}".encode()[: LOCK_BYTES - 1]
     os.pwrite(handle, lines.ljust(LOCK_BYTES - 1) + b"\n", 0)
 
@@ -241,8 +246,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 PROCESSES = "processes"
-"""The key of config.json, beside the sections, for processes that were started with other settings than the data
-process: worker -> {role, settings}."""
+"""The key of config.json, beside the sections, for processes that were started with other settings than the
+data process: worker -> {role, settings}."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +261,8 @@ class Used:
 def save_config(config: Config, *, force: bool = False) -> None:
     """Write `config.json` into the run directory, and log what has changed since the run's last start.
 
-    Other settings of processes are kept until they join again. Raises ConfigError as `refuse_another_run` does, unless
-    `force` is True.
+    Other settings of processes are kept until they join again. Raises ConfigError as `refuse_another_run`
+    does, unless `force` is True.
     """
     processes: dict[str, dict[str, Any]] = {}
     if (config.run.dir / _CONFIG).exists():
@@ -265,7 +270,7 @@ def save_config(config: Config, *, force: bool = False) -> None:
             refuse_another_run(config)
         before = read_used(config.run.dir)
         processes = _of_this_version(before.processes)
-        others = {key for each in processes.values() for key in each["settings"]}
+        others = {key for its in processes.values() for key in its["settings"]}
         _log_changes(before.config, config, others)
     save_used(config.run.dir, config.model_dump(mode="json"), processes)
 
@@ -304,7 +309,7 @@ def with_processes(
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set `section.key` in a dumped configuration, and create sections within sections where they are missing."""
+    """Set `section.key` in a dumped configuration. Missing inner sections are created."""
     *sections, name = key.split(".")
     outer, node = tree, tree
     for section in sections:
@@ -332,8 +337,8 @@ def _log_changes(before: Config, now: Config, but: Collection[str]) -> None:
 def refuse_another_run(now: Config) -> None:
     """Raise ConfigError if the run in `now.run.dir` was started with another value of a key in `IDENTITY`.
 
-    Other adapters (`model.lora`) are refused, too. A model folder or suite file with another spelling of its path is
-    the same one.
+    Other adapters (`model.lora`) are refused, too. A model folder or suite file with another spelling of its
+    path is the same one.
     """
     if not (now.run.dir / _CONFIG).exists():
         return

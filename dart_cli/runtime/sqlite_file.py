@@ -71,7 +71,8 @@ def connect(
 ) -> sqlite3.Connection:
     """Return a connection to a file, whose user begins and ends all transactions.
 
-    `threads` allows several threads to use it in turn. `damaged` is the fix for a damaged file. Raises StoreError.
+    `threads` allows several threads to use it in turn. `damaged` is the fix for a damaged file. Raises
+    StoreError.
     """
     try:
         return sqlite3.connect(
@@ -99,7 +100,7 @@ def _how_to_open(path: Path) -> str:
 
 
 def explain(path: Path, error: Exception, *, damaged: str = "") -> StoreError:
-    """Return the error for a failure of SQLite; `damaged` is the fix for a file that is no longer one of ours."""
+    """Return the error for a failure of SQLite; `damaged` is the fix for a damaged or foreign file."""
     text = str(error).lower()
     if "disk is full" in text:
         fix = "free space on its disk and start again; nothing acknowledged is lost"

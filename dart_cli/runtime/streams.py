@@ -6,8 +6,8 @@
     say_error        prints an error in one line on stderr
     say_at_once      prints one line on stderr from a signal handler or a thread that ends the process
 
-Standard output carries results: a command whose results cannot be written ends. Standard error carries notices: the work
-of a process never depends on them.
+Standard output carries results: a command whose results cannot be written ends. Standard error carries
+notices: the work of a process never depends on them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _ending(error: OSError) -> SystemExit | DiskError:
 def take_streams() -> None:
     """Open closed streams on /dev/null, and replace those of this process by streams as described above.
 
-    Otherwise a file that is opened later would get the number of a closed stream, and receive what is printed.
+    Otherwise a file that is opened later would get the number of a closed stream, and receive what is
+    printed.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -85,7 +86,8 @@ def take_streams() -> None:
 def _stream(descriptor: int, before: TextIO | None) -> io.TextIOWrapper:
     """Return a text stream over a `_Standard`, in Python's encoding. Characters that it lacks never raise.
 
-    On a terminal that is not UTF-8 such a character becomes one question mark, so that tables keep their columns.
+    On a terminal that is not UTF-8 such a character becomes one question mark, so that tables keep their
+    columns.
     """
     raw = _Standard(descriptor, ends_process=descriptor == 1)
     encoding = before.encoding if before else "utf-8"

@@ -9,13 +9,13 @@
     Restarts     counts how often one process was restarted within a day
     ChildError   the error for a command that cannot be kept alive
 
-Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the group reaches all
-that the child started, including re-parented processes (psutil has no process groups). Output goes line by line to
-one log file, each line with the child's name in front.
+Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the group
+reaches all that the child started, including re-parented processes (psutil has no process groups). Output
+goes line by line to one log file, each line with the child's name in front.
 
-Deaths are counted in a row. A child that has lived for `HEALTHY_S` has recovered, and the count begins anew. A child
-with a Progress has recovered when that has grown, no matter how long it lived. So a run that makes progress goes on
-however often its children die, and each notice tells how often that was within a day.
+Deaths are counted in a row. A child that has lived for `HEALTHY_S` has recovered, and the count begins anew.
+A child with a Progress has recovered when that has grown, no matter how long it lived. So a run that makes
+progress goes on however often its children die, and each notice tells how often that was within a day.
 """
 
 from __future__ import annotations
@@ -205,9 +205,7 @@ class Child:
     last_line: str = ""  # the last line of its output, to report why it ended
     last_notice: str = ""  # the last line of this process that was shown to a person
     output_at: float = 0.0  # the time of the loop at its last output
-    has_ended: asyncio.Event = field(
-        default_factory=asyncio.Event
-    )  # set when it is not restarted any more
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
     is_asked_to_end: bool = False
 
     @property
@@ -221,7 +219,7 @@ class Child:
             self.process.signal_group(number)
 
     def has_recovered(self, now: float) -> bool:
-        """Return True if the process that has just ended had recovered, so that earlier deaths no longer count."""
+        """Return True if the process that has just ended had recovered from the deaths before."""
         if self.progress is None:
             return now - self.began_at >= HEALTHY_S
         before, self.reached = self.reached, max(self.reached, self.progress.amount())
@@ -256,12 +254,12 @@ class Supervisor:
     ) -> None:
         """Prepare to run `commands`: name -> arguments of `dart`. The last command is ended after all others.
 
-        `leaders` are names: the work is done when all of them have ended with 0, or `follow_s` seconds after the first
-        one; None means no limit. `restarts` is how often in a row a child is restarted. `notice` is called with each
-        line that a person should see. `start` starts a command on this host or another. `progress` has the Progress
-        of some children by name. `on_kill` is called with a child's name and the number of the signal that killed
-        it. A child that dies while `is_over` returns True is not restarted, because there is nothing left for it to
-        do. The last command still is, because the others need it.
+        `leaders` are names: the work is done when all of them have ended with 0, or `follow_s` seconds after
+        the first one; None means no limit. `restarts` is how often in a row a child is restarted. `notice` is
+        called with each line that a person should see. `start` starts a command on this host or another.
+        `progress` has the Progress of some children by name. `on_kill` is called with a child's name and the
+        number of the signal that killed it. A child that dies while `is_over` returns True is not restarted,
+        because there is nothing left for it to do. The last command still is, because the others need it.
         """
         progress_of = progress or {}
         self._children = {
@@ -313,7 +311,10 @@ class Supervisor:
                 child.signal_group(signal.SIGKILL)
 
     async def _keep(self, child: Child, log: TextIO) -> None:
-        """Start the child, and restart it when it dies. Return when it has ended cleanly or is not restarted."""
+        """Start the child, and restart it when it dies.
+
+        Return when it has ended cleanly or is not restarted.
+        """
         loop = asyncio.get_running_loop()
         try:
             if child.progress is not None:
@@ -376,8 +377,8 @@ class Supervisor:
     async def _read(self, child: Child, stream: Output, log: TextIO) -> None:
         """Copy output to the log line by line. A carriage return and the end of the output end a line, too.
 
-        If the log cannot be written, e.g. because its disk is full, reading goes on: a child whose output is not read
-        would block.
+        If the log cannot be written, e.g. because its disk is full, reading goes on: a child whose output is
+        not read would block.
         """
         decoder = getincrementaldecoder("utf-8")("replace")
         rest, is_at_end = "", False

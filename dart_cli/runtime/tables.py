@@ -97,7 +97,8 @@ def minutes(seconds: float) -> str:
 def moment(at: float | None) -> str:
     """Return a moment in UTC, to the second, e.g. `2026-11-28 09:30:00Z`; a dash for None.
 
-    The log files use UTC, too. Local time would repeat an hour when summer time ends, and would differ by host.
+    The log files use UTC, too. Local time would repeat an hour when summer time ends, and would differ by
+    host.
     """
     if at is None:
         return "-"
@@ -133,7 +134,10 @@ class Advance(Protocol):
 
 @contextlib.contextmanager
 def progress(what: str, count: int, unit: str) -> Iterator[Advance]:
-    """Show on stderr how many of `count` parts are finished. Yield a function to call with the number of new ones."""
+    """Show on stderr how many of `count` parts are finished.
+
+    Yield a function to call with the number of new ones.
+    """
     console = Console(stderr=True, markup=False, highlight=False)
     if console.is_terminal:
         with Progress(console=console, transient=True) as bar:

@@ -1,14 +1,15 @@
 """Report what a process waits for, and how its time is spent.
 
-announced_waits    prints a line when a wait for another process lasts, and one when it is over, while a block runs
+announced_waits    a block in which a line is printed when a wait for another process lasts, and when it is over
 data_awaited       returns the wait for the data service in words, with its address
 OpenWaits          the waits of a command that plays in one process; prints long ones to stderr
 receive_telemetry  yields the messages of a subscriber; logs a warning if a connected data service is silent
 PhaseTimer         counts seconds by phase: one phase at a time, every second in exactly one of them
 as_gauges          returns these seconds for a heartbeat
 
-The words come from bus.heartbeat.awaited. The lines are logged as information, not as warnings: `dart up` shows
-warnings, but starts all processes itself. They go to the terminal of a process that was started by hand, and to its log.
+The words come from bus.heartbeat.awaited. The lines are logged as information, not as warnings: `dart up`
+shows warnings, but starts all processes itself. They go to the terminal of a process that was started by
+hand, and to its log.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ async def announced_waits(
 
 
 async def _follow(what: Callable[[], str], say: Callable[[str], None]) -> None:
+    """Look at the current wait every LOOK_S, and announce it."""
     current = announced = ""
     # Sums of intervals, not differences of a clock: a process that was suspended has not waited.
     lasted_s, since_announced_s = 0.0, 0.0
@@ -128,9 +130,9 @@ class OpenWaits:
             del self._open[number]
 
     def lines(self, after_s: float = 0.0) -> list[str]:
-        """Return a line for each wait that has lasted `after_s`, such as `12 s for check/0 to reset mini/popup`.
+        """Return a line for each wait that has lasted `after_s`, the longest first.
 
-        The longest wait is first.
+        Example: `12 s for check/0 to reset mini/popup`.
         """
         now = self._clock()
         lasted = sorted(((now - since, what) for what, since in self._open.values()), reverse=True)
@@ -138,7 +140,7 @@ class OpenWaits:
 
     @contextlib.asynccontextmanager
     async def show(self) -> AsyncIterator[None]:
-        """Print the longest wait to stderr while the block runs, in intervals that grow up to `MOST_QUIET_S`."""
+        """Print the longest wait to stderr while the block runs, in growing intervals."""
         following = asyncio.create_task(self._follow(), name="waits")
         try:
             yield
@@ -147,6 +149,7 @@ class OpenWaits:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self) -> None:
+        """Look at the longest wait every LOOK_S, and print it in growing intervals."""
         printed_at, quiet_s = self._clock(), SHOWN_AFTER_S
         while True:
             await asyncio.sleep(LOOK_S)
@@ -178,8 +181,8 @@ async def receive_telemetry(
 ) -> AsyncIterator[Message]:
     """Yield the messages of `subscriber`, without end.
 
-    Log a warning if none has arrived within DEADLINE_S although the data service `is_there`. If it is not there,
-    announced_waits reports the wait.
+    Log a warning if none has arrived within DEADLINE_S although the data service `is_there`. If it is not
+    there, announced_waits reports the wait.
     """
     first_s = endpoints.DEADLINE_S
     silent_s, warn_at_s = 0.0, first_s

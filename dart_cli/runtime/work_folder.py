@@ -1,6 +1,6 @@
 """A folder for long work that a second start continues: settings, a lock, and results line by line.
 
-WorkFolder     opens the folder with the settings with which it was begun, for one process, or for parts of one work
+WorkFolder     opens the folder if it has the same settings, for one process, or for several parts of one work
 JsonLines      a file of JSON lines to which each piece of work adds a line; a half-written line is dropped
 WorkSettings   the settings on which the content of a folder depends, and the words for errors
 StoredModel    base class of values that are stored as JSON
@@ -63,9 +63,9 @@ class WorkFolder:
     ) -> None:
         """Begin the folder, or continue it.
 
-        A folder with other settings is refused, or moved aside if `aside` is True. With `fresh` any folder is moved
-        aside. Processes that do parts of the same work pass `shared`. Raises UserError if the folder has other
-        settings, holds something else, or is in use.
+        A folder with other settings is refused, or moved aside if `aside` is True. With `fresh` any folder is
+        moved aside. Processes that do parts of the same work pass `shared`. Raises UserError if the folder
+        has other settings, holds something else, or is in use.
         """
         self.folder = folder
         self.moved: Path | None = None  # the new path of an older folder
@@ -112,7 +112,10 @@ class JsonLines(Generic[Piece]):
     """A file of JSON lines, to read and to append to. A line is safe from a kill once `add` has returned."""
 
     def __init__(self, path: Path, kind: TypeAdapter[Piece], busy: str) -> None:
-        """Open or create the file. Raises UserError for an unreadable line, or with `busy` if another process has it."""
+        """Open or create the file.
+
+        Raises UserError for an unreadable line, or with `busy` if another process has it.
+        """
         self.path = path
         self._kind = kind
         self._file = lock(path, busy)
@@ -144,7 +147,10 @@ class JsonLines(Generic[Piece]):
 
 
 def read_lines(path: Path, kind: TypeAdapter[Piece], content: bytes) -> list[Piece]:
-    """Return the pieces in the lines of a file's `content`. Raises UserError for a line that cannot be read."""
+    """Return the pieces in the lines of a file's `content`.
+
+    Raises UserError for a line that cannot be read.
+    """
     pieces = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:
@@ -196,7 +202,7 @@ def refuse_other(folder: Path, settings: WorkSettings) -> None:
 
 
 def _difference_in(folder: Path, now: WorkSettings) -> str:
-    """Return the first difference from the settings with which the folder was begun, in words; empty if none."""
+    """Return the first difference from the folder's settings in words; empty if there is none."""
     path = folder / SETTINGS
     if not path.is_file():
         return ""

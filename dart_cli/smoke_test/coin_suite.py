@@ -72,7 +72,10 @@ class CoinSuite:
 
 
 class CoinEnv:
-    """An environment as it is, except that a coin gives the final verdict. The coin is thrown at each reset."""
+    """An environment as it is, except that a coin gives the final verdict.
+
+    The coin is thrown at each reset.
+    """
 
     def __init__(self, env: GuiEnv) -> None:
         self._env = env

@@ -75,7 +75,10 @@ class SmokeTestPlan:
     @property
     def arguments(self) -> list[str]:
         """The arguments of a `dart` command that takes a configuration."""
-        return [str(self.path), *(part for each in self.overrides for part in ("--set", each))]
+        return [
+            str(self.path),
+            *(part for override in self.overrides for part in ("--set", override)),
+        ]
 
     @property
     def config(self) -> Config:
@@ -89,16 +92,16 @@ class SmokeTestPlan:
         return original.rollout.engine in MODEL_ENGINES or original.train.learner == "torch"
 
     def reduce(self, values: Mapping[str, Any], why: str) -> None:
-        """Set keys to smaller `values`; a key that is changed already keeps its original value in the report."""
+        """Set keys to smaller `values`. A key that is changed already keeps its original value."""
         for key, value in values.items():
             before = self.change_of(key)
             original = value_of(self.original, key) if before is None else before.original
-            self.changes = [each for each in self.changes if each is not before]
+            self.changes = [change for change in self.changes if change is not before]
             self.changes.append(Change(key, original, value, why))
 
     def change_of(self, key: str) -> Change | None:
         """Return the change of a key; None if it is not changed."""
-        return next((each for each in self.changes if each.key == key), None)
+        return next((change for change in self.changes if change.key == key), None)
 
 
 def plan_smoke_test(path: Path, user_overrides: list[str]) -> SmokeTestPlan:
@@ -133,7 +136,10 @@ def _refuse_other(folder: Path, original: Config) -> None:
 
 
 def _changes(config: Config, folder: Path) -> Iterator[Change]:
-    """Yield the changes of all keys but the model's. Some leave the value as it is, and are no changes then."""
+    """Yield the changes of all keys but the model's.
+
+    Some leave the value as it is, and are no changes then.
+    """
 
     def to(key: str, value: Any, why: str = "") -> Change:
         return Change(key, value_of(config, key), value, why)
@@ -194,9 +200,8 @@ def _multiplies_bfloat16() -> bool:
     """
     import torch
 
-    is_supported = getattr(
-        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None
-    )  # torch has no public name for it
+    # torch has no public name for this.
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return is_supported is None or bool(is_supported())
 
 
@@ -230,7 +235,7 @@ def _with_model(plan: SmokeTestPlan) -> None:
             f'policy.action_parser = "{config.policy.action_parser}": the tokenizer in {source} splits none of its actions into '
             'tokens that all differ, which the miniature needs; run the smoke test with --set policy.action_parser="uitars"'
         )
-    whole, small = (shape_of(read_json(each, "config.json")) for each in (source, miniature))
+    whole, small = (shape_of(read_json(model, "config.json")) for model in (source, miniature))
     plan.parameters = whole.parameters, small.parameters
     plan.changes.append(
         Change("model.path", config.model.path, str(miniature), "a miniature of it")

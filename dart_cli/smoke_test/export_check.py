@@ -25,7 +25,8 @@ from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 
 MERGED_LIMIT = 0.01
-"""Limit of the mean difference in nats where adapters were merged, which rounds them to bfloat16. Measured: 0.002."""
+"""Limit of the mean difference in nats where adapters were merged, which rounds them to bfloat16. Measured:
+0.002."""
 
 
 @dataclass(frozen=True)

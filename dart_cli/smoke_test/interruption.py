@@ -29,7 +29,10 @@ LACK_OF_TIME = "for lack of time"
 
 
 class Interruption(KeyboardInterrupt):
-    """The smoke test was interrupted. It is a KeyboardInterrupt because asyncio passes no other error out of a callback."""
+    """The smoke test was interrupted.
+
+    It is a KeyboardInterrupt because asyncio passes no other error out of a callback.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -46,8 +49,9 @@ def interruptible(seconds: float) -> Iterator[None]:
     numbers = (*stop_signals(), signal.SIGALRM)
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN if each == signal.SIGALRM else signal.SIG_DFL)
+        # From now on the alarm is ignored, and a second signal ends the process.
+        for handled in numbers:
+            signal.signal(handled, signal.SIG_IGN if handled == signal.SIGALRM else signal.SIG_DFL)
         end_descendants()
         raise Interruption(number)
 
@@ -96,7 +100,10 @@ def _suspend(
 
 
 def _await_end(processes: Sequence[psutil.Process]) -> None:
-    """Return when all have ended, or after CLOSING_S. The supervisor that waits for them still gets the exit codes."""
+    """Return when all have ended, or after CLOSING_S.
+
+    The supervisor that waits for them still gets the exit codes.
+    """
     until = time.monotonic() + CLOSING_S
     while any(map(_lives, processes)) and time.monotonic() < until:
         time.sleep(0.02)

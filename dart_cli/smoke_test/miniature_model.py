@@ -4,10 +4,10 @@
     write_miniature         writes the folder, with weights that write actions (token_chain.py)
     write_clicking_model     such weights at full size, for a folder that has all else
 
-The miniature keeps what decides which code runs: the class, the number of heads, patch and merge sizes, the rope's
-sections in proportion, tied or untied embeddings, windowed and full-attention layers of the vision tower, deepstack,
-the pointer head, and every byte of tokenizer, chat template and preprocessor. Each head has `HEAD` numbers, which
-gives the width. There are as many layers as deepstack needs, at least two.
+The miniature keeps what decides which code runs: the class, the number of heads, patch and merge sizes, the
+rope's sections in proportion, tied or untied embeddings, windowed and full-attention layers of the vision
+tower, deepstack, the pointer head, and every byte of tokenizer, chat template and preprocessor. Each head has
+`HEAD` numbers, which gives the width. There are as many layers as deepstack needs, at least two.
 """
 
 from __future__ import annotations
@@ -36,21 +36,27 @@ from dart_cli.policy.prompt import make_renderer
 from dart_cli.smoke_test.token_chain import TokenChain, make_token_chain, write_chain
 
 HEAD = 8
-"""Size of a head, in the language model and in the vision tower. With less a rope has no room for three sections."""
+"""Size of a head, in the language model and in the vision tower. With less a rope has no room for three
+sections."""
 LAYERS = 2
 LEAST_WIDTH, LEAST_NEURONS = 64, 256
 """Least width of the language model and of its MLPs, because a chain of actions has a hundred tokens or more."""
 CLICK_AREA = (320, 240)
-"""Width and height in pixels of the top left area that clicks stay in: some suites tell their screen size only in play."""
+"""Width and height in pixels of the top left area that clicks stay in: some suites tell their screen size
+only in play."""
 STRENGTH = 0.5
-"""Standard deviation of a linear layer's outputs for inputs of 1: the context has an effect, but never breaks the chain."""
+"""Standard deviation of a linear layer's outputs for inputs of 1: the context has an effect, but never breaks
+the chain."""
 
 _DROPPED = ("layer_types", "quantization_config", "auto_map", "max_window_layers")
 """Keys of a config.json that follow from other keys, or that are not loaded."""
 
 
 def cut_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a small version of a config.json of one of MODEL_TYPES. Raises ModelError if its sizes are invalid."""
+    """Return a small version of a config.json of one of MODEL_TYPES.
+
+    Raises ModelError if its sizes are invalid.
+    """
     shape = shape_of(config)
     small = copy.deepcopy(dict(config))
     for key in _DROPPED:
@@ -148,9 +154,9 @@ def write_miniature(
 ) -> TokenChain | None:
     """Write the miniature of the model in `source` to `folder`, and return the chain that it follows.
 
-    Return None if no chain is possible: the miniature then writes noise. `config` is the configuration of the smoke
-    test, `screen` the width and height of its screens in pixels. The weights in `source` are not read. Raises
-    ModelError if its small files cannot be read.
+    Return None if no chain is possible: the miniature then writes noise. `config` is the configuration of the
+    smoke test, `screen` the width and height of its screens in pixels. The weights in `source` are not read.
+    Raises ModelError if its small files cannot be read.
     """
     # 1. Write the folder with random weights.
     small = cut_config(read_json(source, "config.json"))
@@ -183,7 +189,9 @@ def write_miniature(
 
 
 def write_clicking_model(folder: Path, chain: TokenChain, dtype: str, device: str) -> None:
-    """Write weights of full size, as in `folder`'s config.json, that follow `chain`. They are computed on `device`.
+    """Write weights of full size, as in `folder`'s config.json, that follow `chain`.
+
+    They are computed on `device`.
 
     Raises ValueError as `write_chain` does.
     """

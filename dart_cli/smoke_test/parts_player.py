@@ -4,9 +4,10 @@
     RunProgress   how far the run is, read from its database and the trainer's log
     PartError     a part failed; the message has the place and the fix
 
-`dart up` trains until the trainer has made an update, was killed and has resumed, and every rollout worker serves the
-update's weights. If there is time, it makes a second update. `dart export` then writes the weights. The export is
-loaded, and must score stored steps like the published set. `dart eval` plays a few episodes in the remaining time.
+`dart up` trains until the trainer has made an update, was killed and has resumed, and every rollout worker
+serves the update's weights. If there is time, it makes a second update. `dart export` then writes the
+weights. The export is loaded, and must score stored steps like the published set. `dart eval` plays a few
+episodes in the remaining time.
 """
 
 from __future__ import annotations
@@ -84,9 +85,7 @@ class RunProgress:
     episodes: int
     updates: int
     versions: int
-    serving: tuple[
-        int, int
-    ]  # rollout workers with weights of at least one update, and of at least two
+    serving: tuple[int, int]  # rollout workers with weights of 1 update or more, of 2 or more
     loads: int  # how often the trainer has loaded its model
 
     @classmethod
@@ -105,7 +104,7 @@ class RunProgress:
             return None
 
     def is_news_after(self, last: RunProgress | None) -> bool:
-        """Return whether more than the number of episodes has changed since `last`, or the first episode has ended."""
+        """Return True if more than the number of episodes has changed, or the first episode has ended."""
         if last is None or bool(last.episodes) != bool(self.episodes):
             return True
         return replace(last, episodes=self.episodes) != self
@@ -150,7 +149,10 @@ class Player:
         sys.stderr.flush()
 
     def parts(self) -> Mapping[str, Callable[[], None]]:
-        """Return the parts by name, in order. Each is a function that raises a DartError if the part fails."""
+        """Return the parts by name, in order.
+
+        Each is a function that raises a DartError if the part fails.
+        """
         return {
             "verdicts": self.probe,
             "sizes": self.fit,
@@ -222,7 +224,7 @@ class Player:
         self.say(self.size_note)
 
     def _passes(self, most_s: float) -> Callable[[RunSize], float]:
-        """Return a function that measures a pass of up to `most_s` seconds; it returns 0 for a run without a model."""
+        """Return a function that measures a pass of up to `most_s` seconds; 0 for a run without a model."""
         from dart_cli.policy.loader import load_policy  # late: they load torch
         from dart_cli.smoke_test.pass_timer import PassTimer
 
@@ -259,7 +261,7 @@ class Player:
             await asyncio.gather(running, following, return_exceptions=True)
 
     async def _follow(self) -> None:
-        """Watch the run, and kill the trainer after its first update; return when all that fits the time is proved."""
+        """Watch the run, kill the trainer after its first update, and return when no more fits the time."""
         killed, began, printed_at = False, self.budget.spent_s, 0.0
         last: RunProgress | None = None
         self.say("the processes start")
@@ -302,8 +304,9 @@ class Player:
     def goes_on(self, began: float) -> bool:
         """Return whether there is time for a second update and for the parts after the run.
 
-        `began` is when the processes of the run started, in seconds of the budget. The second update takes as long as
-        the first one did, counted from the first weights. Export, its comparison and evaluation start a process each.
+        `began` is when the processes of the run started, in seconds of the budget. The second update takes as
+        long as the first one did, counted from the first weights. Export, its comparison and evaluation start
+        a process each.
         """
         proved = self.proved
         start_s, update_s = proved[WEIGHTS] - began, proved[UPDATE] - proved[WEIGHTS]
@@ -340,7 +343,10 @@ class Player:
         self._prove(EXPORT)
 
     def _compare(self) -> None:
-        """Compare the scores of the export and of the published set. Raises PartError if they differ too much."""
+        """Compare the scores of the export and of the published set.
+
+        Raises PartError if they differ too much.
+        """
         from dart_cli.smoke_test.export_check import compare_export
 
         differences = self.differences = compare_export(self.config, self.exported)

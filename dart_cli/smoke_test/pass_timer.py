@@ -40,6 +40,7 @@ class PassTimer:
         return self._seconds[tokens]
 
     def _measure(self, images: Sequence[PreparedImage]) -> float:
+        """Return the seconds of a forward and a backward pass over a prompt with these images."""
         policy = self._policy
         image_tokens = sum(image.tokens for image in images)
         prompt = [policy.pad_token_id] * TEXT + [policy.image_token_id] * image_tokens

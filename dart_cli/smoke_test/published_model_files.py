@@ -2,10 +2,10 @@
 
     write_published_files   writes config.json, tokenizer, chat template and preprocessor, but no weights
 
-The shapes are in dart_cli/config/published.py. The tokenizer is trained here: it splits text by Qwen's rules, has
-Qwen's special tokens, and merges pairs of bytes as they occur in the prompts that dart ships. It has some thousands
-of tokens instead of 151,643, so texts have a fifth more tokens or more. A screen has as many tokens as with the
-model's own tokenizer.
+The shapes are in dart_cli/config/published.py. The tokenizer is trained here: it splits text by Qwen's rules,
+has Qwen's special tokens, and merges pairs of bytes as they occur in the prompts that dart ships. It has some
+thousands of tokens instead of 151,643, so texts have a fifth more tokens or more. A screen has as many tokens
+as with the model's own tokenizer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CHAT_MESSAGE
 
 
 def write_published_files(config: Config, folder: Path) -> str:
-    """Write the files of the model that `config` names to `folder`; return the checkpoint whose shape they have.
+    """Write the files of `config`'s model to `folder`; return the checkpoint whose shape they have.
 
     Raises ModelError as `published_of` does.
     """
@@ -95,6 +95,7 @@ def write_published_files(config: Config, folder: Path) -> str:
 
 
 def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on the prompts that dart ships and on those of the configuration."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -39,8 +39,8 @@ WIDTH = 100
 def run_smoke_test(path: Path, overrides: list[str], minutes: float | None = None) -> int:
     """Play the smoke test of a TOML file within `minutes`, by default MINUTES, and print its report.
 
-    Return 0 if every part that was played went well and all of ALWAYS were proved, 130 after a signal, else 1.
-    Raises UserError for a configuration that cannot be read, and as `plan_smoke_test` does.
+    Return 0 if every part that was played went well and all of ALWAYS were proved, 130 after a signal, else
+    1. Raises UserError for a configuration that cannot be read, and as `plan_smoke_test` does.
     """
     started_s = time.time() - psutil.Process().create_time()
     budget = TimeBudget(60 * (minutes or MINUTES), started_s)

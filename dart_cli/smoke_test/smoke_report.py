@@ -71,7 +71,10 @@ class Part:
 
 
 def parts(plan: SmokeTestPlan, left_out: Mapping[str, str]) -> Iterator[Part]:
-    """Yield all parts of a run in the order of the data's path. `left_out` has the reasons of parts that were not played."""
+    """Yield all parts of a run in the order of the data's path.
+
+    `left_out` has the reasons of parts that were not played.
+    """
     for row in _all_parts(plan):
         why = left_out.get(PROOFS.get(row.name, ""))
         yield row if why is None else Part(row.name, "not_played", why)
@@ -155,7 +158,10 @@ class Report:
         self.errors.append(finding)
 
     def show(self, console: Console) -> None:
-        """Print the tables, the counts, what was not played and what failed. No line is wider than the console."""
+        """Print the tables, the counts, what was not played and what failed.
+
+        No line is wider than the console.
+        """
         table = _table(f"smoke test of {self.plan.path}", "part", "played", "how")
         for row in parts(self.plan, self.player.left_out):
             table.add_row(row.name, _COLUMNS[row.state], row.detail)
@@ -171,6 +177,7 @@ class Report:
             console.print(f"failed: {finding.subject}: {sentence(finding)}")
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines below the tables: counts, what was not played, the time."""
         run, original, player = self.run, self.plan.original, self.player
         if player.size_note:
             yield player.size_note

@@ -38,9 +38,7 @@ class StoredRun:
     invalid: int
     longest: int  # tokens of the longest prompt
     header: int  # most tokens of a first step's prompt that do not belong to its screen
-    suite_outcomes: dict[
-        str, int
-    ]  # outcome -> how often the suite itself gave it, whatever the coin was
+    suite_outcomes: dict[str, int]  # outcome -> how often the suite itself gave it
     prompt: str  # the text of a first step's prompt
     version_bytes: int
 
@@ -91,8 +89,8 @@ def find_problems(
 ) -> Iterator[Finding]:
     """Yield an error for each mistake that the stored run shows.
 
-    `config` is the user's own configuration and `plan` the doctor's plan of it, None if there is none. `probes`
-    are episodes of the suite that were played without a model.
+    `config` is the user's own configuration and `plan` the doctor's plan of it, None if there is none.
+    `probes` are episodes of the suite that were played without a model.
     """
     problems = {
         "prompts": unnamed_actions(config, run.prompt),
@@ -125,7 +123,10 @@ def unnamed_actions(config: Config, prompt: str) -> str:
 
 
 def too_long_prompts(config: Config, plan: Plan | None, run: StoredRun) -> str:
-    """Return an error if prompts of the configured history, with this run's text, exceed the engine's limit."""
+    """Return an error if the longest prompt exceeds the engine's limit, else an empty text.
+
+    The prompt is computed from the configured history and the length of this run's text.
+    """
     completion = config.rollout.max_tokens
     longest = run.longest + completion
     if plan is not None:

@@ -6,10 +6,10 @@
     Costs         how many seconds a size takes on this machine, computed from what was measured
     choose_size   returns the largest size that fits
 
-Three times are measured: how long this process took until it had made its plan and loaded the model, which stands
-for the start of any process; a forward and a backward pass of the miniature over a prompt as long as the history
-makes it (pass_timer.py); and an episode of the suite without a model. All are seconds of the clock, with whatever
-else this machine does at the same time.
+Three times are measured: how long this process took until it had made its plan and loaded the model, which
+stands for the start of any process; a forward and a backward pass of the miniature over a prompt as long as
+the history makes it (pass_timer.py); and an episode of the suite without a model. All are seconds of the
+clock, with whatever else this machine does at the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ PASSES = 9
 """Passes over the longest prompt for each group of a batch, in two updates, the evaluation and the export's
 comparison; measured by the smoke tests of benchmarks/results/smoke_test.json."""
 EPISODES = 8
-"""Episodes for each group of a batch, in two updates and the evaluation. Groups without a gradient are included."""
+"""Episodes for each group of a batch, in two updates and the evaluation. Groups without a gradient are
+included."""
 VLLM_STARTS = 4
 """The start of a vLLM process takes as long as this many starts of another process."""
 
@@ -78,7 +79,7 @@ class RunSize:
 
 
 def run_sizes(config: Config, screen: tuple[int, int]) -> list[RunSize]:
-    """Return the sizes in which the configuration of a smoke test can be played, from the largest to the smallest.
+    """Return the sizes in which a smoke test can be played, from the largest to the smallest.
 
     `screen` is the width and height of its screens, in pixels.
     """
@@ -113,7 +114,7 @@ def run_sizes(config: Config, screen: tuple[int, int]) -> list[RunSize]:
 
 
 def _smaller(config: Config, screen: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return smaller screen sizes that contain the area of the miniature's clicks; none if the suite has no size option."""
+    """Return smaller screen sizes in which the miniature can click; none if the suite has no size option."""
     from dart_cli.smoke_test.miniature_model import CLICK_AREA  # late: it loads torch
 
     if not screen_of(config) and "size" not in _options(config):
@@ -166,7 +167,8 @@ def choose_size(
 ) -> RunSize:
     """Return the first size that takes at most `limit_s` seconds; the last one if none does.
 
-    The sizes are tried from the last to the first, up to one that does not fit, because each try may measure a pass.
+    The sizes are tried from the last to the first, up to one that does not fit, because each try may measure
+    a pass.
     """
     best = sizes[-1]
     for size in reversed(sizes):

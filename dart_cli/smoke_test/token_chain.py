@@ -1,13 +1,13 @@
 """Weights that make a model write actions, in the user's action language and the tokens of its tokenizer.
 
     TokenChain         a Markov chain over tokens: the tokens that may follow each token
-    make_token_chain   builds the chain for an action parser and a tokenizer: clicks, and an action that ends episodes
+    make_token_chain   builds the chain for an action parser and a tokenizer: clicks, and an action that ends
     write_chain        changes a model's weights so that it follows the chain, whatever its prompt is
 
 A model of random weights writes noise, which ends each episode at its first step: neither history nor
-environments would be replacement. A chain needs no training: one neuron for each token recognises its embedding
-and gives those of its successors. So that the last token alone says what follows, no token stands twice in a
-text: of the many ways to cut a text into tokens one is searched for in which none does.
+environments would be tested. A chain needs no training: one neuron for each token recognises its
+embedding and gives those of its successors. So that the last token alone says what follows, no token stands
+twice in a text: of the many ways to cut a text into tokens one is searched for in which none does.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _clicks(coordinates: CoordinateMap) -> Iterator[Action]:
 def _spellings(
     action_parser: ActionParser, action: Action, coordinates: CoordinateMap
 ) -> Iterator[str]:
-    """Yield texts that mean `action`: as the parser writes it, with other whitespace, and without its thought."""
+    """Yield texts that mean `action`: as the parser writes it, with other whitespace, without its thought."""
     try:
         text = action_parser.format(action, coordinates)
         parsed = action_parser.parse(text, coordinates)
@@ -223,7 +223,7 @@ def _pieces(policy: LoadedPolicy, action_parser: ActionParser, text: str) -> lis
 
 
 def _single_tokens(policy: LoadedPolicy) -> Callable[[str], int | None]:
-    """Return a function: text -> the token for exactly this text; None if there is none that may be sampled."""
+    """Return a function: text -> the token for exactly this text, or None if none may be sampled."""
     cache: dict[str, int | None] = {}
     unsampled = policy.absent_token_ids | set(policy.end_token_ids)
 
@@ -290,8 +290,8 @@ def _cut(
 def write_chain(model: Any, chain: TokenChain, generator: torch.Generator) -> None:
     """Change the random weights of a model, of any supported class, so that it follows the chain.
 
-    Embeddings get random directions, output embeddings the same ones, and the last layer's MLP becomes the chain.
-    Raises ValueError if it has fewer neurons than the chain has tokens.
+    Embeddings get random directions, output embeddings the same ones, and the last layer's MLP becomes the
+    chain. Raises ValueError if it has fewer neurons than the chain has tokens.
     """
     # 1. Embeddings: random directions, at right angles for the tokens of the chain if there is room.
     rows = model.get_input_embeddings().weight

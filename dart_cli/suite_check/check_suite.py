@@ -1,8 +1,8 @@
 """`dart env check`: probe every task of a suite, and print a table or JSON.
 
-run_check      plays, prints, and returns the exit code: 0 if nothing needs fixing, 1 if something does; 128 + number
-               if a signal stopped it, after printing what was played until then
-Check          holds the episodes so far, reports on their tasks, and prints the first failure of each kind at once
+run_check      plays, prints, and returns the exit code: 0 if nothing needs fixing, 1 if something does; 128 +
+               number if a signal stopped it, after printing what was played until then
+Check          holds the episodes so far, reports on tasks, and prints the first failure of each kind at once
 summary        makes the JSON object
 """
 
@@ -54,7 +54,8 @@ MOST_LINES = 2
 def run_check(options: CheckOptions) -> int:
     """Check a suite, or with `--classify` print what its tasks need, and return the exit code.
 
-    Raises TaskError for an unknown suite, task or option, MissingPartError, UserError if `--out` cannot be written.
+    Raises TaskError for an unknown suite, task or option, MissingPartError, UserError if `--out` cannot be
+    written.
     """
     tasks = select_tasks(options.suite, options.tasks or ())
     if options.classify:
@@ -119,7 +120,7 @@ def _write_json(options: CheckOptions, result: Mapping[str, Any]) -> None:
 
 
 async def _try_options(env: EnvConfig, waits: OpenWaits) -> None:
-    """Create an environment and close it, so that a refused option is reported once, and not for each task."""
+    """Create an environment and close it, so that a refused option is reported only once."""
     deadline_s = env.reset_deadline_s
     try:
         with waits.waiting(f"suite {env.suite} to make an environment", deadline_s):
@@ -142,22 +143,23 @@ def broken_files(suite: str) -> list[str]:
 
 
 class Check:
-    """A check of some tasks. Its reports can be read at any time from the same event loop, also while it plays."""
+    """A check of some tasks.
+
+    Its reports can be read at any time from the same event loop, also while it plays.
+    """
 
     def __init__(self, options: CheckOptions, tasks: Sequence[Task]) -> None:
         self.waits = OpenWaits()
-        self.advance: Callable[[int], None] = lambda _: (
-            None
-        )  # called with a number of episodes that ended
+        # Called with a number of episodes that ended.
+        self.advance: Callable[[int], None] = lambda _: None
         self.tasks = tasks
         self.over: set[str] = set()  # ids of tasks that were played to the end
         self._options = options
         self._probes = probes_of(options.probes)
         self._waiting = deque(tasks)
         self._episodes: dict[str, list[ProbeEpisode]] = {}
-        self._printed: set[str] = (
-            set()
-        )  # kinds of mistakes, and reasons of breaks, that were printed
+        # Kinds of mistakes, and reasons of breaks, that were printed.
+        self._printed: set[str] = set()
 
     @property
     def episodes_each(self) -> int:
@@ -341,7 +343,10 @@ def _ms(seconds: float | None) -> str:
 
 
 def _classify(options: CheckOptions, tasks: Sequence[Task]) -> None:
-    """Print what the tasks need, without playing any. Raises UserError if the suite has no such information."""
+    """Print what the tasks need, without playing any.
+
+    Raises UserError if the suite has no such information.
+    """
     classify = getattr(load_suite(options.suite), "classify", None)
     if classify is None:
         raise UserError(

@@ -53,8 +53,8 @@ def run_play(options: PlayOptions) -> int:
     """Play one episode and return the exit code.
 
     It is 1 if the episode is invalid or a solution does not pass, 128 + number after a signal, else 0. Raises
-    TaskError for an unknown suite, task or option, MissingPartError, UserError if the film cannot be written, EnvError
-    if the episode does not begin.
+    TaskError for an unknown suite, task or option, MissingPartError, UserError if the film cannot be written,
+    EnvError if the episode does not begin.
     """
     if options.solution and options.random:
         raise UserError("--solution and --random are two players: choose one")
@@ -97,7 +97,10 @@ def _task(suite: str, name: str) -> Task:
 
 
 class HandEpisode:
-    """One episode that is played in the terminal. Its screenshots are files of `folder`; `screen.png` is the newest."""
+    """One episode that is played in the terminal.
+
+    Its screenshots are files of `folder`; `screen.png` is the newest.
+    """
 
     def __init__(self, task: Task, options: PlayOptions, folder: Path, console: Console) -> None:
         self._task, self._options, self._folder, self._console = task, options, folder, console
@@ -134,7 +137,7 @@ class HandEpisode:
             await env.close()
 
     def verdict(self, acted: ActedEpisode) -> Verdict:
-        """Return the verdict; `invalid` if the episode has no outcome, e.g. because the task has no solution."""
+        """Return the verdict; `invalid` if there is no outcome, e.g. because the task has no solution."""
         return Verdict(acted.outcome or "invalid", acted.reason, acted.reward)
 
     def film(self, verdict: Verdict) -> Film:
@@ -185,7 +188,10 @@ class HandEpisode:
             return str(action_to_dict(action))
 
     async def _typed(self, env: AsyncEnv, screen: Observation) -> Action | None:
-        """Read lines until one is an action, and return it; None at the end. A mistake is explained and costs no step."""
+        """Read lines until one is an action, and return it; None at the end.
+
+        A mistake is explained and costs no step.
+        """
         write = self._console.print
         while True:
             line = await _ask()
@@ -232,7 +238,10 @@ async def _ask() -> str | None:
 
 
 def save_film(path: Path, folder: Path, film: Film) -> None:
-    """Write a film as one picture (.png) or as an animation (.gif). Raises UserError if it cannot be written."""
+    """Write a film as one picture (.png) or as an animation (.gif).
+
+    Raises UserError if it cannot be written.
+    """
     try:
         if path.suffix.lower() == ".gif":
             save_animation(path, folder, film)

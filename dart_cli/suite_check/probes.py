@@ -5,8 +5,8 @@ EXCUSES      the probes whose pass is false, because they do nothing for it
 play_probe   plays one episode
 play_task    plays all episodes of one task in one environment
 
-A task is played probe by probe, and each probe seed by seed, so that other resets come between two resets to the same
-seed. If the first episode breaks, the others are not played.
+A task is played probe by probe, and each probe seed by seed, so that other resets come between two resets to
+the same seed. If the first episode breaks, the others are not played.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ EXCUSES: dict[Probe, str] = {
 
 @dataclass(kw_only=True)
 class ProbeEpisode(ActedEpisode):
-    """One episode of a probe. It has no outcome if there is no solution, so that the oracle could not play."""
+    """One episode of a probe.
+
+    It has no outcome if there is no solution, so that the oracle could not play.
+    """
 
     probe: Probe
     seed: int
@@ -89,7 +92,8 @@ async def play_task(
 ) -> list[ProbeEpisode]:
     """Play the episodes of one task and return them; `keep` is called with each when it ends.
 
-    If the first one breaks, the others are not played: most often they would break as well, after as long a wait.
+    If the first one breaks, the others are not played: most often they would break as well, after as long a
+    wait.
     """
     episodes: list[ProbeEpisode] = []
     for probe in probes:

@@ -4,10 +4,10 @@
     TaskReport       what is known of one task; `wrong` if its evaluator or environment must be fixed
     report_on_task   makes the report from the episodes
 
-A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks consist of pressing
-one large button. Tasks that random clicks pass more often than `Bounds.guessable`, with 95 % confidence, are listed
-as guessable, because they teach little. Tasks without an oracle that random clicks never passed are listed as
-unproven: nothing shows that they can be passed at all.
+A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks consist of
+pressing one large button. Tasks that random clicks pass more often than `Bounds.guessable`, with 95 %
+confidence, are listed as guessable, because they teach little. Tasks without an oracle that random clicks
+never passed are listed as unproven: nothing shows that they can be passed at all.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class TaskReport:
     false_passes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # environment or evaluator broke
     true_at_reset: list[str] = field(default_factory=list)
-    flaky: list[str] = field(
-        default_factory=list
-    )  # seeds whose second reset differed from the first
+    flaky: list[str] = field(default_factory=list)  # seeds whose resets differed
     oracle_failures: list[str] = field(default_factory=list)
     odd_rewards: list[str] = field(default_factory=list)  # rewards of passes that are too low
     partial_passes: bool = False  # a pass had a reward below 1.0
@@ -88,7 +86,10 @@ class TaskReport:
 def report_on_task(
     task: Task, episodes: Sequence[ProbeEpisode], bounds: Bounds, planned: int | None = None
 ) -> TaskReport:
-    """Return the report of a task from its episodes. `planned` is the number of planned episodes; None means these."""
+    """Return the report of a task from its episodes.
+
+    `planned` is the number of planned episodes; None means these.
+    """
     resets = [episode.reset_s for episode in episodes if episode.reset_s is not None]
     steps = [seconds for episode in episodes for seconds in episode.step_s]
     reset_p95, step_p95 = percentile(resets, 0.95), percentile(steps, 0.95)
