@@ -75,7 +75,7 @@ class Trainer:
 
 
 def trainer_of(config: Config, nodes: Sequence[Node]) -> Trainer:
-    """Return all ranks on one node if one is large enough, else each rank as a bundle of its own."""
+    """Return all ranks on one node if one is large enough, else each rank as a separate bundle."""
     ranks = config.train.ranks
     on_gpus = config.train.learner == "torch" and _on_gpus(config.train.device, nodes)
     train = Demand("train", 1 if on_gpus else ranks, ranks if on_gpus else 0)

@@ -157,7 +157,7 @@ def check_room(free: int, max_gb: float, place: Path) -> Finding:
 
 
 def file_system(place: Path) -> str:
-    """Return the kind of the file system of `place`, which is that of the longest mount point above it."""
+    """Return the kind of the file system on which `place` is: the longest mount point above it has it."""
     best, kind = "", ""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")

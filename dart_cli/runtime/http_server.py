@@ -51,7 +51,7 @@ def listen(
             return socket.create_server((host, candidate), family=family)
         except UnicodeError:
             raise UserError(
-                f"{host_option} {host}: is not a host name; use an address of this host, "
+                f"{host_option} {host} is not a host name; use an address of this host, "
                 f"e.g. {LOOPBACK}"
             ) from None
         except OSError as error:

@@ -18,7 +18,7 @@ from dart_cli.runtime.role import how_started
 
 log = logging.getLogger(__name__)
 
-WHAT = "data to take its settings"
+WHAT = "the data service to accept its settings"
 """The name of the wait until a process has joined."""
 RETRY_S = 1.0
 """Seconds of pause after an error, such as one of the data service's database."""

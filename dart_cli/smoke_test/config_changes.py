@@ -126,7 +126,7 @@ def plan_smoke_test(path: Path, user_overrides: list[str]) -> SmokeTestPlan:
 
 
 def _refuse_other(folder: Path, original: Config) -> None:
-    """Raise RunDirectoryError if `folder` is the run's own directory or not that of a smoke test."""
+    """Raise RunDirectoryError if `folder` is the run's own directory, or was not made by a smoke test."""
     if folder.resolve() == original.run.dir.resolve():
         raise RunDirectoryError(f"{folder} is the run's own directory; set another run.dir")
     if folder.exists() and not (folder.is_dir() and (folder / MARK).is_file()):

@@ -34,7 +34,7 @@ class PassTimer:
         images = [self._policy.images.prepare(_blank(size.screen, n)) for n in range(size.images)]
         tokens = sum(image.tokens for image in images)
         if tokens not in self._seconds:
-            longest = max((image for image in self._seconds if image < tokens), default=0)
+            longest = max((measured for measured in self._seconds if measured < tokens), default=0)
             least_s = self._seconds[longest] * tokens / longest if longest else 0.0
             self._seconds[tokens] = least_s if least_s > self._most_s else self._measure(images)
         return self._seconds[tokens]

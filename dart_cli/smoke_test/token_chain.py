@@ -4,10 +4,11 @@
     make_token_chain   builds the chain for an action parser and a tokenizer: clicks, and an action that ends
     write_chain        changes a model's weights so that it follows the chain, whatever its prompt is
 
-A model of random weights writes noise, which ends each episode at its first step: neither history nor
-environments would be tested. A chain needs no training: one neuron for each token recognises its
-embedding and gives those of its successors. So that the last token alone says what follows, no token stands
-twice in a text: of the many ways to cut a text into tokens one is searched for in which none does.
+A model with random weights writes noise, which ends each episode at its first step, so that neither history
+nor environments would be tested. A chain needs no training: for each token one neuron recognises its
+embedding, and adds the embeddings of the tokens that may follow. Only the last token decides what follows,
+so no token may occur twice in a text. There are many ways to split a text into tokens, and one is searched
+for in which all tokens differ.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class TokenChain:
     def may_follow(self, token: int, before: str, rest: str, *, shared: bool) -> bool:
         """Return whether `token` may stand between the texts `before` and `rest`.
 
-        `shared` is True as long as the text is the same as that of an earlier action.
+        `shared` is True as long as an earlier action has the same text.
         """
         if token in (self.start, self.end):
             return False

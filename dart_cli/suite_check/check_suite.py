@@ -41,7 +41,7 @@ _SLOT = re.compile(r"^check/[0-9]+: ")
 
 REMARKS = {
     "guessable": "guessable (random clicks pass in more than {guessable:.0%} of their episodes, 95 % sure)",
-    "partial_passes": "passes with a reward below 1 (as they should, where a task has a threshold of its own)",
+    "partial_passes": "passes with a reward below 1 (as they should, if the task has its own threshold)",
     "unproven": "unproven (no solution is known and no episode passed; prove with `dart env play` that each can "
     "be passed)",
 }

@@ -102,11 +102,11 @@ class Cluster:
 def run_of(tmp_path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterRun, Placed, list[str]]:
     path = tmp_path / "c.toml"
     path.write_text(CONFIG.format(folder=tmp_path))
-    told: list[str] = []
-    made = ClusterRun(Cluster(), load_config(path, list(overrides)), path, told.append)  # type: ignore[arg-type]
+    messages: list[str] = []
+    made = ClusterRun(Cluster(), load_config(path, list(overrides)), path, messages.append)  # type: ignore[arg-type]
     placing = made._placing
     assert isinstance(placing, Placed)
-    return made, placing, told
+    return made, placing, messages
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_gpus_are_reserved_before_any_environment_takes_a_cpu(tmp_path: Path) -> None:
-    made, placing, told = run_of(tmp_path)
+    made, placing, output = run_of(tmp_path)
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / ".cluster-of-one-that-was-killed").touch()
     assert await made.settle([], asyncio.Event())
@@ -129,7 +129,7 @@ async def test_gpus_are_reserved_before_any_environment_takes_a_cpu(tmp_path: Pa
         *(f"eval in {home}", f"train in {home}", f"rollout-0 in {first}"),
     ]
     assert (placing.demands["eval"].gpus, placing.demands["train"].gpus) == (2, 1)
-    assert told == ["data service and trainer run on this host, port 20000"]
+    assert output == ["data service and trainer run on this host, port 20000"]
     assert [path.name for path in (tmp_path / "run").glob(".cluster-*")] == [made._marker]
 
 
@@ -182,9 +182,9 @@ async def test_a_cluster_that_asks_for_no_token_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cluster, "has_token", False)
-    made, _, told = run_of(tmp_path)
+    made, _, output = run_of(tmp_path)
     await made.settle([], asyncio.Event())
-    assert told[0] == NO_TOKEN
+    assert output[0] == NO_TOKEN
 
 
 async def test_the_processes_have_the_variables_that_the_page_on_boxes_names(

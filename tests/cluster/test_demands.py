@@ -172,9 +172,9 @@ def test_a_missing_package_is_one_line_before_anything_starts(
 ) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "ray" else result(name)
     )
     with pytest.raises(MissingPartError), connected("local", 1):
         pass

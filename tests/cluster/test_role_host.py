@@ -99,10 +99,14 @@ async def test_the_child_gets_none_of_rays_settings(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     await host.prepare(setup(tmp_path, environment={"NCCL_DEBUG": "INFO"}))
-    found = host._environment({"RANK": "1"})
-    assert not any(name.startswith("RAY_") for name in found)
-    assert "OMP_NUM_THREADS" not in found  # Ray's, by the number of CPUs it was asked for
-    assert (found["RANK"], found["NCCL_DEBUG"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "INFO", "3")
+    result = host._environment({"RANK": "1"})
+    assert not any(name.startswith("RAY_") for name in result)
+    assert "OMP_NUM_THREADS" not in result  # Ray's, by the number of CPUs it was asked for
+    assert (result["RANK"], result["NCCL_DEBUG"], result["CUDA_VISIBLE_DEVICES"]) == (
+        "1",
+        "INFO",
+        "3",
+    )
     await host.prepare(setup(tmp_path, hides_gpus=True))
     assert host._environment({})["CUDA_VISIBLE_DEVICES"] == ""
 

@@ -34,10 +34,10 @@ def test_machines_whose_maker_died_are_named_with_what_removes_them(engine: Engi
     assert list(guests.guests()) == []
     engine.add("dart-osworld-c", died)
     engine.add("dart-osworld-b", died)
-    [found] = guests.guests()
-    assert (found.subject, found.level) == ("guests", "warning")
-    assert found.text.startswith("2 virtual machines left by a killed `dart env`")
-    assert found.cure.startswith("docker rm --force --volumes dart-osworld-b dart-osworld-c;")
+    [finding] = guests.guests()
+    assert (finding.subject, finding.level) == ("guests", "warning")
+    assert finding.text.startswith("2 virtual machines left by a killed `dart env`")
+    assert finding.cure.startswith("docker rm --force --volumes dart-osworld-b dart-osworld-c;")
     assert [each for each in engine.log if not each.startswith("GET")] == []  # it removes nothing
 
 
@@ -71,6 +71,6 @@ def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_engine_that_lists_nothing_is_told(engine: Engine) -> None:
     engine.refuses = "GET containers/json"
-    [found] = guests.guests()
-    assert found.level == "warning"
-    assert "the container engine could not list containers" in found.text
+    [finding] = guests.guests()
+    assert finding.level == "warning"
+    assert "the container engine could not list containers" in finding.text

@@ -58,9 +58,9 @@ def test_a_model_folder_is_compared_and_agrees(
         assert line.startswith(kind)
     images = load_policy(folder, weights=False).images
     tokens = 3 * images.token_count(draw(Random(0), 560, 308))
-    shown = re.search(r"; 560x308, up to 3 in a prompt, of up to (\d+) tokens$", lines[4])
-    assert shown, lines[4]
-    assert tokens < int(shown[1]) < tokens + 150
+    visible = re.search(r"; 560x308, up to 3 in a prompt, of up to (\d+) tokens$", lines[4])
+    assert visible, lines[4]
+    assert tokens < int(visible[1]) < tokens + 150
     assert "within 0.001 nats" in lines[-1]
     assert "tasks" not in {each["subject"] for each in result["findings"]}
 

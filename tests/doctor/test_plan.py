@@ -36,11 +36,11 @@ def test_a_full_hd_screen_is_2691_tokens_and_five_of_them_a_prompt_of_17555() ->
 
 
 def test_each_step_alone_is_what_its_prompts_add_up_to() -> None:
-    found = episode_tokens(FULL_HD)
+    result = episode_tokens(FULL_HD)
     prompts = [600 + min(step, 5) * 2691 + (step - 1) * 100 for step in range(1, 31)]
-    assert found.alone == sum(prompts) + 30 * 100
-    assert len(found.chains) == 26  # the first five steps extend one another
-    assert found.chains[0] == (prompts[4] + 100, 5)
+    assert result.alone == sum(prompts) + 30 * 100
+    assert len(result.chains) == 26  # the first five steps extend one another
+    assert result.chains[0] == (prompts[4] + 100, 5)
 
 
 def test_eviction_makes_chains_and_keeps_as_many_screens_on_average() -> None:
@@ -161,9 +161,9 @@ def test_the_hint_is_the_first_change_that_is_enough_by_itself(
 ) -> None:
     given = {"pack_tokens": 16_384, **changes}
     room = HostCapacity(H100, gpus=gpus, is_gpu_here=True)
-    found = misfits(plan_of(train=given), config_of(train=given), room)[0]
-    assert found.subject == "trainer"
-    assert found.cure.startswith(hint)
+    result = misfits(plan_of(train=given), config_of(train=given), room)[0]
+    assert result.subject == "trainer"
+    assert result.cure.startswith(hint)
 
 
 def test_a_plan_says_its_assumptions() -> None:

@@ -102,10 +102,10 @@ def _kept_of_a_patch(block: torch.nn.Module, width: int, patches: int = 256) -> 
         return tensor
 
     dtype = next(block.parameters()).dtype
-    shown = torch.zeros(patches, width, dtype=dtype, requires_grad=True) * 1
+    visible = torch.zeros(patches, width, dtype=dtype, requires_grad=True) * 1
     places = torch.zeros(patches, width // 4), torch.zeros(patches, width // 4)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        block(shown, cu_seqlens=torch.tensor([0, patches]), position_embeddings=places)
+        block(visible, cu_seqlens=torch.tensor([0, patches]), position_embeddings=places)
     return sum(each.untyped_storage().nbytes() for each in kept.values()) / patches
 
 
@@ -148,10 +148,10 @@ def test_adapters_train_little_and_keep_the_base_whole() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
     adapters = shape.adapters(32)
     assert 0.005 < adapters / shape.text < 0.02
-    found = trainer_memory(shape, replace(SETUP, adapters=adapters, reference=True))
-    assert found.permanent["frozen"] == 2 * shape.parameters
-    assert found.permanent["reference"] == 0  # the base itself
-    assert found.permanent["moments"] == 8 * adapters / SETUP.ranks
+    result = trainer_memory(shape, replace(SETUP, adapters=adapters, reference=True))
+    assert result.permanent["frozen"] == 2 * shape.parameters
+    assert result.permanent["reference"] == 0  # the base itself
+    assert result.permanent["moments"] == 8 * adapters / SETUP.ranks
 
 
 def test_seven_billion_parameters_keep_225_kilobytes_a_token_and_layer() -> None:
@@ -161,9 +161,9 @@ def test_seven_billion_parameters_keep_225_kilobytes_a_token_and_layer() -> None
 
 def test_small_models_keep_gradients_whole() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SMALL, 2))
-    found = trainer_memory(shape, SETUP)
-    assert found.permanent["gradients"] == 4 * shape.text
-    assert found.total > found.peak + CONTEXT
+    result = trainer_memory(shape, SETUP)
+    assert result.permanent["gradients"] == 4 * shape.text
+    assert result.total > result.peak + CONTEXT
 
 
 def test_a_pointer_head_is_counted_and_trained_where_the_policy_points() -> None:

@@ -12,9 +12,12 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
     def broken() -> list[Finding]:
         raise RuntimeError("two\nlines")
 
-    [found] = run_check("x", broken)
-    assert (found.level, found.text) == ("error", "could not be examined: RuntimeError: two lines")
-    assert not is_healthy([ok("y", ""), found])
-    assert summary([found]) == "1 thing must be fixed first"
+    [result] = run_check("x", broken)
+    assert (result.level, result.text) == (
+        "error",
+        "could not be examined: RuntimeError: two lines",
+    )
+    assert not is_healthy([ok("y", ""), result])
+    assert summary([result]) == "1 thing must be fixed first"
     assert summary([ok("y", "")]) == "everything is in order"
     assert summary([Finding("y", "warning", "", "")]) == "it can run; 1 warning"

@@ -43,8 +43,8 @@ async def test_a_process_that_was_stopped_does_not_say_that_data_is_absent(
     listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, lambda: True)))
     await until(lambda: subscriber.asked >= 2)
     paused = 40.0  # SIGSTOP and, later, SIGCONT
-    asked = subscriber.asked
-    await until(lambda: subscriber.asked > asked + 1)
+    request = subscriber.asked
+    await until(lambda: subscriber.asked > request + 1)
     subscriber.says.set()
     assert await listening == STATE
     assert "no message from the connected data service" not in caplog.text
@@ -57,14 +57,14 @@ async def test_the_silence_of_a_data_process_that_is_not_there_is_no_warning(
     monkeypatch.setattr(endpoints, "DEADLINE_S", 0.05)
     config = Config.model_validate({"run": {"dir": tmp_path}})
     subscriber: Any = Silent()
-    asked = []
+    requests = []
 
     def is_there() -> bool:
-        asked.append(subscriber.asked)
+        requests.append(subscriber.asked)
         return False
 
     listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, is_there)))
-    await until(lambda: asked)
+    await until(lambda: requests)
     subscriber.says.set()
     assert await listening == STATE
     assert "no message from the connected data service" not in caplog.text

@@ -35,19 +35,19 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
     command += [part for each in sets for part in ("--set", each)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["failed"] == {}
-    assert found["not_played"] == {}
-    assert found["reduced"] == []
-    assert {*ALWAYS, *OPTIONAL} <= found["proved"].keys()
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["failed"] == {}
+    assert result["not_played"] == {}
+    assert result["reduced"] == []
+    assert {*ALWAYS, *OPTIONAL} <= result["proved"].keys()
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 100, "no line is wider than a terminal"
-    assert found["parts"]["engine"] == "stood_in"
-    assert found["parts"]["evaluation"] == "stood_in"
-    assert found["parts"]["export"] == "configured"
-    assert found["parts"]["speed"] == "machine_only"
-    assert found["export_difference"] < 0.1
-    assert found["malformed"] < 0.2
-    assert found["steps_per_episode"] > 1
+    assert result["parts"]["engine"] == "stood_in"
+    assert result["parts"]["evaluation"] == "stood_in"
+    assert result["parts"]["export"] == "configured"
+    assert result["parts"]["speed"] == "machine_only"
+    assert result["export_difference"] < 0.1
+    assert result["malformed"] < 0.2
+    assert result["steps_per_episode"] > 1
     assert "the trainer is killed" in done.stderr
     assert not run.exists()
 
@@ -71,10 +71,10 @@ def test_an_interrupted_smoke_test_reports_what_it_has_and_leaves_no_process(
     assert process.returncode == 130
     assert len(below) > 4
     assert not any(map(lives, below))
-    told = json.loads(last)
-    assert told["stopped"] == "stopped by SIGTERM"
-    assert told["not_played"]["export"] == "stopped by SIGTERM"
-    assert told["parts"]["export"] == "not_played"
+    output = json.loads(last)
+    assert output["stopped"] == "stopped by SIGTERM"
+    assert output["not_played"]["export"] == "stopped by SIGTERM"
+    assert output["parts"]["export"] == "not_played"
     assert "stopped by SIGTERM, in the part: run" in report
     assert (tmp_path / "run.smoke-test" / "report.txt").read_text().splitlines() == [*report, last]
 
@@ -92,9 +92,16 @@ def test_an_interrupted_smoke_test_reports_what_it_has_and_leaves_no_process(
 def test_an_option_that_means_nothing_beside_it_is_refused_before_anything_is_played(
     verb: str, options: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [verb, str(SEVEN_B), "--smoke-test", *options, "--set", f"run.dir={tmp_path / 'run'}"]
+    requests = [
+        verb,
+        str(SEVEN_B),
+        "--smoke-test",
+        *options,
+        "--set",
+        f"run.dir={tmp_path / 'run'}",
+    ]
     with pytest.raises(SystemExit) as ended:
-        main(asked)
+        main(requests)
     assert ended.value.code == 2
     assert f"{named} means nothing beside --smoke-test" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

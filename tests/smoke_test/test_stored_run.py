@@ -42,9 +42,9 @@ def test_a_prompt_beyond_what_the_engine_takes() -> None:
         {"rollout": {"engine": "vllm"}, "vllm": {"max_model_len": made.longest}}
     )
     assert too_long_prompts(config, made, replace(SEEN, header=HEADER)) == ""
-    found = too_long_prompts(config, made, replace(SEEN, header=HEADER + 1))
-    assert f"vllm.max_model_len = {made.longest}" in found
-    assert str(made.longest + 1) in found
+    result = too_long_prompts(config, made, replace(SEEN, header=HEADER + 1))
+    assert f"vllm.max_model_len = {made.longest}" in result
+    assert str(made.longest + 1) in result
 
 
 def test_a_reward_that_never_varies() -> None:

@@ -31,28 +31,28 @@ def config_of(**sections: dict[str, Any]) -> Config:
 
 
 def test_screens_are_dropped_first_and_processes_last_each_level_leaves_out_more() -> None:
-    found = run_sizes(config_of(), (1920, 1080))
-    assert found[0].values == {}
-    for less, more in pairwise(found):
+    result = run_sizes(config_of(), (1920, 1080))
+    assert result[0].values == {}
+    for less, more in pairwise(result):
         assert less.values.keys() <= more.values.keys()
         assert less.values != more.values
-    sizes = [each.screen for each in found]
+    sizes = [each.screen for each in result]
     assert sizes[:5] == [(1920, 1080), (1280, 720), (960, 540), (640, 360), (480, 270)]
-    assert found[4].values == {"env.options": {"size": "480x270", "slow": 1}}
-    added = [[*(more.values.keys() - less.values.keys())] for less, more in pairwise(found[4:])]
+    assert result[4].values == {"env.options": {"size": "480x270", "slow": 1}}
+    added = [[*(more.values.keys() - less.values.keys())] for less, more in pairwise(result[4:])]
     assert added[:3] == [
         ["policy.history_images"],
         ["rollout.engine"],
         ["data.groups_per_batch"],
     ]
     assert set(added[3]) == {"up.envs", "up.rollouts", "train.ranks"}
-    assert found[-1].images == 2
+    assert result[-1].images == 2
 
 
 def test_a_suite_that_takes_no_size_keeps_its_screens() -> None:
-    found = run_sizes(config_of(env={"suite": "osworld", "options": {}}), (1920, 1080))
-    assert {each.screen for each in found} == {(1920, 1080)}
-    assert not any("env.options" in each.values for each in found)
+    result = run_sizes(config_of(env={"suite": "osworld", "options": {}}), (1920, 1080))
+    assert {each.screen for each in result} == {(1920, 1080)}
+    assert not any("env.options" in each.values for each in result)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_the_least_is_left_out_that_fits(most_s: float, chosen: int) -> None:
 
 def test_nothing_is_measured_beyond_a_level_that_does_not_fit() -> None:
     steps = [RunSize((side, side), 1) for side in (40, 30, 20, 10)]
-    asked = []
+    requests = []
 
     def seconds_of(level: RunSize) -> float:
-        asked.append(level.screen[0])
+        requests.append(level.screen[0])
         return level.screen[0] * 10.0
 
     assert choose_size(steps, seconds_of, 210.0).screen == (20, 20)
-    assert asked == [10, 20, 30]
+    assert requests == [10, 20, 30]
 
 
 def test_a_slower_machine_leaves_out_more() -> None:

@@ -34,9 +34,9 @@ class LaxEnv:
         count = next(_COUNTER)
         if self.kind == "other-words":
             return self._look(), {"instruction": f"click {count}"}
-        shown = self._look(count if self.kind == "other-pixels" else 0)
-        sent = {"no-image": b"xx", "half-image": shown.screenshot[:45]}
-        return replace(shown, screenshot=sent.get(self.kind, shown.screenshot)), {}
+        visible = self._look(count if self.kind == "other-pixels" else 0)
+        sent = {"no-image": b"xx", "half-image": visible.screenshot[:45]}
+        return replace(visible, screenshot=sent.get(self.kind, visible.screenshot)), {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self.steps += 1

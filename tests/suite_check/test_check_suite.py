@@ -81,8 +81,8 @@ def test_what_breaks_or_hangs_is_reported_and_the_others_are_checked(
     monkeypatch.setattr("dart_cli.suite_check.check_suite.env_of", lambda _: env)
     patterns = [f"unruly/{kind}" for kind in ("step-exit", "reset-hang", "evaluate-none", "well")]
     probes = "done,oracle"
-    wanted = {"seeds": 1, "tasks": patterns, "probes": probes}
-    code, result = check(UNRULY, capsys, **wanted)
+    expected = {"seeds": 1, "tasks": patterns, "probes": probes}
+    code, result = check(UNRULY, capsys, **expected)
     assert code == 1
     assert result["wrong"] == patterns[:-1]
     assert result["errors"] == 3
@@ -107,9 +107,11 @@ def test_stopped_by_a_signal_it_reports_what_it_has_and_names_the_call_that_hang
 ) -> None:
     signal_in(monkeypatch, "reset unruly/reset-hang", number)
     tasks = [f"unruly/{kind}" for kind in ("well", "reset-hang", "true")]
-    wanted = CheckOptions(UNRULY, tasks, seeds=1, probes="done,fail", isolate=isolate, as_json=True)
-    code = run_check(wanted)
-    printed, said = capsys.readouterr()
+    expected = CheckOptions(
+        UNRULY, tasks, seeds=1, probes="done,fail", isolate=isolate, as_json=True
+    )
+    code = run_check(expected)
+    printed, text = capsys.readouterr()
     result = json.loads(printed)
     assert code == 128 + number
     assert (result["stopped"], result["ok"], list(result["per_task"])) == (True, False, tasks[:1])
@@ -117,7 +119,7 @@ def test_stopped_by_a_signal_it_reports_what_it_has_and_names_the_call_that_hang
     assert wait.endswith(
         "s for check/0 to reset unruly/reset-hang, seed 0, probe done (at most 60 s)"
     )
-    assert f"stopped by {number.name}; it had waited {wait}" in said
+    assert f"stopped by {number.name}; it had waited {wait}" in text
 
 
 def test_a_task_that_is_under_way_at_the_stop_is_reported_as_far_as_it_was_played(
@@ -165,13 +167,13 @@ def test_a_task_whose_first_episode_breaks_is_played_no_further_and_that_is_said
     (file := tmp_path / "never.py").write_text(NEVER_READY)
     with contextlib.redirect_stderr(io.StringIO()):
         assert run_check(CheckOptions(f"{file}:NeverSuite", out=tmp_path / "found.json")) == 1
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {task: each["episodes"] for task, each in found["per_task"].items()} == {
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert {task: each["episodes"] for task, each in result["per_task"].items()} == {
         "never/a": 1,
         "never/b": 15,
         "never/c": 1,
     }
-    assert [each["left_out"] for each in found["per_task"].values()] == [14, 0, 14]
+    assert [each["left_out"] for each in result["per_task"].values()] == [14, 0, 14]
     breaks = "RuntimeError: the page is not idle"
     assert f"never/a breaks: seed 0, nothing: check/0: reset: {breaks}" in (
         (tmp_path / "said.txt").read_text()
@@ -267,15 +269,15 @@ def test_an_environment_that_always_raises_is_one_line_with_a_count_and_one_trac
     with pytest.raises(SystemExit) as exit_:
         main(["env", "check", f"{file}:RaisingSuite", "--probes", "done,random", *carrier])
     assert exit_.value.code == 1
-    told = capfd.readouterr()
-    broken = [line for line in told.out.splitlines() if line.startswith("breaks: ")]
+    output = capfd.readouterr()
+    broken = [line for line in output.out.splitlines() if line.startswith("breaks: ")]
     assert len(broken) == 2
     assert "IndexError: list index out of range (4 episodes of 2 tasks, first" in broken[0]
     assert "ValueError: no such window (4 episodes of 2 tasks, first" in broken[1]
-    assert "tracebacks are above, on standard error" in told.out
+    assert "tracebacks are above, on standard error" in output.out
     assert caplog.text.count("Traceback (most recent call last)") == 2  # places that raise
     assert caplog.text.count("return [][1]") == 1
-    assert told.out.splitlines()[-1] == "2 tasks, 12 episodes: 2 to fix"
+    assert output.out.splitlines()[-1] == "2 tasks, 12 episodes: 2 to fix"
 
 
 def test_what_was_found_is_printed_though_it_cannot_be_written(
@@ -284,9 +286,9 @@ def test_what_was_found_is_printed_though_it_cannot_be_written(
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
     out = tmp_path / "x.json"
-    wanted = CheckOptions("mini", ["mini/click"], seeds=1, probes="done", out=out)
+    expected = CheckOptions("mini", ["mini/click"], seeds=1, probes="done", out=out)
     with pytest.raises(UserError, match=r"cannot be written: No space left"):
-        run_check(wanted)
+        run_check(expected)
     assert "1 task, 1 episode: nothing to fix" in capsys.readouterr().out
 
 

@@ -136,8 +136,8 @@ def test_verdicts_are_those_of_a_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, printed, error = run([UNRULY, task, player], capsys, monkeypatch)
-    assert found == code
+    result, printed, error = run([UNRULY, task, player], capsys, monkeypatch)
+    assert result == code
     assert said in printed + error
 
 
@@ -204,11 +204,11 @@ def test_stopped_while_a_step_hangs_it_says_so_and_keeps_the_film(
 ) -> None:
     signal_in(monkeypatch, "play to step unruly/step-hang", signal.SIGTERM)
     out = tmp_path / "film.png"
-    code, printed, said = run(
+    code, printed, text = run(
         [UNRULY, "step-hang", "--random", "--out", str(out)], capsys, monkeypatch
     )
     assert code == 143
-    assert "stopped by SIGTERM; it had waited 0 s for play to step unruly/step-hang" in said
+    assert "stopped by SIGTERM; it had waited 0 s for play to step unruly/step-hang" in text
     assert "invalid: stopped" in printed
     with Image.open(out) as film:
         film.load()
