@@ -393,9 +393,9 @@ def check_files(soft: int, hard: int) -> Finding:
 
 
 # --- slots -----------------------------------------------------------------------------------
-# A slot in a thread is one thread (512 slots: 516 threads, 34 open files, 0.1 MB each). A slot in a process is a
-# process with two threads, and needs four files in the process that plays it. A browser or a display that the
-# suite starts is not included.
+# A slot in a thread is one thread (512 slots: 516 threads, 34 open files, 0.1 MB each). A slot in a process
+# is a process with two threads, and needs four files in the process that plays it. A browser or a display
+# that the suite starts is not included.
 
 FILES_OF_A_PROCESS = 64
 THREADS_OF_A_PROCESS = 16

@@ -219,9 +219,9 @@ def _engine(
 
 
 # --- episodes -------------------------------------------------------------------------------
-# A sliding history drops a screen at each step once there are `images`, so that each prompt differs from the one
-# before it from that screen on. A history that evicts drops several at once (docs/policy.md). A chain is a series of
-# steps whose prompts extend one another: the trainer computes its tokens once.
+# A sliding history drops a screen at each step once there are `images`, so that each prompt differs from
+# the one before it from that screen on. A history that evicts drops several at once (docs/policy.md). A
+# chain is a series of steps whose prompts extend one another: the trainer computes its tokens once.
 
 
 @dataclass(frozen=True)

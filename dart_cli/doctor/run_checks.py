@@ -5,7 +5,7 @@ directory       the run directory: its owner, file system and free space, or whe
 ports           whether the address of the data service is free
 model, tasks    the model that would be loaded, the tasks that would be played
 learning_rate   the learning rate that follows from the model, if the file sets none
-family          the family of models, how it was recognised, and the origin of the values of [policy] that it sets
+family          the family of models, how it was recognised, and the origin of its values in [policy]
 values          whether all numbers of the model's weights are finite
 """
 

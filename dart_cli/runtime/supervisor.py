@@ -1,7 +1,7 @@
 """Run child processes that belong together: start them, restart them when they die, end them together.
 
-    Supervisor   runs named commands until its leaders have ended, a command cannot be kept alive, or `stop` is
-                 set; then it ends all of them with their process groups
+    Supervisor   runs named commands until its leaders have ended, a command cannot be kept alive, or
+                 `stop` is set; then it ends all of them with their process groups
     Child        one command and its current process
     Process      what the supervisor needs of a process, on this host or another
     start_here   starts a command as a process of this host (see StartProcess)

@@ -1,6 +1,6 @@
 """Report what a process waits for, and how its time is spent.
 
-announced_waits    a block in which a line is printed when a wait for another process lasts, and when it is over
+announced_waits    a block in which a line is printed when a wait for another process lasts or is over
 data_awaited       returns the wait for the data service in words, with its address
 OpenWaits          the waits of a command that plays in one process; prints long ones to stderr
 receive_telemetry  yields the messages of a subscriber; logs a warning if a connected data service is silent

@@ -2,7 +2,7 @@
 
     probes         agents that know nothing of their task, and the solution; they play episodes
     task_report    reports what the episodes of one task show (pure)
-    check_suite    `check`: plays all tasks and prints a table or JSON, or shows what they need without playing
+    check_suite    `check`: plays all tasks and prints a table or JSON, or only shows what they need
     play_by_hand   `play`: plays one task by hand, by its solution or by random clicks, and films it
 
 The options of both commands are defined below.

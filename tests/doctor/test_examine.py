@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with its cure, and an exit code that scripts can trust."""
+"""The doctor reports mistakes with their fixes, and returns an exit code for scripts."""
 
 from __future__ import annotations
 

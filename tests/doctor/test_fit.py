@@ -1,4 +1,4 @@
-"""Each need is held against what there is."""
+"""Each need of a plan is compared with the host's resources."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Sections = dict[str, dict[str, Any]]
 def refused(
     room: HostCapacity, sections: Sections | None = None, role: Any = None
 ) -> list[Finding]:
-    """What cannot fit on a room's GPUs."""
+    """Return the errors about what does not fit on a host's GPUs."""
     config = config_of(**(sections or {}))
     return misfits(make_plan(config, CONFIG, CUT, room.gpu), config, room, role)
 
 
 def cured(sections: Sections, cure: str) -> Sections:
-    """The sections with what a cure sets, as a user would write it."""
+    """Return the sections with the keys that a fix sets, as a user would write them."""
     result = {name: dict(section) for name, section in sections.items()}
     assert cure.startswith("set ")
     parts = re.split(r", (?=[a-z]+\.)", re.split(r", or |, and |, free ", cure)[0][4:])
@@ -76,7 +76,7 @@ def test_too_few_gpus_are_named() -> None:
 
 
 def test_a_cache_on_the_cpu_that_holds_no_prompt_is_refused_with_the_bytes_that_do() -> None:
-    """No GPU with more memory would cure it, nor vllm.gpu_memory_utilization."""
+    """Neither a GPU with more memory nor vllm.gpu_memory_utilization would fix it."""
     room = HostCapacity(H100, on_cpu=True, memory=10**13)
     sections: Sections = {"rollout": {"device": "cpu"}, "up": {"rollout_gpus": []}}
 
@@ -99,7 +99,7 @@ def test_a_cache_of_one_size_is_not_cured_by_another_gpu() -> None:
 
 
 def test_shared_memory_is_remounted_by_its_whole_size() -> None:
-    """`size=` is not what is to be free: others hold a part of it."""
+    """`size=` is the whole size of /dev/shm, of which other programs use a part."""
     config = config_of()
     plan = plan_of()
     sizes = []

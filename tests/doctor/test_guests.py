@@ -1,4 +1,4 @@
-"""The doctor names the virtual machines that a killed `dart env` left, and goes on where no engine answers."""
+"""The doctor names the virtual machines that a killed `dart env` left, and goes on if no engine answers."""
 
 from __future__ import annotations
 

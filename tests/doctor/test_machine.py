@@ -1,4 +1,4 @@
-"""This host is judged by what a run needs."""
+"""This host is checked for what a run needs."""
 
 from __future__ import annotations
 

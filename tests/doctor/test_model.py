@@ -24,7 +24,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_model(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
-    """(exit code, the findings about the model by subject)."""
+    """Return (exit code, findings about the model by subject)."""
     code = doctor(folder, "--json", *more)
     result = json.loads(capsys.readouterr().out)["findings"]
     return code, {each["subject"]: each for each in result}

@@ -34,7 +34,7 @@ def seven_b(tmp_path: Path) -> Path:
 def host(
     monkeypatch: pytest.MonkeyPatch, *gpus: GpuKind, memory: int = 10**13, disk: int = 10**14
 ) -> None:
-    """A host of these GPUs, whose disks and shared memory have `disk` bytes free."""
+    """Simulate a host with these GPUs, whose disks and shared memory have `disk` bytes free."""
     monkeypatch.setattr(planned, "gpu_kinds", lambda: list(gpus))
     monkeypatch.setattr(planned, "main_memory", lambda: (memory, memory))
     usage = type("Usage", (), {"free": disk, "used": 10**9})

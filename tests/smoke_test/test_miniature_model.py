@@ -81,7 +81,7 @@ def test_it_writes_actions_whatever_the_prompt(
 def test_its_clicks_are_on_a_screen_that_is_smaller_than_the_plan_takes_it_for(
     tmp_path: Path,
 ) -> None:
-    """OSWorld's guests have sizes of their own; numbers of the screen's pixels must not leave it."""
+    """OSWorld's guests have other screen sizes; coordinates must stay within them."""
     config = config_of("qwen2_5_vl")
     config = config.model_copy(
         update={"policy": config.policy.model_copy(update={"coordinates": "resized"})}
@@ -101,7 +101,7 @@ def test_its_clicks_are_on_a_screen_that_is_smaller_than_the_plan_takes_it_for(
 
 
 def test_the_deepest_model_writes_them_too_in_its_own_type(tmp_path: Path) -> None:
-    """As many layers as a 7B, in bfloat16: what a GPU check plays at the 7B's width."""
+    """It has as many layers as a 7B, in bfloat16. A GPU check plays it at the 7B's width."""
     config = config_of("qwen2_5_vl")
     write_published_files(config, tmp_path / "source")
     writing = write_miniature(tmp_path / "source", tmp_path / "model", config, SCREEN)

@@ -1,4 +1,4 @@
-"""What a run has proved, and whether the time suffices for more of it."""
+"""The player notes what a run has proved, and whether there is time for more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dart_cli.smoke_test.time_budget import TimeBudget
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock whose seconds a test sets."""
 
     now = 0.0
 
@@ -38,7 +38,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def player(clock: Clock, tmp_path: Path) -> Player:
-    """The player of a run with two rollout workers, which has 300 s."""
+    """Return the player of a run with two rollout workers and 300 s."""
     plan: Any = SimpleNamespace(
         config=Config.model_validate({"up": {"rollouts": 2}}), folder=tmp_path
     )
@@ -46,7 +46,7 @@ def player(clock: Clock, tmp_path: Path) -> Player:
 
 
 def run_to_the_resume(player: Player, clock: Clock) -> None:
-    """Processes start at 10, weights are there at 30, an update at 70, the trainer has resumed at 95."""
+    """Note a run: processes start at 10 s, weights exist at 30, an update at 70, the resume at 95."""
     for at, standing, killed in (
         (30.0, RunProgress(0, 0, 1, (0, 0), 1), False),
         (40.0, RunProgress(1, 0, 1, (0, 0), 1), False),

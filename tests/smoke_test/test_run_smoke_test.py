@@ -1,4 +1,4 @@
-"""The whole of a smoke test, as a person starts it."""
+"""A whole smoke test, as a person starts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
 
 @pytest.mark.slow
 def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> None:
-    """The one that we recommend: it cannot rot."""
+    """This is the configuration that we recommend, so it must keep working."""
     run = tmp_path / "run"
     sets = [f'run.dir="{run}"', 'env.options={size="336x252"}', 'rollout.engine="transformers"']
     sets += [

@@ -1,4 +1,4 @@
-"""Mistakes that the doctor passes and a smoke test finds, and what it changes of a configuration."""
+"""A smoke test finds mistakes that the doctor cannot find, and changes some keys of a configuration."""
 
 from __future__ import annotations
 

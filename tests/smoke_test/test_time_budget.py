@@ -1,4 +1,4 @@
-"""A smoke test fits its time: what it leaves out, in which order, by measured costs."""
+"""A smoke test fits its time: measured costs decide what it reduces, in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A suite whose tasks each have another mistake: an evaluator that passes too much, or an error."""
+"""A suite in which each task has a different mistake: an evaluator that passes too much, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dart env play`: a person, the solution or chance plays, and a film of the episode is kept."""
+"""`dart env play`: a person, the solution or random clicks play, and a film of the episode is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     typed: str = "",
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of `dart env play ARGUMENTS`."""
+    """Run `dart env play ARGUMENTS`, and return (exit code, stdout, stderr)."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     with pytest.raises(SystemExit) as exit_:
         main(["env", "play", *arguments])

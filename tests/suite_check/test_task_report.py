@@ -1,4 +1,4 @@
-"""What the episodes of a task show."""
+"""A task's report says what its episodes show."""
 
 from __future__ import annotations
 
