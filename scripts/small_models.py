@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.rehearsal.stand_in import CHAT_TEMPLATE, SPECIALS
+from dart_cli.smoke_test.published_model_files import CHAT_TEMPLATE, SPECIALS
 
 HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
 VISION, VISION_HEADS = 32, 2

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from dart_cli.language.vocabulary import END
-from dart_cli.rehearsal.stand_in import CHAT_MESSAGE
+from dart_cli.smoke_test.published_model_files import CHAT_MESSAGE
 
 SCREEN = 168
 """Side in pixels of the screen the model is trained on; other multiples of 28 work, untrained."""

@@ -11,7 +11,7 @@ and not trained on. Those in the trainer are timed there, in a run of `dart up` 
     canary_overhead  both, as a share of update_s without them; the goal is 0.01, the limit 0
 
 The account is one query of `dart data stats`. Faults are those of the suite's tests, played by it: `faults_injected`,
-and `faults_caught` of them. Written to `guards` of benchmarks/results/rehearsal.json; the last line is JSON.
+and `faults_caught` of them. Written to `guards` of benchmarks/results/smoke_test.json; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dart_cli.train.base import Update  # noqa: E402
 from dart_cli.train.blindness import EVERY  # noqa: E402
 from dart_cli.train.trained_policy import TrainModel  # noqa: E402
 
-RESULT = ROOT / "benchmarks" / "results" / "rehearsal.json"
+RESULT = ROOT / "benchmarks" / "results" / "smoke_test.json"
 LOG = ROOT / "runs" / "bench-guards.log"
 TIMES = "guards.json"
 """In the run's directory: seconds by guard, and of all updates."""

@@ -186,7 +186,7 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
 def predicted(tree: dict[str, Any], setup: TrainerSetup) -> TrainerMemory:
     """Doctor's formulas of the same update: no frozen tower stands beside it."""
     found = trainer_memory(shape_of(tree), setup, whole_gradients=0)
-    return replace(found, held={**found.held, "frozen": 0})
+    return replace(found, permanent={**found.permanent, "frozen": 0})
 
 
 def main() -> None:
@@ -220,7 +220,7 @@ def main() -> None:
             print(
                 f"{layers} layers, {tokens} tokens, {options.ranks} ranks"
                 f"{', recompute' if options.recompute else ''}: counted {count / 1e9:.3f} GB, formula "
-                f"{formula.peak / 1e9:.3f} GB at {formula.moment} ({error:+.2%}), "
+                f"{formula.peak / 1e9:.3f} GB at {formula.phase} ({error:+.2%}), "
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )

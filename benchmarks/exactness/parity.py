@@ -37,7 +37,7 @@ from bus.errors import DartError
 from bus.messages import Batch
 from dart_cli.config.load import config_of_model
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.doctor.parity import Trial, play_trial
+from dart_cli.doctor.logprob_check import Trial, play_trial
 from dart_cli.engines.base import Model
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.rollout.worker import load_model

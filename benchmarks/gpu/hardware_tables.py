@@ -4,7 +4,7 @@
     python benchmarks/gpu/hardware_tables.py CONFIG [--steps 30]    seconds of an update and its rollouts, who waits
 
 tables    memory and seconds by doctor's formulas
-covered   each part of a run: how it was rehearsed, which checks of a GPU there are and what they said
+covered   each part of a run: how the smoke test played it, which checks of a GPU there are and what they said
 split     what is printed of a configuration
 """
 
@@ -38,10 +38,10 @@ from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, VllmConfig
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.plan import Plan, make_plan
-from dart_cli.doctor.plan_findings import planned
+from dart_cli.doctor.plan_findings import plan_on_host
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 from dart_cli.engines.vllm.room import divide
-from dart_cli.rehearsal.report import MACHINE_ONLY
+from dart_cli.smoke_test.smoke_report import MACHINE_ONLY
 from envs.suites.osworld.provider import boots_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,16 +291,16 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
 
 
 def covered() -> list[str]:
-    """Parts of a run, from the rehearsal of configs/ui-tars-7b.toml and the last whole scripts/gpu-check."""
+    """Parts of a run, from the smoke test of configs/ui-tars-7b.toml and the last whole scripts/gpu-check."""
     results = ROOT / "benchmarks" / "results"
-    rehearsed = json.loads((results / "rehearsal.json").read_text())["ui-tars-7b"]["parts"]
+    parts = json.loads((results / "smoke_test.json").read_text())["ui-tars-7b"]["parts"]
     found = json.loads((results / "gpu.json").read_text())
     words = {"configured": "as configured", "stood_in": "stood in for"}
-    rows = [(name, words[state], "") for name, state in rehearsed.items() if state in words]
+    rows = [(name, words[state], "") for name, state in parts.items() if state in words]
     for name, checks in MACHINE_ONLY.items():
         said = ", ".join(f"`{check}` {_said(found, check)}" for check in checks)
         rows.append((name, "only there", said or "no check"))
-    heads = ("part of a run", "in a rehearsal", "`scripts/gpu-check` on the last GPU")
+    heads = ("part of a run", "in a smoke test", "`scripts/gpu-check` on the last GPU")
     return list(_table(heads, rows, texts=range(len(heads))))
 
 
@@ -366,7 +366,7 @@ def main() -> None:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
     config = load_config(asked.config, asked.sets)
-    found = planned(config, asked.steps)
+    found = plan_on_host(config, asked.steps)
     if found is None or found.plan.trainer is None or found.plan.engine is None:
         sys.exit("error: this configuration trains or samples without a model folder")
     print(split(config, found.plan))

@@ -2,7 +2,7 @@
 
 loop    a whole 7B with adapters: it plays, is updated, published and served again
 
-The 7B's weights are drawn, and write clicks (dart_cli/rehearsal/scripted_weights.py). As in a rehearsal, an episode's
+The 7B's weights are drawn, and write clicks (dart_cli/smoke_test/token_chain.py). As in a smoke test, an episode's
 verdict is a coin's. Everything else is the run that a person starts with `dart up`.
 """
 
@@ -43,9 +43,9 @@ def _written(settings: Settings, updates: int) -> Path:
     """Return the configuration, its model folder and its suite."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
-    from dart_cli.rehearsal.coin_suite import suite_file
-    from dart_cli.rehearsal.miniature import write_acting, write_miniature
-    from dart_cli.rehearsal.stand_in import write_stand_in
+    from dart_cli.smoke_test.coin_suite import suite_file
+    from dart_cli.smoke_test.miniature_model import write_clicking_model, write_miniature
+    from dart_cli.smoke_test.published_model_files import write_published_files
 
     width, height = (224, 168) if settings.tiny else settings.size.screen
     folder = settings.scratch / "acting" / NAME
@@ -93,14 +93,14 @@ around = false
 """
     path.write_text(text, encoding="utf-8")
     config = load_config(path)
-    write_stand_in(config, folder)
-    writing = write_miniature(folder, small, config, (width, height))
-    if writing is None:
+    write_published_files(config, folder)
+    chain = write_miniature(folder, small, config, (width, height))
+    if chain is None:
         raise BrokenError("the model writes no actions", {})
     if not settings.tiny:
         tree = read_json(folder, "config.json") | {"vocab_size": settings.size.text["vocab_size"]}
         (folder / "config.json").write_text(json.dumps(tree), encoding="utf-8")
-        write_acting(folder, writing, "bfloat16", settings.device)
+        write_clicking_model(folder, chain, "bfloat16", settings.device)
         _free(settings.device)
     return path
 

@@ -26,7 +26,7 @@ from bus.messages import Batch, Turn, VersionSpan
 from bus.packed import float64s, int32s
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
-from dart_cli.doctor.parity import draw
+from dart_cli.doctor.logprob_check import draw
 from dart_cli.language.history import History
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer

@@ -43,7 +43,7 @@ APART = 10
 
 def parity(settings: Settings) -> Found:
     """Let the engine play and the trainer score: `dart doctor --parity` on the drawn model."""
-    from dart_cli.doctor.parity import parity as compare
+    from dart_cli.doctor.logprob_check import check_logprobs as compare
 
     layers = compared_layers(settings)
     clock = Clock(settings.device)
@@ -81,7 +81,7 @@ def vllm(settings: Settings) -> Found:
 
 def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
-    from dart_cli.doctor.parity import judge, parted
+    from dart_cli.doctor.logprob_check import compare_with_limit, split_batch
     from dart_cli.policy.loader import weight_tensors
     from dart_cli.train.logprob_check import (
         ComparedTokens,
@@ -118,8 +118,8 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
         return tokens.only(np.array(drawn, dtype=bool))
 
     found["longest_prompt"] = max(each.start for each in before.samples)
-    small, large = map(scored, parted(before))
-    lines = list(judge(small, limit_of(model), large))
+    small, large = map(scored, split_batch(before))
+    lines = list(compare_with_limit(small, limit_of(model), large))
     found["before"] = [f"{each.level}: {' '.join(each.text.split())}" for each in lines]
     of_old = concatenate([scored(batch) for batch in beside])
     for key, each in mine.items():
@@ -164,7 +164,7 @@ def _of_vllm(settings: Settings, lora: Any) -> Config:
 
 async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Found]:
     """Play before, beside and after the engine takes `weights` as version 0; (the three, what was measured)."""
-    from dart_cli.doctor.parity import MOST_TOKENS, RunPrompts, Trial, play_trial
+    from dart_cli.doctor.logprob_check import MOST_TOKENS, RunPrompts, Trial, play_trial
     from dart_cli.doctor.trial_episode import LOAD_S
     from dart_cli.engines.responder import PolicyResponder
     from dart_cli.player.chosen_model import loaded_model

@@ -110,7 +110,7 @@ def check(options: CheckOptions) -> None:
 
     Example: dart env check osworld:OSWorld --classify
     """
-    from dart_cli.suite_check.report import run_check
+    from dart_cli.suite_check.check_suite import run_check
 
     raise typer.Exit(run_check(options))
 
@@ -127,6 +127,6 @@ def play(options: PlayOptions) -> None:
 
     Example: dart env play mini popup --seed 7 --solution --out film.png
     """
-    from dart_cli.suite_check.by_hand import run_play
+    from dart_cli.suite_check.play_by_hand import run_play
 
     raise typer.Exit(run_play(options))

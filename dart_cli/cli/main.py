@@ -31,9 +31,9 @@ from dart_cli.cli.model import model
 from dart_cli.cli.options import (
     ConfigPath,
     Force,
-    Rehearse,
-    RehearseMinutes,
     RunTarget,
+    SmokeTest,
+    SmokeTestMinutes,
     WorkerOption,
     config_of,
     load_checked,
@@ -298,8 +298,8 @@ def up(
     ] = None,
     force: Force = False,
     dry_run: DryRun = False,
-    rehearse: Rehearse = False,
-    rehearse_minutes: RehearseMinutes = None,
+    smoke_test: SmokeTest = False,
+    smoke_test_minutes: SmokeTestMinutes = None,
 ) -> None:
     """Start data, train, rollout and env processes, show one live page, end them together.
 
@@ -308,14 +308,14 @@ def up(
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
 
-    Example: dart up configs/ui-tars-7b.toml --rehearse
+    Example: dart up configs/ui-tars-7b.toml --smoke-test
     """
-    if rehearse or rehearse_minutes is not None:
+    if smoke_test or smoke_test_minutes is not None:
         others = {"--fresh": fresh, "--ray": ray is not None, "--force": force}
-        refuse_beside("--rehearse", others | {"--dry-run": dry_run})
-        from dart_cli.rehearsal.rehearse import run_rehearsal
+        refuse_beside("--smoke-test", others | {"--dry-run": dry_run})
+        from dart_cli.smoke_test.run_smoke_test import run_smoke_test
 
-        raise typer.Exit(run_rehearsal(config_path, overrides or [], rehearse_minutes))
+        raise typer.Exit(run_smoke_test(config_path, overrides or [], smoke_test_minutes))
     if ray is not None:
         from dart_cli.cluster.connection import refuse_ray
 

@@ -1,6 +1,6 @@
 """What several verbs of the command line share: their arguments, and how they read a configuration.
 
-ConfigPath, RunTarget, Force, Rehearse, RehearseMinutes, WorkerOption   arguments and options by type
+ConfigPath, RunTarget, Force, SmokeTest, SmokeTestMinutes, WorkerOption   arguments and options by type
 ProcessOrTool  a verb that is a process of the run, and has tools beside it
 load_checked   a configuration file, checked for a role
 config_of      a configuration file, or a run directory
@@ -41,17 +41,17 @@ Force = Annotated[
         help="Go on with a run that was started with another suite, model, action parser or coordinates.",
     ),
 ]
-Rehearse = Annotated[
+SmokeTest = Annotated[
     bool,
     typer.Option(
-        "--rehearse",
-        help="Play all of it in miniature on this host first, in a directory of its own: docs/rehearsal.md.",
+        "--smoke-test",
+        help="Only play the run in miniature on this host, in a directory of its own: docs/smoke-test.md.",
     ),
 ]
-RehearseMinutes = Annotated[
+SmokeTestMinutes = Annotated[
     float | None,
     typer.Option(
-        "--rehearse-minutes",
+        "--smoke-test-minutes",
         metavar="N",
         min=1,
         max=1440,

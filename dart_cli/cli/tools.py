@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import typer
 
 from dart_cli.cli.options import (
-    Rehearse,
-    RehearseMinutes,
+    SmokeTest,
+    SmokeTestMinutes,
     config_of,
     refuse_beside,
 )
@@ -203,8 +203,8 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as one line of JSON.")
     ] = False,
-    rehearse: Rehearse = False,
-    rehearse_minutes: RehearseMinutes = None,
+    smoke_test: SmokeTest = False,
+    smoke_test_minutes: SmokeTestMinutes = None,
 ) -> None:
     """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
 
@@ -235,14 +235,14 @@ def doctor(
             f"no such file or folder: {target}; name a TOML file, a run directory or a model folder"
             f"{shipped if str(target) in BUILTIN else ''}"
         )
-    if rehearse or rehearse_minutes is not None:
+    if smoke_test or smoke_test_minutes is not None:
         if target is None or target.is_dir():
-            raise ConfigError("--rehearse plays the run of a TOML file: name one")
+            raise ConfigError("--smoke-test plays the run of a TOML file: name one")
         others = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
-        refuse_beside("--rehearse", others | {"--json": as_json})
-        from dart_cli.rehearsal.rehearse import run_rehearsal
+        refuse_beside("--smoke-test", others | {"--json": as_json})
+        from dart_cli.smoke_test.run_smoke_test import run_smoke_test
 
-        raise typer.Exit(run_rehearsal(target, overrides or [], rehearse_minutes))
+        raise typer.Exit(run_smoke_test(target, overrides or [], smoke_test_minutes))
     if play and target is not None and is_model_folder(target):
         raise ConfigError(f"--play needs the tasks of a TOML file, {target} is a model folder")
     if steps and target is not None and is_model_folder(target):
@@ -251,9 +251,9 @@ def doctor(
         run_doctor(
             target,
             overrides or [],
-            played=play,
-            compared=parity,
-            read=values,
+            plays_episode=play,
+            compares_logprobs=parity,
+            reads_values=values,
             steps=steps,
             in_json=as_json,
         )

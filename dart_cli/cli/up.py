@@ -205,9 +205,9 @@ async def _whereabouts(
         arguments = [str(path), *(part for each in overrides for part in ("--set", each))]
         yield _Whereabouts(config, arguments, start_here, lambda: None)
         return
-    from dart_cli.cluster.cluster_run import placed
+    from dart_cli.cluster.cluster_run import run_on_cluster
 
-    async with placed(cluster, config, path, overrides, notice=notice, stop=stop) as run:
+    async with run_on_cluster(cluster, config, path, overrides, notice=notice, stop=stop) as run:
         yield _Whereabouts(run.config, run.arguments, run.start, run.kill)
 
 

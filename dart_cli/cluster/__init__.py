@@ -1,14 +1,14 @@
 """`dart up --ray`: the processes of a run on the nodes of a Ray cluster.
 
-    demands      what each process asks of a cluster, and what a cluster lacks for it; pure
-    connection   a cluster of the user's, or Ray started for this run on this host
-    role_host    an actor of Ray's: one command of `dart` as a child process on one node
-    process      that child, as the supervisor of the run sees it; the ranks of a trainer as one
-    placing      placement groups and actors: where each process runs, and runs again
+    demands      computes what each process asks of a cluster, and what a cluster lacks for it (pure)
+    connection   connects to a cluster of the user, or starts Ray for this run on this host
+    role_host    a Ray actor: one command of `dart` as a child process on one node
+    process      this child, as the supervisor of the run sees it; the ranks of a trainer as one process
+    placing      places processes: placement groups, and actors that may be restarted elsewhere
     cluster_run  the run as a whole: configuration, keys, ports, folders, from its start to its end
 
-Nothing but this room imports Ray. The roles are the commands that a person would type on each host
-(docs/box.md): they reach each other over tcp with CURVE keys, and through Ray go the configuration, the
-keys, what they print and the signals that end them. Ray's own calls travel as its pickles, among those who
-have its cluster's token; nothing that comes back to `dart up` is more than text, bytes and numbers.
+Only this package imports Ray. The roles are the commands that a person would type on each host (docs/box.md),
+which reach each other over TCP with CURVE keys. Configuration, keys, output and signals go through Ray. Ray's
+own calls are pickles, which only holders of the cluster's token can send; `dart up` gets back only text,
+bytes and numbers.
 """

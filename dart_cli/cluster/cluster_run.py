@@ -1,12 +1,13 @@
 """A run on a cluster, from its first reservation to its end.
 
-    ClusterRun     what `dart up` needs: the configuration with its addresses, how a process is started
-    of_this_run    its keys: the user's own, or a new pair
+    run_on_cluster   a block in which the run has a home on the cluster; yields the ClusterRun
+    ClusterRun       has the configuration with its addresses, and starts processes for `dart up`
+    prepare_keys     writes the keys of the run: the user's own, or a new pair
 
-The data process and the trainer share a node, `home`: this host where it is a node with room, else any. Both
-use the run directory as it is, so home must see it where this host does; every other process has a private
-folder on its node, and what it prints and logs comes to the run directory here. Weights are files of a folder
-that all see, or travel over the network, as `weights.channel` says.
+The data process and the trainer share a node, `home`: this host if it is a node with room, else any node.
+Both use the run directory itself, so home must see it at the same path as this host. Every other process has
+a private folder on its node, and its output and log are copied to the run directory here. Weights are files
+in a folder that all nodes see, or are sent over the network, as `weights.channel` says.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bus.endpoints import make_private_dir, write_key_pair
 from bus.errors import DartError, UserError, first_line
 from dart_cli.cluster.connection import Cluster
 from dart_cli.cluster.demands import Demand, Node, Trainer, env_of, rollout_of, trainer_of
-from dart_cli.cluster.placing import WAIT_S, NodeLostError, Place, Placing, Reserved, cause_of
+from dart_cli.cluster.placing import WAIT_S, NodeLostError, Place, Placing, Reservation, cause_of
 from dart_cli.cluster.process import Ranks, RemoteProcess
 from dart_cli.cluster.role_host import CONFIG, SHARED_S, Setup
 from dart_cli.config.endpoints import KEY_FILE, weights_dir
@@ -37,25 +38,25 @@ from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import RESTARTS, Process
 
 NO_TOKEN = (
-    "WARNING this Ray cluster asks for no token: who reaches its ports runs commands as you and reads the keys "
-    "of the run; see docs/box.md, A Ray cluster"
+    "WARNING this Ray cluster needs no token: anyone who reaches its ports can run commands as you and read the "
+    "keys of the run; see docs/box.md, A Ray cluster"
 )
 _AT_HOME = ("data", "train", "eval")
 _ANSWER_S = SHARED_S + 30.0
-"""Seconds in which an actor must have started its child, or found that it cannot."""
+"""Seconds in which an actor must have started its child, or reported that it cannot."""
 _PORTS = 4
-"""In a row, of the data process and the trainer: see run_endpoints."""
-_PASSED_ON = re.compile(
+"""Number of consecutive ports of the data process and the trainer: see run_endpoints."""
+_INHERITED = re.compile(
     r"(GLOO|NCCL|HF|WANDB|VLLM|DART|PYTORCH)_.*|(OMP|MKL|OPENBLAS)_NUM_THREADS|no_proxy|NO_PROXY"
 )
-"""Variables of this process that the children have too, as on one box."""
+"""Environment variables of this process that the children inherit, as they do on one host."""
 
 
 _T = TypeVar("_T")
 
 
 class ClusterRun:
-    """See the module. Made by `placed`, inside one running loop."""
+    """A run on a cluster. `run_on_cluster` creates it, inside one running event loop."""
 
     def __init__(
         self, cluster: Cluster, config: Config, path: Path, notice: Callable[[str], None]
@@ -67,19 +68,22 @@ class ClusterRun:
         self._places: dict[str, Place] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._trainer = Trainer((), (), Demand("", 0))
-        self._kept: dict[str, tuple[Demand, Reserved]] = {}  # for rollout workers
+        self._rollouts: dict[str, tuple[Demand, Reservation]] = {}  # by worker name, until placed
         self._home: Node | None = None
-        self._reserved: Reserved | None = None
+        self._reserved: Reservation | None = None
         self._keys = ""
         self._marker = f".cluster-{secrets.token_hex(8)}"
 
     # --- home -------------------------------------------------------------------------------
 
     async def settle(self, overrides: Sequence[str], stop: asyncio.Event) -> bool:
-        """Find the node of data and train, and what follows from it; False where `stop` came first.
+        """Find the home of data process and trainer, and the settings that follow.
 
-        Raises UserError where there is none, or it does not see the run directory.
+        Return False if `stop` is set first.
+
+        Raises UserError if there is no such node, or it does not see the run directory.
         """
+        # 1. Reserve the home and place the data process on it.
         if not self._cluster.has_token:
             self._notice(NO_TOKEN)
         nodes = await self._cluster.ask(self._cluster.nodes)
@@ -92,12 +96,13 @@ class ClusterRun:
         )
         data = self._placing.place(Demand("data", 1), "data", self._reserved)
         self._places["data"] = data
-        if not await self._placing.found(data, stop, lambda: True):
+        if not await self._placing.wait_for(data, stop, lambda: True):
             return False
-        # Before any `dart env`, which may be on every node: there are more CPUs than GPUs.
+        # 2. Reserve the rollout workers before environments take CPUs on every node.
         for index in range(self.config.up.rollouts):
             demand = rollout_of(self.config, f"rollout-{index}", nodes)
-            self._kept[demand.name] = (demand, await self._placing.reserve([demand]))
+            self._rollouts[demand.name] = (demand, await self._placing.reserve([demand]))
+        # 3. Choose the ports, and load the configuration with the addresses of this start.
         assert data.node is not None
         self._home = data.only_on = data.node
         bus = self.config.bus
@@ -114,15 +119,15 @@ class ClusterRun:
         self._adopt(overrides, port)
         is_here = self._home.id == self._cluster.here
         where = "this host" if is_here else f"{self._home.host} ({self._home.address})"
-        self._notice(f"data and train run on {where}, port {port}")
+        self._notice(f"data service and trainer run on {where}, port {port}")
         return True
 
     def _adopt(self, overrides: Sequence[str], port: int) -> None:
-        """Load the configuration of this start, and keep the command line that says it."""
+        """Load the configuration of this start, and the command-line arguments that describe it."""
         assert self._home is not None
         run_dir = self.config.run.dir.absolute()
-        self._keys = of_this_run(self.config)
-        ours: dict[str, object] = {
+        self._keys = prepare_keys(self.config)
+        settings: dict[str, object] = {
             "run.dir": run_dir,
             "bus.host": self._home.address,
             "bus.port": port,
@@ -131,19 +136,26 @@ class ClusterRun:
             "up.rollout_gpus": [],
         }
         if self.config.weights.channel == "file" and not self._cluster.is_local:
-            ours["weights.directory"] = weights_dir(self.config).absolute()
-        given = [*overrides, *(f"{key}={to_toml(value)}" for key, value in ours.items())]
-        self.config = load_config(self._path, given)
+            settings["weights.directory"] = weights_dir(self.config).absolute()
+        all_overrides = [
+            *overrides,
+            *(f"{key}={to_toml(value)}" for key, value in settings.items()),
+        ]
+        self.config = load_config(self._path, all_overrides)
         check_config(self.config, role="data")
-        self.arguments = [CONFIG, *(part for each in given for part in ("--set", each))]
-        for left in run_dir.glob(".cluster-*"):  # of a start that was killed
+        self.arguments = [
+            CONFIG,
+            *(part for override in all_overrides for part in ("--set", override)),
+        ]
+        # A start that was killed may have left its markers.
+        for left in run_dir.glob(".cluster-*"):
             left.unlink(missing_ok=True)
         for folder in self._shared_folders():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / self._marker).touch()
 
     def _shared_folders(self) -> list[Path]:
-        """Folders that several nodes must see: of the run, of the weights."""
+        """Return the folders that several nodes must see: of the run and of the weights."""
         folders = [self.config.run.dir]
         if self.config.weights.directory is not None:
             folders.append(self.config.weights.directory)
@@ -154,9 +166,10 @@ class ClusterRun:
     async def start(
         self, name: str, arguments: Sequence[str], ending: asyncio.Event
     ) -> Process | None:
-        """Start a command of the run where it has room: see StartProcess.
+        """Start a command of the run on a node that has room (see StartProcess).
 
-        Raises UserError where it has none by the deadline, or its node lacks what it needs.
+        Raises UserError if no node has room by the deadline, or the node lacks something that the command
+        needs.
         """
         try:
             if name == "train" and len(self._trainer.ranks) > 1:
@@ -164,11 +177,10 @@ class ClusterRun:
             return await self._start_one(name, arguments, ending)
         except NodeLostError:
             assert self._home is not None
-            # Not moved: another node has another address, and may not see the run directory.
+            # It is not moved: another node has another address, and may not see the run directory.
             raise DartError(
-                f"the node {self._home.host} ({self._home.address}), which ran data and train, is lost; what "
-                f"{self.config.run.dir} holds is kept: the same command goes on from there, on any node "
-                "that sees it"
+                f"the node {self._home.host} ({self._home.address}), which ran data service and trainer, is lost; "
+                f"{self.config.run.dir} is intact: the same command continues the run, on any node that sees it"
             ) from None
         except self._cluster.ray.exceptions.RayError as error:
             raise DartError(f"{name}: Ray cannot start it: {cause_of(error)}") from None
@@ -180,11 +192,11 @@ class ClusterRun:
         ending: asyncio.Event,
         environment: Mapping[str, str] | None = None,
     ) -> RemoteProcess | None:
-        """As `start`; `environment` is of this process alone."""
+        """Start one process as `start` does. `environment` is only for this process."""
         role = name.partition("-")[0]
 
         async def begin(place: Place) -> RemoteProcess:
-            return await self._started(name, place, arguments, environment or {})
+            return await self._start_at(name, place, arguments, environment or {})
 
         return await self._at_place(name, ending, lambda: not self._others_run(name, role), begin)
 
@@ -195,13 +207,15 @@ class ClusterRun:
         is_needed: Callable[[], bool],
         work: Callable[[Place], Awaitable[_T]],
     ) -> _T | None:
-        """Wait for the place of a command and return what `work` does there; None once `ending` is set.
+        """Wait for the place of a command, call `work` with it, and return the result.
 
-        Where its actor is lost meanwhile, wait and try again. Raises DartError where that goes on.
+        Return None if `ending` is set.
+
+        If the actor is lost meanwhile, wait and try again. Raises DartError if that happens too often.
         """
         place = await self._place_of(name)
         lost = 0
-        while await self._placing.found(place, ending, is_needed):
+        while await self._placing.wait_for(place, ending, is_needed):
             try:
                 return await work(place)
             except self._cluster.ray.exceptions.RayActorError as error:
@@ -213,42 +227,42 @@ class ClusterRun:
         return None
 
     async def _start_ranks(self, arguments: Sequence[str], ending: asyncio.Event) -> Process | None:
-        """Return a process of `dart train` for each rank, told who it is as torchrun would (docs/box.md)."""
+        """Start a process of `dart train` for each rank, with the variables of torchrun (docs/box.md)."""
         assert self._home is not None
         port = await self._free_port(ending)
         ranks: list[RemoteProcess] = []
         for number, demand in enumerate(self._trainer.ranks if port else ()):
-            told = {
+            environment = {
                 "RANK": str(number),
                 "WORLD_SIZE": str(len(self._trainer.ranks)),
-                "LOCAL_RANK": "0",  # it sees its own GPU alone
+                "LOCAL_RANK": "0",  # each rank sees only its own GPU
                 "MASTER_ADDR": self._home.address,
                 "MASTER_PORT": str(port),
             }
-            started = await self._start_one(demand.name, arguments, ending, told)
-            if started is None:
+            process = await self._start_one(demand.name, arguments, ending, environment)
+            if process is None:
                 break
-            ranks.append(started)
+            ranks.append(process)
         return Ranks(ranks) if ranks else None
 
     async def _free_port(self, ending: asyncio.Event) -> int:
-        """One of rank 0's node, where the ranks meet; 0 where `ending` was set."""
+        """Return a free port on rank 0's node, where the ranks meet; 0 if `ending` is set."""
         first = self.config.bus.port
-        kept = list(range(first, first + _PORTS))
+        excluded = list(range(first, first + _PORTS))
 
         async def ask(place: Place) -> int:
-            return int(await _answer(place.actor.ports.remote(1, kept)))
+            return int(await _answer(place.actor.ports.remote(1, excluded)))
 
         return await self._at_place("train", ending, lambda: True, ask) or 0
 
-    async def _started(
+    async def _start_at(
         self,
         name: str,
         place: Place,
         arguments: Sequence[str],
         environment: Mapping[str, str],
     ) -> RemoteProcess:
-        """Return the process of a command at its place, whose actor has just answered."""
+        """Start a command at its place, whose actor has just answered, and return its process."""
         node = place.node
         assert node is not None
         problem = await _answer(place.actor.prepare.remote(self._setup(name, place)))
@@ -262,9 +276,9 @@ class ClusterRun:
         return process
 
     async def _place_of(self, name: str) -> Place:
-        """Where a command runs; the same place for each of its starts."""
+        """Return the place of a command, which is the same for each of its starts."""
         other = {"train": "eval", "eval": "train"}.get(name)
-        if other in self._places:  # they take turns in one bundle
+        if other in self._places:  # trainer and evaluation use one bundle in turn
             await self._placing.remove([self._places.pop(other)])
         if name not in self._places:
             index = 0  # of the bundle
@@ -275,7 +289,7 @@ class ClusterRun:
                 index = int(name.partition("-")[2])
                 demand, reserved = self._trainer.ranks[index], self._reserved
             elif name.startswith("rollout"):
-                demand, reserved = self._kept.pop(name)
+                demand, reserved = self._rollouts.pop(name)
             else:
                 demand, reserved = env_of(name), None
             self._places[name] = self._placing.place(demand, name, reserved, index)
@@ -284,42 +298,45 @@ class ClusterRun:
         return self._places[name]
 
     def _setup(self, name: str, place: Place) -> Setup:
+        """Return what the node of a place needs to run a command."""
         sees_run = name in _AT_HOME or name.startswith("train-")
         run_dir, weights = self.config.run.dir, self.config.weights.directory
         shared = []
         if sees_run:
-            told = (
+            problem = (
                 f"it does not see run.dir = {run_dir} of this host: start dart up there, or set run.dir to "
                 "a folder on a file system that both share"
             )
-            shared.append((str(run_dir / self._marker), told))
+            shared.append((str(run_dir / self._marker), problem))
         if name.startswith("rollout") and weights is not None:
-            told = (
+            problem = (
                 f"it does not see the folder of weights, {weights}: set weights.directory to one on a file "
                 'system that all nodes share, or weights.channel to "gloo" or "nccl"'
             )
-            shared.append((str(weights / self._marker), told))
+            shared.append((str(weights / self._marker), problem))
         return {
             "config": self._path.read_text(encoding="utf-8"),
             "keys": "" if sees_run else self._keys,
             "cwd": str(Path.cwd()),
-            "environment": {k: v for k, v in os.environ.items() if _PASSED_ON.fullmatch(k)},
+            "environment": {k: v for k, v in os.environ.items() if _INHERITED.fullmatch(k)},
             "hides_gpus": not place.demand.gpus,
             "shared": shared,
         }
 
     def _others_run(self, name: str, role: str) -> bool:
-        """Whether another process of the role runs, so that the run can do without this one."""
+        """Return True if another process of the role runs, so that the run can do without this one."""
         return role in ("env", "rollout") and any(
-            each != name and each.partition("-")[0] == role and process.returncode is None
-            for each, process in self._processes.items()
+            other != name and other.partition("-")[0] == role and process.returncode is None
+            for other, process in self._processes.items()
         )
 
     async def _lives(self, node: Node) -> bool:
+        """Return True if the cluster still has the node."""
         nodes = await self._cluster.ask(self._cluster.nodes)
-        return any(each.id == node.id for each in nodes)
+        return any(living.id == node.id for living in nodes)
 
     def _log_of(self, name: str) -> Callable[[bytes], object]:
+        """Return a function that appends to the log of a worker in the run directory."""
         path = log_dir(self.config.run.dir) / f"{name}.log"
 
         def add(more: bytes) -> None:
@@ -331,19 +348,19 @@ class ClusterRun:
     # --- the end ----------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End all that is left on the nodes."""
+        """End all processes of the run on the nodes, and remove the markers."""
         await self._placing.close()
         for folder in self._shared_folders():
             (folder / self._marker).unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """End everything at once."""
+        """Kill all processes of the run at once."""
         self._placing.kill()
         self._cluster.abandon()
 
 
 @contextlib.asynccontextmanager
-async def placed(
+async def run_on_cluster(
     cluster: Cluster,
     config: Config,
     path: Path,
@@ -352,9 +369,9 @@ async def placed(
     notice: Callable[[str], None],
     stop: asyncio.Event,
 ) -> AsyncIterator[ClusterRun]:
-    """Yield the run on the cluster, with a home; its processes have ended at the end of the block.
+    """Find a home for the run on the cluster, yield the run, and end its processes after the block.
 
-    Where `stop` was set before there was a home, its configuration is the one given.
+    If `stop` is set before there is a home, the run has the original configuration.
     """
     run = ClusterRun(cluster, config, path, notice)
     try:
@@ -365,7 +382,10 @@ async def placed(
 
 
 async def _answer(call: Any) -> Any:
-    """Return what an actor answers. Raises RayActorError where it is lost, DartError where it does not answer."""
+    """Return the answer of an actor.
+
+    Raises RayActorError if it is lost, DartError if it does not answer in time.
+    """
     try:
         async with asyncio.timeout(_ANSWER_S):
             return await asyncio.wrap_future(call.future())
@@ -373,8 +393,8 @@ async def _answer(call: Any) -> Any:
         raise DartError(f"an actor of the run did not answer in {_ANSWER_S:g} s") from None
 
 
-def of_this_run(config: Config) -> str:
-    """Return the text of the key file, which lies in the run directory afterwards. Raises ConfigError."""
+def prepare_keys(config: Config) -> str:
+    """Write the key file into the run directory, and return its text. Raises ConfigError."""
     folder = make_private_dir(config.run.dir / "keys")
     target = folder / KEY_FILE
     if config.bus.keys is not None:

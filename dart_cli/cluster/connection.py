@@ -1,14 +1,14 @@
-"""A Ray cluster: the user's own, or one that is started for this run on this host.
+"""Connect to a Ray cluster: the user's own, or one that is started for this run on this host.
 
-    connected     this process as a driver of the cluster, until the block ends
-    Cluster       what is asked of it: its nodes, and which of them this one is
-    refuse_ray    the error for an address that cannot be one, or where Ray is not installed
-    refuse_unreachable   the error for one where no cluster listens
+    connected            a block in which this process is a driver of the cluster
+    Cluster              answers which nodes there are, and which one this is
+    refuse_ray           raises for an invalid address, or if Ray is not installed
+    refuse_unreachable   raises if no cluster listens at the address
 
-Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics
-and the dashboard are off. Of a cluster that is started here every socket is bound to loopback, its token
-is its own, and its files are in a private folder, which is removed at the end; the path is short, since
-sockets are in it.
+Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics and
+the dashboard are off. A cluster that is started here binds every socket to loopback and has its own token.
+Its files are in a private folder that is removed at the end. The folder's path is short, because sockets are
+in it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ LOCAL = "local"
 REACH_S = 10.0
 """Seconds in which the address of a cluster must accept a connection."""
 ASK_S = 60.0
-"""Seconds in which the cluster must answer what its nodes are."""
-OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least is 75 MiB; nothing large goes through it
-_SETTINGS = b"\4"  # the fourth byte of such a frame
+"""Seconds in which the cluster must return its nodes."""
+OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB; nothing large goes through it
+_SETTINGS = b"\4"  # the fourth byte of a SETTINGS frame of HTTP/2
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
-"""What a client of HTTP/2 says first, as gRPC's do: it has no settings. The server answers with its own."""
+"""The first bytes of an HTTP/2 client, such as gRPC's, with empty settings. The server answers with its
+settings."""
 _FOLDER = "dart-ray-"
-_LOCK = "lock"  # held as long as the process lives whose folder it is in
-_SETTLED_S = 60.0  # after which such a folder has its lock
+_LOCK = "lock"  # locked as long as the process lives that owns the folder
+_SETTLED_S = 60.0  # age in seconds at which a folder surely has its lock
 _FAULTS = (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError)
 _LOCAL_SETTINGS = {
-    # Ray's name for: use 127.0.0.1, and only that, as this node's address.
+    # With this setting Ray uses only 127.0.0.1 as this node's address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
 }
@@ -56,50 +57,56 @@ _T = TypeVar("_T")
 
 
 class Cluster:
-    """A cluster that this process is connected to. Its calls block: they are made in threads."""
+    """A cluster to which this process is connected. Ray's calls block, so they are made in threads."""
 
     def __init__(self, ray: Any, address: str, folder: Path | None) -> None:
         self.ray, self.address = ray, address
-        self._folder = folder  # of the Ray that was started here
+        self._folder = folder  # the folder of the Ray that was started here
         self.here: str = ray.get_runtime_context().get_node_id()
 
     @property
     def has_token(self) -> bool:
-        """Whether only those who have its token can run something on it."""
+        """Whether a token is needed to run something on the cluster."""
         return os.environ.get("RAY_AUTH_MODE", "").lower() not in ("", "disabled")
 
     @property
     def is_local(self) -> bool:
-        """Whether it was started for this run, on this host alone."""
+        """Whether the cluster was started for this run on this host."""
         return self.address == LOCAL
 
     def nodes(self) -> list[Node]:
-        """Those that live."""
+        """Return the living nodes."""
         # Ray has no public call for what is free on each node; tests/cluster notices its change.
         from ray._private.state import available_resources_per_node
 
         free = available_resources_per_node()
         return [
             Node(
-                id=each["NodeID"],
-                host=each["NodeManagerHostname"],
-                address=each["NodeManagerAddress"],
-                cpus=each["Resources"].get("CPU", 0.0),
-                gpus=each["Resources"].get("GPU", 0.0),
-                free_cpus=free.get(each["NodeID"], {}).get("CPU", 0.0),
-                free_gpus=free.get(each["NodeID"], {}).get("GPU", 0.0),
+                id=node["NodeID"],
+                host=node["NodeManagerHostname"],
+                address=node["NodeManagerAddress"],
+                cpus=node["Resources"].get("CPU", 0.0),
+                gpus=node["Resources"].get("GPU", 0.0),
+                free_cpus=free.get(node["NodeID"], {}).get("CPU", 0.0),
+                free_gpus=free.get(node["NodeID"], {}).get("GPU", 0.0),
             )
-            for each in self.ray.nodes()
-            if each["Alive"]
+            for node in self.ray.nodes()
+            if node["Alive"]
         ]
 
     def abandon(self) -> None:
-        """Before an end at once: Ray ends what it started here by itself, but removes no files."""
+        """Remove the files of a cluster that was started here; Ray ends its processes itself.
+
+        For an immediate end.
+        """
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def ask(self, call: Callable[[], _T], within_s: float = ASK_S) -> _T:
-        """Return what a blocking call of Ray's returns. Raises DartError where the cluster does not answer."""
+        """Make a blocking call of Ray in a thread, and return its result.
+
+        Raises DartError if the cluster does not answer.
+        """
         try:
             async with asyncio.timeout(within_s):
                 return await in_daemon_thread(call)
@@ -111,7 +118,7 @@ class Cluster:
 
 
 def refuse_ray(address: str) -> None:
-    """Raise MissingPartError where Ray is not installed, UserError for what is no address of a cluster."""
+    """Raise MissingPartError if Ray is not installed, UserError for an invalid address."""
     if importlib.util.find_spec("ray") is None:
         raise MissingPartError(
             "`dart up --ray` needs the package ray: pip install -e '.[ray]' in dart's folder, "
@@ -128,13 +135,13 @@ def refuse_ray(address: str) -> None:
 
 
 def refuse_unreachable(address: str) -> None:
-    """Raise UserError where no cluster listens at HOST:PORT."""
+    """Raise UserError if no cluster listens at the address; `local` and `auto` are not checked."""
     if address not in (LOCAL, "auto"):
         _reach(address, _ray().util.get_node_ip_address())
 
 
 def _ray() -> Any:
-    """Return the package, imported with our settings."""
+    """Import Ray with our settings, and return the package."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
@@ -144,9 +151,9 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def connected(address: str, cpus: int) -> Iterator[Cluster]:
-    """Yield the cluster at `address`; `local` starts one on this host, with at least `cpus` CPUs.
+    """Connect to the cluster at `address`, and yield it; `local` starts one here with at least `cpus` CPUs.
 
-    Raises UserError where there is none, or this host is no node of it.
+    Raises UserError if there is no cluster, or this host is no node of it.
     """
     refuse_ray(address)
     with contextlib.ExitStack() as stack:
@@ -158,7 +165,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             os.environ.pop("RAY_ADDRESS", None)
             folder = stack.enter_context(_own_folder())
-            # Ray opens its own folder to all users; the one around it stays private.
+            # Ray's folder is open to all users, but the one around it is private.
             how |= {
                 "_temp_dir": str(folder / "r"),
                 "num_cpus": max(cpus, os.cpu_count() or 1),
@@ -167,7 +174,7 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
             }
         refuse_unreachable(address)
         ray = _ray()
-        stack.callback(ray.shutdown)  # of what there is, also if it is interrupted
+        stack.callback(ray.shutdown)  # also if ray.init is interrupted
         try:
             ray.init(
                 **how,
@@ -186,11 +193,14 @@ def connected(address: str, cpus: int) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _own_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:  # noqa: S108 - what is in it is checked
-    """Yield a private folder, removed with the block; those whose process was killed meanwhile are removed first."""
+    """Create a private folder for the block, and remove it afterwards.
+
+    Older folders whose process was killed are removed, too.
+    """
     for left in parent.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # another user's, or held by a process that lives
-            found = left.lstat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _SETTLED_S:
+            status = left.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _SETTLED_S:
                 with (left / _LOCK).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(left, ignore_errors=True)
@@ -204,27 +214,30 @@ def _own_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:  # noqa: S108 - 
 
 
 def _reach(address: str, here: str) -> None:
-    """Raise UserError where nothing listens, or no server of Ray's: Ray itself would try for minutes.
+    """Raise UserError if no server of Ray listens at the address. Ray itself would try for minutes.
 
-    `here` is the address by which Ray knows this host; it takes a loopback address for that.
+    `here` is the address of this host in Ray, which is used in place of a loopback address.
     """
     host, _, port = address.rpartition(":")
-    meant = here if is_loopback(host.strip("[]")) else host.strip("[]")
+    target = here if is_loopback(host.strip("[]")) else host.strip("[]")
     try:
-        with socket.create_connection((meant, int(port)), REACH_S) as peer:
+        with socket.create_connection((target, int(port)), REACH_S) as peer:
             if _is_grpc(peer):
                 return
             why = "another program listens there"
     except OSError as error:
         why = error.strerror or str(error)
     raise UserError(
-        f"--ray {address}: no Ray cluster answers at {meant}, port {port}: {why}; "
+        f"--ray {address}: no Ray cluster answers at {target}, port {port}: {why}; "
         f"start it with `ray start --head --port={port}`, or name the address that it printed"
     )
 
 
 def _is_grpc(peer: socket.socket) -> bool:
-    """Whether a server of HTTP/2 answers; True, too, where it speaks TLS. Raises OSError."""
+    """Return True if an HTTP/2 server answers, and also if Ray uses TLS, which is not checked.
+
+    Raises OSError.
+    """
     if os.environ.get("RAY_USE_TLS", "0") != "0":
         return True
     peer.sendall(_HELLO)

@@ -1,10 +1,10 @@
-"""A command of `dart` on a node of the cluster, as the run's supervisor sees it.
+"""Commands of `dart` on nodes of the cluster, as the run's supervisor sees them.
 
     RemoteProcess   the child of one RoleHost: its output, its end, its signals
-    Ranks           the processes of a trainer with ranks on several nodes, as one
+    Ranks           the processes of a trainer with ranks on several nodes, as one process
 
-Both are a Process (runtime/supervisor.py). A process whose node or actor is lost has ended with LOST: the
-supervisor then starts the command again, where Ray has started its actor again.
+Both are a Process (runtime/supervisor.py). A process whose node or actor is lost ends with the code LOST. The
+supervisor then starts the command again, on the node where Ray has restarted its actor.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from dart_cli.cluster.demands import Node
-from dart_cli.cluster.role_host import Printed
+from dart_cli.cluster.role_host import ChildOutput
 
 LOST = -int(signal.SIGKILL)
-"""The exit code of a process that was lost with its node."""
+"""The exit code of a process whose node or actor is lost."""
 POLL_S = 5.0
-"""Seconds that an actor waits for its child to print something, before it says that nothing is new."""
+"""Seconds for which an actor waits for output of its child before it answers that there is none."""
 LATE_S = 3.0
-"""Seconds that an answer may be late before the cluster is asked whether the node lives."""
+"""Seconds by which an answer may be late before the cluster is asked whether the node lives."""
 SILENCE_S = 60.0
-"""Seconds without an answer of an actor, on a node that lives, after which its process is lost."""
+"""Seconds without an answer of an actor on a living node, after which its process counts as lost."""
 RANKS_END_S = 20.0
-"""Seconds that ranks have to end by themselves once one of them is gone; then they are killed."""
+"""Seconds in which ranks must end by themselves once one of them is gone; then they are killed."""
 _AGAIN_S = 0.5
 _LOST_LINE = b"\nits node is gone, or Ray's process there\n"
-"""The last of its output, which says why it ended."""
+"""The last line of a lost process's output, which says why it ended."""
 
 
 class RemoteProcess:
-    """A child of a RoleHost. See Process; made and used inside one running loop."""
+    """A child of a RoleHost (see Process). It is created and used inside one running event loop."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class RemoteProcess:
         log: Callable[[bytes], object],
         lives: Callable[[Node], Awaitable[bool]],
     ) -> None:
-        """`host` is the actor's handle; `log` takes what the child's own log has more; `lives`: its node."""
+        """Follow the child of the actor `host` on `node`.
+
+        `log` is called with new content of the child's log, `lives` returns whether a node lives.
+        """
         self.output = asyncio.StreamReader()
         self.returncode: int | None = None
         self.node = node
@@ -55,37 +58,37 @@ class RemoteProcess:
         self._following = asyncio.create_task(self._follow())
 
     async def wait(self) -> int:
-        """Return the exit code, once it has ended."""
+        """Wait until the process has ended, and return the exit code."""
         return await asyncio.shield(self._following)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the process and everything it started, soon."""
+        """Send a signal to the process and everything it started, without waiting."""
         sent = asyncio.wrap_future(self._host.signal.remote(self._life, int(number)).future())
         self._signals.add(sent)
         sent.add_done_callback(self._signals.discard)
-        sent.add_done_callback(retrieved)
+        sent.add_done_callback(ignore_error)
 
     def how_it_ended(self, code: int) -> str:
-        """Return how the process ended: `ended with 1 on gpu-box`, `was lost on gpu-box`."""
+        """Return how the process ended, such as `ended with 1 on gpu-box` or `was lost on gpu-box`."""
         if self._was_lost:
             return f"was lost on {self.node.host}"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         return f"{how} on {self.node.host}"
 
     async def _follow(self) -> int:
-        """Copy what it prints, until it has ended or is lost."""
+        """Copy the output until the process has ended or is lost, and return the exit code."""
         code: int | None = None
-        heard = time.monotonic()
+        answered_at = time.monotonic()
         while code is None:
-            printed = await self._printed()
-            if printed is None or time.monotonic() - heard > SILENCE_S:
+            news = await self._new_output()
+            if news is None or time.monotonic() - answered_at > SILENCE_S:
                 self._was_lost, code = True, LOST
-            elif printed:
-                heard = time.monotonic()
-                self.output.feed_data(printed["output"])
-                if printed["log"]:
-                    self._log(printed["log"])
-                code = printed["code"]
+            elif news:
+                answered_at = time.monotonic()
+                self.output.feed_data(news["output"])
+                if news["log"]:
+                    self._log(news["log"])
+                code = news["code"]
             else:
                 await asyncio.sleep(_AGAIN_S)
         if self._was_lost:
@@ -94,39 +97,42 @@ class RemoteProcess:
         self.output.feed_eof()
         return code
 
-    async def _printed(self) -> Printed | dict[str, Any] | None:
-        """Return what is new; empty where the actor cannot be asked at the moment; None where it is lost."""
+    async def _new_output(self) -> ChildOutput | dict[str, Any] | None:
+        """Return new output; an empty dict if the actor cannot be asked at the moment; None if it is lost."""
         import ray
 
-        asked = asyncio.wrap_future(self._host.printed.remote(self._life, POLL_S).future())
-        asked.add_done_callback(retrieved)
+        answer = asyncio.wrap_future(self._host.new_output.remote(self._life, POLL_S).future())
+        answer.add_done_callback(ignore_error)
         until = time.monotonic() + SILENCE_S
         within_s = POLL_S + LATE_S
-        while not (await asyncio.wait([asked], timeout=within_s))[0]:
+        while not (await asyncio.wait([answer], timeout=within_s))[0]:
             within_s = LATE_S
             if not await self._lives(self.node):
-                return None  # Ray fails the calls to a node that vanished late, or not at all
+                return None  # Ray reports calls to a lost node late, or never
             if time.monotonic() > until:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.kill(self._host, no_restart=False)
                 return None
         try:
-            told: Printed | None = asked.result()
+            output: ChildOutput | None = answer.result()
         except ray.exceptions.ActorUnavailableError:
             return {}
         except ray.exceptions.RayError:
             return None
-        return told
+        return output
 
 
-def retrieved(answered: asyncio.Future[Any]) -> None:
-    """Read an error that is of no interest any more, so that it is not reported as forgotten."""
-    if not answered.cancelled():
-        answered.exception()
+def ignore_error(answer: asyncio.Future[Any]) -> None:
+    """Read the error of a future that is no longer needed, so that asyncio does not report it."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 class Ranks:
-    """The ranks of one trainer: they end together, and the first one speaks for all."""
+    """The ranks of one trainer as one process.
+
+    They end together; the first that fails determines the exit code.
+    """
 
     def __init__(self, ranks: Sequence[RemoteProcess]) -> None:
         self._ranks = ranks
@@ -134,10 +140,10 @@ class Ranks:
         self.returncode: int | None = None
         self._first: RemoteProcess | None = None
         self._copying = [asyncio.create_task(self._copy(rank)) for rank in ranks]
-        self._waiting = asyncio.create_task(self._all())
+        self._waiting = asyncio.create_task(self._wait_for_all())
 
     async def wait(self) -> int:
-        """Return the exit code of the first that failed, once all have ended; 0 where none did."""
+        """Wait until all ranks have ended; return the exit code of the first that failed, 0 if none did."""
         return await asyncio.shield(self._waiting)
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -146,27 +152,31 @@ class Ranks:
             rank.signal_group(number)
 
     def how_it_ended(self, code: int) -> str:
-        """Of the rank that failed first."""
+        """Return how the rank ended that failed first."""
         failed = self._first or self._ranks[0]
         return f"(rank {self._ranks.index(failed)}) {failed.how_it_ended(code)}"
 
     async def _copy(self, rank: RemoteProcess) -> None:
+        """Copy the output of one rank until its end."""
         while chunk := await rank.output.read(65536):
             self.output.feed_data(chunk)
 
-    async def _all(self) -> int:
-        """Return an exit code once all ranks have ended: the others end by themselves when one is gone (docs/box.md), or are killed."""
+    async def _wait_for_all(self) -> int:
+        """Wait until all ranks have ended, and return the exit code.
+
+        When one rank is gone, the others end by themselves (docs/box.md), or are killed after RANKS_END_S.
+        """
         waits = {asyncio.create_task(rank.wait()): rank for rank in self._ranks}
         pending = set(waits)
         while pending:
-            done, pending = await asyncio.wait(
+            finished, pending = await asyncio.wait(
                 pending,
                 timeout=None if self._first is None else RANKS_END_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if not done:
+            if not finished:
                 self.signal_group(signal.SIGKILL)
-            for task in done:
+            for task in finished:
                 if task.result() != 0 and self._first is None:
                     self._first = waits[task]
         await asyncio.gather(*self._copying)

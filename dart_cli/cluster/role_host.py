@@ -1,12 +1,12 @@
-"""One command of `dart` on a node of the cluster: an actor of Ray's around a child process.
+"""One command of `dart` on a node of the cluster: a Ray actor around a child process.
 
-    RoleHost     starts the command, passes on what it prints, sends it signals
-    Setup        what a node needs to run a command of this run
-    Printed      what the command has printed since it was last asked
+    RoleHost      starts the command, returns its output, and sends it signals
+    Setup         what a node needs to run a command of this run
+    ChildOutput   the output of the command since the last call
 
-The child is the same as on one box (runtime/supervisor.py): it leads its own process group, and ends within
-seconds when this process is gone, however that ended. What it prints waits here, up to a bound, and so a
-driver that does not ask stops no child. Only plain values go through Ray.
+The child is the same as on one host (runtime/supervisor.py): it leads its own process group, and ends within
+seconds when this process is gone, however that ended. Its output waits here, up to a limit, so a driver that
+does not ask never blocks a child. Only plain values go through Ray.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import LocalProcess, start_here
 
 CONFIG = "{config}"
-"""In the arguments of a command: the configuration file, which each node has at a place of its own."""
-KEPT_BYTES = 2**20
-"""Of a child's output, and of its log, that wait to be asked for; the oldest are dropped."""
+"""Stands in the arguments of a command for the configuration file, whose path differs on each node."""
+BUFFER_BYTES = 2**20
+"""Most bytes of a child's output, and of its log, that wait here; the oldest are dropped."""
 SHARED_S = 30.0
-"""Seconds after which a file that another host made is visible on a shared file system."""
+"""Seconds after which a file from another host is visible on a shared file system."""
 _READ_BYTES = 65536
 _LAST_OUTPUT_S = 1.0
 _PORTS = range(20_000, 30_000)
@@ -50,22 +50,22 @@ class Setup(TypedDict):
 
     config: str  # the text of the TOML file
     keys: str  # the text of the key file; empty for a node that sees the run directory
-    cwd: str  # where `dart up` was started: paths of the configuration may be relative to it
-    environment: dict[str, str]  # of `dart up`, for the child
-    hides_gpus: bool  # of the node, from a process that asked for none
+    cwd: str  # working directory of `dart up`, to which paths may be relative
+    environment: dict[str, str]  # variables of `dart up` for the child
+    hides_gpus: bool  # whether the child, which asked for no GPU, sees none
     shared: list[tuple[str, str]]  # a file that must be visible here, and the error if it is not
 
 
-class Printed(TypedDict):
-    """What a command has printed since it was last asked."""
+class ChildOutput(TypedDict):
+    """The output of a command since the last call."""
 
     output: bytes
-    log: bytes  # of its log file, where that is on this node alone
-    code: int | None  # once it has ended and all of its output was asked for
+    log: bytes  # new content of its log file, if only this node has the file
+    code: int | None  # exit code, once it has ended and all of its output was returned
 
 
 class RoleHost:
-    """See the module. Its methods run in one loop; each is short but `printed`, which waits."""
+    """The actor around one child process. Its methods run in one event loop; only `new_output` waits."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -75,13 +75,13 @@ class RoleHost:
         self._process: LocalProcess | None = None
         self._pumping: asyncio.Task[None] | None = None
         self._output = bytearray()
-        self._dropped = 0  # bytes
-        self._log_read = 0  # bytes
+        self._dropped = 0  # bytes of output
+        self._log_read = 0  # bytes of the log
         self._code: int | None = None
         self._news = asyncio.Event()
 
     async def describe(self) -> dict[str, Any]:
-        """Where this is; `life` differs after each start of the actor."""
+        """Return node, host and version of dart. `life` differs after each start of the actor."""
         import ray
 
         from dart_cli import __version__
@@ -94,20 +94,20 @@ class RoleHost:
             "version": __version__,
         }
 
-    async def ports(self, count: int, kept: Sequence[int] = ()) -> int:
-        """Return the first of `count` ports in a row that are free here, none of them `kept`; 0 without any."""
+    async def ports(self, count: int, excluded: Sequence[int] = ()) -> int:
+        """Return the first of `count` consecutive free ports that are not `excluded`; 0 if there are none."""
         for step in range(0, len(_PORTS), count):
             first = _PORTS[(os.getpid() * count + step) % len(_PORTS)]
-            if any(port in kept for port in range(first, first + count)):
+            if any(port in excluded for port in range(first, first + count)):
                 continue
-            with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError), contextlib.ExitStack() as sockets:
                 for port in range(first, first + count):
-                    held.enter_context(socket.create_server(("", port)))
+                    sockets.enter_context(socket.create_server(("", port)))
                 return first
         return 0
 
     async def prepare(self, setup: Setup) -> str:
-        """Make the private folder of this command; returns what prevents a start here, or nothing."""
+        """Create the private folder of this command; return what prevents a start here, or an empty text."""
         try:
             self._folder = self._folder or _private_folder()
             (self._folder / "run.toml").write_text(setup["config"], encoding="utf-8")
@@ -117,7 +117,7 @@ class RoleHost:
             return f"{error}"
         until = time.monotonic() + SHARED_S
         for path, problem in setup["shared"]:
-            while not Path(path).exists():  # noqa: ASYNC240 - a stat, which no other call waits for
+            while not Path(path).exists():  # noqa: ASYNC240 - a stat, for which no other call waits
                 if time.monotonic() > until:
                     return problem
                 await asyncio.sleep(0.25)
@@ -125,27 +125,33 @@ class RoleHost:
         return ""
 
     async def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        """Start `dart ARGUMENTS`, for CONFIG the file of this node; what an earlier start left is ended."""
+        """End an earlier child, and start `dart ARGUMENTS`. This node's file replaces CONFIG in them."""
         assert self._folder is not None
         assert self._setup is not None
         await self._forget()
-        given = [str(self._folder / "run.toml") if each == CONFIG else each for each in arguments]
+        command = [
+            str(self._folder / "run.toml") if argument == CONFIG else argument
+            for argument in arguments
+        ]
         if self._setup["keys"] and CONFIG in arguments:
             own = {"run.dir": self._run_dir, "bus.keys": self._folder / "keys"}
             for key, path in own.items():
-                given += ["--set", f"{key}={to_toml(str(path))}"]
+                command += ["--set", f"{key}={to_toml(str(path))}"]
         cwd = Path(self._setup["cwd"])
         self._process = await start_here(
             self._worker,
-            given,
+            command,
             asyncio.Event(),
             env=self._environment(environment),
             cwd=cwd if cwd.is_dir() else self._folder,  # noqa: ASYNC240 - a stat
         )
         self._pumping = asyncio.create_task(self._pump(self._process))
 
-    async def printed(self, life: str, within_s: float) -> Printed | None:
-        """Return what is new, as soon as anything is, or after `within_s`; None for another life of this actor."""
+    async def new_output(self, life: str, within_s: float) -> ChildOutput | None:
+        """Return new output as soon as there is some, at the latest after `within_s`.
+
+        Return None if `life` is an earlier one.
+        """
         if life != self._life:
             return None
         with contextlib.suppress(TimeoutError):
@@ -162,12 +168,12 @@ class RoleHost:
         return {"output": output, "log": self._log(), "code": code}
 
     async def signal(self, life: str, number: int) -> None:
-        """To the child and everything it started, of this life of the actor."""
+        """Send a signal to the child and everything it started, unless `life` is an earlier one."""
         if self._process is not None and life == self._life:
             self._process.signal_group(signal.Signals(number))
 
     async def close(self) -> None:
-        """End what is left, and remove the private folder."""
+        """End the child, and remove the private folder."""
         await self._forget()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -181,20 +187,20 @@ class RoleHost:
         return self._folder / "run"
 
     def _environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """Return the child's environment, without Ray's settings, thread limits and debugger."""
+        """Return the child's environment variables, without Ray's settings, thread limits and debugger."""
         assert self._setup is not None
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):
-            ours.pop(name, None)
+            own.pop(name, None)
         if self._setup["hides_gpus"]:
-            ours[VISIBLE] = ""
-        return ours | self._setup["environment"] | environment
+            own[VISIBLE] = ""
+        return own | self._setup["environment"] | environment
 
     async def _pump(self, process: LocalProcess) -> None:
-        """Keep what the child prints, and how it ends."""
+        """Collect the child's output and its exit code."""
         reading = asyncio.create_task(self._read(process))
         code = await process.wait()
-        process.signal_group(signal.SIGKILL)  # what it left behind
+        process.signal_group(signal.SIGKILL)  # processes that the child left behind
         await asyncio.wait([reading], timeout=_LAST_OUTPUT_S)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -202,28 +208,29 @@ class RoleHost:
         self._news.set()
 
     async def _read(self, process: LocalProcess) -> None:
+        """Read output into the buffer until its end, and drop the oldest bytes if it is full."""
         while chunk := await process.output.read(_READ_BYTES):
             self._output += chunk
-            over = len(self._output) - KEPT_BYTES
+            over = len(self._output) - BUFFER_BYTES
             if over > 0:
                 self._dropped += over
                 del self._output[:over]
             self._news.set()
 
     def _log(self) -> bytes:
-        """Return what its log has more; empty where the driver sees the run directory itself."""
+        """Return new content of the child's log; nothing if the driver sees the run directory itself."""
         if self._setup is None or not self._setup["keys"] or self._folder is None:
             return b""
         with contextlib.suppress(OSError):
             with (log_dir(self._run_dir) / f"{self._worker}.log").open("rb") as file:
                 file.seek(self._log_read)
-                more = file.read(KEPT_BYTES)
+                more = file.read(BUFFER_BYTES)
             self._log_read += len(more)
             return more
         return b""
 
     async def _forget(self) -> None:
-        """End the present child, if there is one, and forget what it printed."""
+        """Kill the current child, if there is one, and drop its output."""
         if self._process is not None and self._pumping is not None:
             self._process.signal_group(signal.SIGKILL)
             await self._pumping
@@ -233,15 +240,15 @@ class RoleHost:
 
 
 def _private_folder() -> Path:
-    """Return a folder that no other user can enter; those of processes that are gone are removed."""
+    """Create a folder that no other user can enter. Folders of processes that are gone are removed."""
     parent = make_private_dir(Path("/tmp") / f"dart-{os.getuid()}")  # noqa: S108 - checked to be ours
-    mine = f"ray-{socket.gethostname()[:40]}-"
-    for path in parent.glob(f"{glob.escape(mine)}*"):
-        pid, ticks, *_ = [*path.name.removeprefix(mine).split("-"), ""]
-        is_one = pid.isdecimal() and ticks.isdecimal()
-        if is_one and process_liveness(int(pid), ticks=int(ticks)) == "gone":
+    prefix = f"ray-{socket.gethostname()[:40]}-"
+    for path in parent.glob(f"{glob.escape(prefix)}*"):
+        pid, ticks, *_ = [*path.name.removeprefix(prefix).split("-"), ""]
+        is_ours = pid.isdecimal() and ticks.isdecimal()
+        if is_ours and process_liveness(int(pid), ticks=int(ticks)) == "gone":
             shutil.rmtree(path, ignore_errors=True)
-    own = f"{mine}{os.getpid()}-{start_ticks(os.getpid())}-"
+    own = f"{prefix}{os.getpid()}-{start_ticks(os.getpid())}-"
     return Path(tempfile.mkdtemp(prefix=own, dir=parent))
 
 

@@ -4,7 +4,7 @@
     PUBLISHED      a checkpoint of each class
     published_of   that of the model which a configuration names
 
-`dart doctor` plans with them, and a rehearsal plays with a miniature of them. The sizes are those of the checkpoints'
+`dart doctor` plans with them, and a smoke test plays with a miniature of them. The sizes are those of the checkpoints'
 own config.json.
 """
 
@@ -181,7 +181,7 @@ def published_of(config: Config) -> Published:
 
 
 def small_files_cure(path: str) -> str:
-    """Return the command that fetches the small files of a model, which a plan and a rehearsal read."""
+    """Return the command that fetches the small files of a model, which a plan and a smoke test read."""
     return (
         "fetch its small files: `hf download REPO config.json tokenizer.json tokenizer_config.json chat_template.json "
         f"preprocessor_config.json --local-dir {path}`"

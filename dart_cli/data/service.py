@@ -74,7 +74,7 @@ from dart_cli.data.versions import Permits
 from dart_cli.data.workers import Usage, WorkerWatch
 from dart_cli.runtime.role import how_started
 from dart_cli.runtime.run_dir import leave_snapshot
-from dart_cli.runtime.waits import told_waits
+from dart_cli.runtime.waits import announced_waits
 from envs.contract.base import Task
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class DataService:
     ) -> None:
         self._config = config
         self._store = store
-        self._settings = RunSettings(config, store.save_config, how_started().given)
+        self._settings = RunSettings(config, store.save_config, how_started().set_keys)
         self._run: RunRow = store.begin_run(config.run.seed, self._settings.used, tasks)
         self.ledger = Ledger(config, store, tasks, scheduler)
         self._commits = Commits(store)
@@ -186,7 +186,7 @@ class DataService:
         async with AsyncExitStack() as stack:
             stack.callback(self._next_batch.close)
             replier, heartbeats = await self._connect(stack)
-            await stack.enter_async_context(told_waits(self._awaits))
+            await stack.enter_async_context(announced_waits(self._awaits))
             log.info("run %s: %s", self._run.id, replier.endpoint)
             tasks = [
                 asyncio.create_task(job, name=name)

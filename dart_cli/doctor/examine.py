@@ -1,7 +1,7 @@
-"""Everything the doctor examines, in order; each finding is given as soon as it is made.
+"""Run all checks of `dart doctor` in order, and print each finding as soon as there is one.
 
-examine     findings of this host, of a configuration on it, of one episode
-run_doctor  prints them; returns the exit code
+examine     yields findings about this host, about a configuration on it, and about one episode
+run_doctor  prints them and returns the exit code
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bus.errors import DartError, RunDirectoryError
+from bus.errors import DartError, RunDirectoryError, UserError
 from dart_cli.config.devices import NO_GPU
 from dart_cli.config.load import config_of_model, load_config, refuse_overrides
 from dart_cli.config.model_folder import is_model_folder
@@ -23,17 +23,28 @@ from dart_cli.config.schema import Config
 from dart_cli.config.values import to_toml
 from dart_cli.doctor import guests, machine
 from dart_cli.doctor import run_checks as run
-from dart_cli.doctor.findings import as_json, error, guarded, is_healthy, ok, print_finding, summary
 from dart_cli.doctor.plan_findings import plan
 from dart_cli.doctor.vllm_parts import vllm_parts
+from dart_cli.runtime.findings import (
+    as_json,
+    error,
+    exit_code,
+    ok,
+    print_finding,
+    run_check,
+    summary,
+)
 from dart_cli.runtime.run_dir import read_run
 
 Check = Callable[[], Iterable[Finding]]
 _UNFIT = ("plan", "up.train_gpus", "up.rollout_gpus", "train.ranks")
-"""Subjects of errors that say that a run does not fit this host."""
+"""Subjects of the errors which mean that a run does not fit this host."""
 _GPU_KEYS = (
-    *("rollout.device", "train.device", "weights.channel"),
-    *("up.train_gpus", "up.rollout_gpus"),
+    "rollout.device",
+    "train.device",
+    "weights.channel",
+    "up.train_gpus",
+    "up.rollout_gpus",
 )
 """Keys that may ask for GPUs."""
 
@@ -42,47 +53,58 @@ def run_doctor(
     target: Path | None,
     overrides: list[str],
     *,
-    played: bool = False,
-    compared: bool = False,
-    read: bool = False,
+    plays_episode: bool = False,
+    compares_logprobs: bool = False,
+    reads_values: bool = False,
     steps: int | None = None,
     in_json: bool = False,
 ) -> int:
-    """Examine and print, planning episodes of `steps`; returns 0 where a run can work, 2 where it cannot fit, else 1."""
+    """Examine this host and `target` as `examine` does, and print the findings, with `in_json` as JSON.
+
+    Return 0 if a run can work, 2 if it does not fit this host, 1 for other errors, or the code of a signal.
+    """
     console = Console(markup=False, highlight=False)
-    found: list[Finding] = []
-    stopped = 0
+    findings: list[Finding] = []
+    signal_code = 0
     try:
         for finding in examine(
-            target, overrides, played=played, compared=compared, read=read, steps=steps
+            target,
+            overrides,
+            plays_episode=plays_episode,
+            compares_logprobs=compares_logprobs,
+            reads_values=reads_values,
+            steps=steps,
         ):
-            found.append(finding)
+            findings.append(finding)
             if not in_json:
                 print_finding(console, finding)
-    except SystemExit as stop:  # by a signal: what was found is printed
-        stopped = int(stop.code or 1)
+    except SystemExit as stop:
+        # A signal ended it. The findings so far are printed.
+        signal_code = int(stop.code or 1)
     if in_json:
-        sys.stdout.write(json.dumps(as_json(found)) + "\n")
+        sys.stdout.write(json.dumps(as_json(findings)) + "\n")
     else:
-        console.print(summary(found))
-    if stopped or is_healthy(found):
-        return stopped
-    return 2 if any(each.subject in _UNFIT and each.level == "error" for each in found) else 1
+        console.print(summary(findings))
+    if signal_code:
+        return signal_code
+    is_unfit = any(finding.subject in _UNFIT and finding.level == "error" for finding in findings)
+    return UserError.exit_code if is_unfit else exit_code(findings)
 
 
 def examine(
     target: Path | None,
     overrides: list[str],
     *,
-    played: bool = False,
-    compared: bool = False,
-    read: bool = False,
+    plays_episode: bool = False,
+    compares_logprobs: bool = False,
+    reads_values: bool = False,
     steps: int | None = None,
 ) -> Iterator[Finding]:
-    """Yield findings of this host, and of `target` on it: a TOML file, run directory or model folder.
+    """Yield findings about this host, and about `target`: a TOML file, run directory or model folder.
 
-    After them come, where they are asked for, those of one episode (`played`), of every weight's
-    value (`read`), and of engine against trainer (`compared`).
+    The options add checks at the end: `plays_episode` plays an episode, `reads_values` checks that every
+    number of the weights is finite, `compares_logprobs` compares engine and trainer. `steps` is the length of
+    the episodes for which memory is planned; None means what the tasks allow.
     """
     config: Config | None = None
     of_model = target is not None and is_model_folder(target)
@@ -93,32 +115,39 @@ def examine(
             yield error("config", str(fault), "fix it first; the host is examined without it")
         else:
             yield ok("config", f"{target} can be read")
-    checks = _of_host(config)
+    checks = _host_checks(config)
     if config is not None:
-        checks |= _of_model(config) if of_model else _of_run(config, steps)
+        checks |= _model_checks(config) if of_model else _run_checks(config, steps)
         more = {
-            "episode": (played, _play),
-            "values": (read, run.values),
-            "parity": (compared, _compare),
+            "episode": (plays_episode, _play),
+            "values": (reads_values, run.values),
+            "parity": (compares_logprobs, _compare),
         }
-        checks |= {name: partial(check, config) for name, (asked, check) in more.items() if asked}
+        checks |= {
+            name: partial(check, config)
+            for name, (is_requested, check) in more.items()
+            if is_requested
+        }
     lacks_gpus = False
     for subject, check in checks.items():
-        for finding in guarded(subject, check):
+        for finding in run_check(subject, check):
             if lacks_gpus and finding.subject in _GPU_KEYS and NO_GPU in finding.text:
-                continue  # it follows from the finding about the GPUs, which names its key
+                # The error about the GPUs names this key already.
+                continue
             lacks_gpus |= finding.subject == "gpu" and finding.level == "error"
             yield finding
 
 
-def _of_host(config: Config | None) -> dict[str, Check]:
+def _host_checks(config: Config | None) -> dict[str, Check]:
+    """Return the checks of this host by subject; `config` adds what its run needs."""
     suite, vllm = None, config is not None and config.rollout.engine == "vllm"
+    # A guest that is reached by its URL has its programs elsewhere.
     if config is not None and "url" not in config.env.options:
-        suite = config.env.suite  # a guest that runs already has its programs where it runs
+        suite = config.env.suite
     return {
         "python": machine.python,
         "packages": machine.packages,
-        "gpu": partial(machine.gpus, "" if config is None else _asking_gpus(config)),
+        "gpu": partial(machine.gpus, "" if config is None else _keys_asking_for_gpus(config)),
         **({"vllm": vllm_parts} if vllm else {}),
         "programs": partial(machine.programs, suite),
         "guests": guests.guests,
@@ -128,14 +157,16 @@ def _of_host(config: Config | None) -> dict[str, Check]:
     }
 
 
-def _of_model(config: Config) -> dict[str, Check]:
+def _model_checks(config: Config) -> dict[str, Check]:
+    """Return the checks of a model folder alone by subject."""
     return {
         "model": partial(run.model_folder_alone, config),
         "family": partial(run.family, config, of_model=True),
     }
 
 
-def _of_run(config: Config, steps: int | None) -> dict[str, Check]:
+def _run_checks(config: Config, steps: int | None) -> dict[str, Check]:
+    """Return the checks of a run's configuration by subject."""
     return {
         "config": partial(run.configuration, config),
         "run directory": partial(run.directory, config),
@@ -151,6 +182,7 @@ def _of_run(config: Config, steps: int | None) -> dict[str, Check]:
 
 
 def _config(target: Path, overrides: list[str], *, of_model: bool) -> Config:
+    """Return the configuration of a TOML file, run directory or model folder. Raises DartError."""
     if of_model:
         return config_of_model(target, overrides)
     if not target.is_dir():
@@ -164,21 +196,23 @@ def _config(target: Path, overrides: list[str], *, of_model: bool) -> Config:
     return read_run(target)
 
 
-def _asking_gpus(config: Config) -> str:
-    """Return the keys that ask for GPUs, with their values."""
+def _keys_asking_for_gpus(config: Config) -> str:
+    """Return the keys that ask for GPUs with their values, as text."""
     values = {key: value_of(config, key) for key in _GPU_KEYS}
     without = ("auto", "cpu", "file", "gloo")
-    asked = {key: value for key, value in values.items() if value and value not in without}
-    return ", ".join(f"{key} = {to_toml(value)}" for key, value in asked.items())
+    asking = {key: value for key, value in values.items() if value and value not in without}
+    return ", ".join(f"{key} = {to_toml(value)}" for key, value in asking.items())
 
 
 def _play(config: Config) -> Iterator[Finding]:
+    """Play one episode, and yield findings about it."""
     from dart_cli.doctor.trial_episode import play  # late: loads the engine's parts
 
     yield from play(config)
 
 
 def _compare(config: Config) -> Iterator[Finding]:
-    from dart_cli.doctor.parity import parity  # late: loads the model
+    """Compare engine and trainer, and yield findings about their log-probabilities."""
+    from dart_cli.doctor.logprob_check import check_logprobs  # late: loads the model
 
-    yield from parity(config)
+    yield from check_logprobs(config)

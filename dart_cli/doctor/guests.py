@@ -1,6 +1,6 @@
-"""Virtual machines of OSWorld on this host whose `dart env` was killed.
+"""Find virtual machines of OSWorld on this host that a killed `dart env` left running.
 
-The next `dart env` that boots a machine here removes them. Where none comes, each keeps its cores and memory.
+The next `dart env` that boots a machine here removes them. Until then each keeps its cores and memory.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 from bus.errors import EnvError, MissingPartError
 from dart_cli.config.rules import Finding
-from dart_cli.doctor.findings import warning
+from dart_cli.runtime.findings import warning
 from envs.suites.osworld.container import find_engine, left_behind
 
 ENGINE_S = 5.0
-"""Longest time of a request to the container engine; there are two."""
+"""Longest time of each of the two requests to the container engine."""
 
 
 def guests() -> Iterator[Finding]:
-    """Yield a warning that names the machines; nothing where no container engine runs."""
+    """Yield a warning that names the machines, if there are any and a container engine runs."""
     try:
         engine = find_engine(ENGINE_S)
-    except MissingPartError:  # `programs` says it where the run needs one
+    except MissingPartError:  # machine.programs reports it if the run needs one
         return
     try:
         names = left_behind(engine)
@@ -32,7 +32,7 @@ def guests() -> Iterator[Finding]:
     if names:
         yield warning(
             "guests",
-            f"{len(names)} virtual machine{'s' * (len(names) > 1)} of a `dart env` that was killed, each with its "
+            f"{len(names)} virtual machine{'s' * (len(names) > 1)} left by a killed `dart env`, each with its "
             "cores and memory",
             f"docker rm --force --volumes {' '.join(names)}; the next `dart env` that boots a machine here "
             "removes them as well",

@@ -1,12 +1,12 @@
-"""What a configuration will take before anything starts: memory of GPUs and host, disk.
+"""Plan what a run will take before it starts: memory of GPUs and host, disk.
 
-Plan            all of it, for a trainer rank, an engine and the host
-make_plan       from the configuration, the model's config.json and preprocessor, and a kind of GPU
-EpisodeTokens   its chains, and what an engine with a prefix cache reads anew
-episode_tokens  the one from the other
+Plan            what a trainer rank, an engine and the host need
+make_plan       makes the plan from a configuration, the model's config.json and preprocessor, a kind of GPU
+EpisodeTokens   the chains of an episode, and the tokens that an engine with a prefix cache must read
+episode_tokens  counts them from the sizes of an episode
 
-Pure: nothing is measured here but what the caller gives. The formulas are in trainer_memory.py and
-host_room.py; docs/hardware.md has tables of them, and what they do not know.
+All functions are pure. The formulas are in trainer_memory.py and host_memory.py; docs/hardware.md has tables
+of them and lists what they do not include.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dart_cli.config.model_folder import Screens
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.rollout import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of, screens_in_play
-from dart_cli.doctor.host_room import EpisodeForm, HostPlan, host_plan
+from dart_cli.doctor.host_memory import EpisodeForm, HostPlan, host_plan
 from dart_cli.doctor.trainer_memory import (
     WIDTH,
     TrainerMemory,
@@ -34,45 +34,45 @@ from dart_cli.language.coordinates import screen_tokens
 MIB = 2**20
 
 HEADER = 600
-"""Tokens of system prompt, template and instruction: an assumption."""
+"""Tokens of system prompt, template and instruction (assumed)."""
 PAST_TURN = 100
-"""Tokens of a completion, as most are shorter than the longest: an assumption."""
+"""Tokens of a typical completion, which is shorter than the longest (assumed)."""
 STEPS = 30
-"""Steps of an episode where the tasks cannot be listed: DART's."""
+"""Steps of an episode if the tasks cannot be listed: the number in the DART paper."""
 
 
 @dataclass(frozen=True)
 class GpuKind:
-    """One GPU: its name and bytes."""
+    """A kind of GPU: its name and its memory in bytes."""
 
     name: str
     memory: int
 
 
 H100 = GpuKind("H100 80 GB", 85_520_000_000)
-"""Assumed where no GPU is."""
+"""The GPU that is assumed on a host without one."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One engine; bytes of each of its GPUs."""
+    """What one engine needs, in bytes of each of its GPUs."""
 
     weights: int
-    cache: int  # for keys and values
-    passing: int
-    prompts: float  # longest ones whose keys and values fit
-    features: int = 0  # of screens that are shown again
-    screens: int = 0  # whose features these are
+    cache: int  # keys and values
+    passing: int  # activations and graphs
+    prompts: float  # how many longest prompts fit into the cache
+    features: int = 0  # of screens that later prompts show again
+    screens: int = 0  # number of screens whose features are kept
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The bytes of all parts."""
         return self.weights + self.cache + self.passing + self.features
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will take."""
+    """What a run will take, and the sizes from which this follows."""
 
     shape: Shape
     setup: TrainerSetup
@@ -80,12 +80,12 @@ class Plan:
     episode: EpisodeTokens
     screen: tuple[int, int]  # pixels
     longest: int  # tokens of the longest sequence, its completion included
-    past: int  # turns before it, in its prompt
+    past: int  # past turns in the longest prompt
     gpu: GpuKind
-    trainer: TrainerMemory | None  # None where it trains no model
-    engine: EnginePlan | None  # None where it samples without one
+    trainer: TrainerMemory | None  # None if the run trains no model
+    engine: EnginePlan | None  # None if it samples without a model
     host: HostPlan
-    positions: int  # tokens that the engine takes of one sequence; 0 for any number
+    positions: int  # most tokens of a sequence that the engine accepts; 0 for no limit
 
 
 def make_plan(
@@ -101,9 +101,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a configuration whose model has this config.json and preprocessor.
 
-    `steps` are those of an average episode, `most_steps` of the longest; `screen` are the pixels of a
-    screen where the suite's options name none. `on_cpu`: no process has a GPU, and `gpu` plays no part. Raises
-    ModelError where a size of the model is none, ConfigError where that of a screen is.
+    `steps` is the length of an average episode, `most_steps` of the longest. `screen` is the size of a screen
+    in pixels if the suite's options name none. `on_cpu` says that no process has a GPU; `gpu` is then
+    ignored. Raises ModelError for an invalid size of the model, ConfigError for an invalid size of a screen.
     """
     shape = shape_of(tree)
     screen = screen_of(config) or screen or SCREEN
@@ -111,7 +111,7 @@ def make_plan(
         tokens = screen_tokens(screen, cut)
     except ActionError as fault:
         raise ConfigError(f"env.options.size cannot be used: {fault}") from None
-    form = held_form(config, tokens, round(steps))
+    form = episode_form(config, tokens, round(steps))
     episode = episode_tokens(form)
     longest_form = replace(form, steps=max(1, most_steps))
     longest = longest_form.longest + config.rollout.max_tokens
@@ -138,16 +138,16 @@ def make_plan(
 
 
 def _positions(config: Config, tree: Mapping[str, Any]) -> int:
-    """Tokens of prompt and completion that the engine takes."""
+    """Return the most tokens of prompt and completion that the engine accepts; 0 for no limit."""
     text = tree.get("text_config")
-    found = (text if isinstance(text, dict) else tree).get("max_position_embeddings")
-    most = found if isinstance(found, int) and found > 0 else 0
-    asked = config.vllm.max_model_len if config.rollout.engine == "vllm" else 0
-    return min(asked, most) if asked and most else asked or most
+    positions = (text if isinstance(text, dict) else tree).get("max_position_embeddings")
+    most = positions if isinstance(positions, int) and positions > 0 else 0
+    configured_limit = config.vllm.max_model_len if config.rollout.engine == "vllm" else 0
+    return min(configured_limit, most) if configured_limit and most else configured_limit or most
 
 
-def held_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
-    """Prompts of the configured history, of screens of `screen` tokens."""
+def episode_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
+    """Return the sizes of an episode with the configured history and `screen` tokens for each screen."""
     policy = config.policy
     return EpisodeForm(
         steps=max(1, steps),
@@ -167,7 +167,7 @@ def trainer_setup(
     episode: EpisodeTokens,
     longest: int,
 ) -> TrainerSetup:
-    """Return the trainer of a configuration, at its largest pack."""
+    """Return the trainer's setup with its largest pack; `longest` is the tokens of the longest sequence."""
     train, lora = config.train, config.model.lora
     tokens = max(train.pack_tokens, longest)
     share = form.steps * form.completion / max(1, episode.tokens)
@@ -189,24 +189,24 @@ def trainer_setup(
 def _engine(
     config: Config, shape: Shape, memory: int | None, longest: int, length: int, screen: int
 ) -> EnginePlan:
-    """Return the plan of an engine that takes sequences of `length` tokens and prompts of up to `longest`.
+    """Return the plan of an engine for sequences of up to `length` tokens and prompts of up to `longest`.
 
-    `memory` is that of a GPU, bytes; None for an engine on the CPU.
+    `memory` is the bytes of a GPU, None for an engine on the CPU. `screen` is the tokens of a screen.
     """
     wide = WIDTH[config.model.dtype]
     token = shape.cached * wide
     if config.rollout.engine != "vllm":
         cache = KV_CACHE_MB * MIB
-        kept = PREFIX_CACHE_MB * MIB
+        prefix_cache = PREFIX_CACHE_MB * MIB
         passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
         prompts = cache / (longest * token)
-        return EnginePlan(wide * shape.parameters, cache + kept, passing, prompts)
-    shown = screens_in_play(config) * screen
+        return EnginePlan(wide * shape.parameters, cache + prefix_cache, passing, prompts)
+    image_tokens = screens_in_play(config) * screen
     if memory is None:
-        room = divide_on_cpu(config.vllm, shape, wide=wide, length=length, screen_tokens=shown)
+        room = divide_on_cpu(config.vllm, shape, wide=wide, length=length, shown=image_tokens)
     else:
         room = divide(
-            config.vllm, shape, wide=wide, memory=memory, length=length, screen_tokens=shown
+            config.vllm, shape, wide=wide, memory=memory, length=length, shown=image_tokens
         )
     return EnginePlan(
         weights=room.weights,
@@ -219,56 +219,57 @@ def _engine(
 
 
 # --- episodes -------------------------------------------------------------------------------
-# `slide` drops a screen at each step once there are `images`, so that each prompt differs from the one before
-# behind that screen; `evict` drops several at once (docs/policy.md). A chain is steps whose prompts extend one
-# another: the trainer computes its tokens once.
+# A sliding history drops a screen at each step once there are `images`, so that each prompt differs from
+# the one before it from that screen on. A history that evicts drops several at once (docs/policy.md). A
+# chain is a series of steps whose prompts extend one another: the trainer computes its tokens once.
 
 
 @dataclass(frozen=True)
 class EpisodeTokens:
-    """Of one episode."""
+    """Tokens of one episode."""
 
-    chains: tuple[tuple[int, int], ...]  # tokens and steps of each
-    alone: int  # tokens of all steps' sequences, each alone
-    read: int  # prompt tokens that a prefix cache does not have
-    pairs: float  # of a token that is read and one that it sees
-    screens_read: int  # among these tokens
+    chains: tuple[tuple[int, int], ...]  # (tokens, steps) of each
+    alone: int  # tokens of all steps, if each sequence is computed alone
+    read: int  # prompt tokens that are not in the prefix cache
+    pairs: float  # pairs of a token that is read and a token that it attends to
+    screens_read: int  # screens among the tokens that are read
 
     @property
     def tokens(self) -> int:
-        """Of all chains."""
+        """The tokens of all chains."""
         return sum(tokens for tokens, _ in self.chains)
 
 
 def episode_tokens(form: EpisodeForm) -> EpisodeTokens:
-    """Play the prompts of an episode through, without any text."""
+    """Count the tokens of an episode by going through the prompts of its steps."""
     chains: list[tuple[int, int]] = []
     alone = read = screens = 0
     pairs = 0.0
-    first_image = first_turn = 1  # of the prompt, counted from 1
+    first_image = first_turn = 1  # of the prompt; steps count from 1
     for step in range(1, form.steps + 1):
-        shown, turn = _window(form, step, first_image, first_turn)
-        length = form.header + (step - turn) * form.completion + (step - shown + 1) * form.screen
+        image, turn = _window(form, step, first_image, first_turn)
+        length = form.header + (step - turn) * form.completion + (step - image + 1) * form.screen
         whole = length + form.completion
-        extends = step > 1 and (shown, turn) == (first_image, first_turn)
+        extends = step > 1 and (image, turn) == (first_image, first_turn)
         if extends:
-            cached, seen = chains[-1][0], 1
+            cached, screens_read_now = chains[-1][0], 1
             chains[-1] = (whole, chains[-1][1] + 1)
         else:
-            kept = first_image - first_turn if turn == first_turn else 0  # turns of text alone
-            cached = form.header + kept * form.completion if step > 1 else 0
-            seen = step - shown + 1
+            # Turns before the first screen are only text.
+            text_turns = first_image - first_turn if turn == first_turn else 0
+            cached = form.header + text_turns * form.completion if step > 1 else 0
+            screens_read_now = step - image + 1
             chains.append((whole, 1))
-        first_image, first_turn = shown, turn
+        first_image, first_turn = image, turn
         alone += whole
         read += length - cached
         pairs += (length**2 - cached**2) / 2
-        screens += seen
+        screens += screens_read_now
     return EpisodeTokens(tuple(chains), alone, read, pairs, screens)
 
 
 def _window(form: EpisodeForm, step: int, image: int, turn: int) -> tuple[int, int]:
-    """Return the first screen and the first turn of a step's prompt, after those of the step before."""
+    """Return (first screen, first turn) of a step's prompt, given those of the step before."""
     if not form.most:
         return max(1, step - form.images + 1), max(1, step - form.turns)
     if step - image + 1 <= form.most:

@@ -1,11 +1,11 @@
-"""The plan of one configuration against this host, for the doctor and for `--dry-run`.
+"""Compare the plan of a configuration with this host, for the doctor and for `--dry-run`.
 
-plan            its findings
-absent_gpus     GPUs that [up] names and this host has not, where only nvidia-smi tells
-refuse_misfit   its lines; raises what cannot fit
-refuse_full     raises what the disk has no room for
-planned         the plan, the room for it, and where its steps come from
-plan_lines      its text, a line for each subject
+plan            yields the findings of the doctor
+absent_gpus     yields errors for GPUs that [up] names and this host lacks
+refuse_misfit   yields the lines of the plan, and raises if the run cannot fit
+refuse_full     raises if the disk has no room for the run
+plan_on_host    makes the plan of a run on this host: a PlanOnHost
+plan_lines      yields the plan as text, a line for each subject
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from dart_cli.config.rules import Finding
 from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
-from dart_cli.doctor.findings import error, ok, warning
-from dart_cli.doctor.fit import Room, gb, problems, together_at_most
-from dart_cli.doctor.host_room import HostPart, screen_caches
+from dart_cli.doctor.fit import HostCapacity, gb, problems, together_at_most
+from dart_cli.doctor.host_memory import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
 from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
+from dart_cli.runtime.findings import error, error_of, ok, sentence, warning
 
 if TYPE_CHECKING:
     from bus.messages import Role
 
 SHARED = Path("/dev/shm")  # noqa: S108 - measured, not written to
 LEAST_SHOWN = 50_000_000
-"""Bytes of a part that is named; smaller ones are in the sum alone."""
+"""Bytes from which on a part is named. Smaller parts are only in the sum."""
 
 
-class Planned(NamedTuple):
-    """See `planned`."""
+class PlanOnHost(NamedTuple):
+    """The plan of a run, and the host on which it is to run."""
 
     plan: Plan
-    room: Room
+    room: HostCapacity
     steps_from: str  # where the steps of its episodes come from
-    published: str  # the checkpoint whose shape is planned; empty where the model's folder is here
+    published: str  # the checkpoint whose shape is used; empty if the model's folder is here
 
     def lines(self, config: Config, role: Role | None) -> dict[str, str]:
-        """Texts by subject."""
+        """Return the lines of the plan, for one role or (None) for the whole run: subject -> text."""
         texts = dict(plan_lines(self.plan, config, self.room, role, self.steps_from))
         if self.published:
             shape = f"the published shape of {self.published}, as {config.model.path} is not here"
@@ -67,95 +67,98 @@ class Planned(NamedTuple):
 
 
 def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
-    """Yield what the run will take, against what is here; nothing for a shipped model, or none.
+    """Yield a finding for each line of the plan: whether what the run takes fits this host.
 
-    `steps` are those of an episode; None for what the tasks allow. The model's small files are enough, or the
-    published shape of its class where its folder is not here. A model that `configuration` refuses with the same
-    words has no line.
+    Yield nothing for a model that ships with dart or a run without a model, nor for a model error that
+    run_checks.configuration reports. `steps` is the length of an episode; None means what the tasks allow.
+    The plan needs only the model's small files, or the published shape of its class.
     """
-    # Elsewhere this is a mistake of the configuration (rules/machine.py).
+    # If NVML lists the GPUs, rules/machine.py reports this as a mistake of the configuration.
     if gpus_here() is None and listed_gpus() is None:
         yield from absent_gpus(config.up, len(gpu_kinds()))
     try:
-        made = planned(config, steps)
+        planned = plan_on_host(config, steps)
     except ModelError as fault:
-        problem, _, cure = str(fault).partition("; ")
+        problem, _, fix = str(fault).partition("; ")
         if problem not in model_problem(config.model.path):
-            yield warning("plan", f"there is none: {problem}", cure)
+            yield warning("plan", f"there is none: {problem}", fix)
         return
     except ConfigError as fault:
-        problem, _, cure = str(fault).partition("; ")
-        yield error("plan", problem, cure)
+        yield error_of("plan", fault)
         return
-    if made is None:
+    if planned is None:
         return
-    found = list(problems(made.plan, config, made.room))
-    for subject, text in made.lines(config, None).items():
-        own = [each for each in found if each.subject == subject]
+    findings = list(problems(planned.plan, config, planned.room))
+    for subject, text in planned.lines(config, None).items():
+        own = [finding for finding in findings if finding.subject == subject]
         if not own:
             yield ok("plan", f"{subject}: {text}")
-        for each in own:  # the first one with the line
-            yield _verdict(each, f"; planned: {text}" if each is own[0] else "")
-    yield from (_verdict(each) for each in found if each.subject == "gpus")
+        for finding in own:
+            # The first one repeats the line of the plan.
+            yield _as_plan(finding, f"; planned: {text}" if finding is own[0] else "")
+    yield from (_as_plan(finding) for finding in findings if finding.subject == "gpus")
 
 
-def _verdict(found: Finding, planned: str = "") -> Finding:
-    fits = "does not fit: " if found.level == "error" else ""
-    text = f"{found.subject}: {fits}{found.text}{planned}"
-    return Finding("plan", found.level, text, found.cure)
+def _as_plan(finding: Finding, plan_text: str = "") -> Finding:
+    """Return a finding with the subject `plan`, its own subject in front of its text."""
+    fits = "does not fit: " if finding.level == "error" else ""
+    text = f"{finding.subject}: {fits}{finding.text}{plan_text}"
+    return Finding("plan", finding.level, text, finding.cure)
 
 
 def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
-    """Yield an error for each list of [up] that names more than the `there` GPUs of this host."""
+    """Yield an error for each list of [up] with a GPU that is not among the `there` GPUs of this host."""
     for key, listed in (("up.train_gpus", up.train_gpus), ("up.rollout_gpus", up.rollout_gpus)):
-        if beyond := [each for each in listed if each >= there]:
-            known = f"nvidia-smi lists 0 to {there - 1}" if there else "nvidia-smi lists none"
+        if beyond := [gpu for gpu in listed if gpu >= there]:
+            available = f"nvidia-smi lists 0 to {there - 1}" if there else "nvidia-smi lists none"
             yield error(
                 "gpus",
-                f"{key} names GPU {', '.join(map(str, beyond))}, {known}",
-                f"name those that there are, or leave {key} empty",
+                f"{key} names GPU {', '.join(map(str, beyond))}, {available}",
+                f"name GPUs that exist, or leave {key} empty",
             )
 
 
 def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the plan's lines for `--dry-run` of a role. Raises ConfigError for what cannot fit, with the cure.
+    """Yield (subject, text) of each line of the plan, for `--dry-run` of a role or (None) of the whole run.
 
-    A role that loads no model has none.
+    A role without a model has no lines. Raises ConfigError, with the fix, if something cannot fit.
     """
     try:
-        made = planned(config)
+        planned = plan_on_host(config)
     except ModelError:  # what loads the model has refused it before
         return
-    if made is None:
+    if planned is None:
         return
-    yield from made.lines(config, role).items()
-    for each in problems(made.plan, config, made.room, role):
-        if each.level == "error":
-            raise ConfigError(f"the run does not fit: {each.text}; {each.cure}")
-        yield "warning", f"{each.text}; {each.cure}"
+    yield from planned.lines(config, role).items()
+    for finding in problems(planned.plan, config, planned.room, role):
+        if finding.level == "error":
+            raise ConfigError(f"the run does not fit: {sentence(finding)}")
+        yield "warning", sentence(finding)
 
 
 def refuse_full(config: Config) -> None:
-    """Raise ConfigError where doctor finds an error of the disk of run.dir, with the cure."""
-    from dart_cli.doctor.run_checks import existing, judge_room  # late: sqlite
+    """Raise ConfigError, with the fix, if the disk of run.dir has no room for the run."""
+    from dart_cli.doctor.run_checks import check_room, existing  # late: sqlite
 
     place = existing(config.run.dir)
-    found = [judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
+    findings = [check_room(shutil.disk_usage(place).free, config.data.max_gb, place)]
     with contextlib.suppress(ModelError):  # what loads the model refuses it
-        if (made := planned(config)) is not None:
-            found += [
-                each for each in problems(made.plan, config, made.room) if each.subject == "disk"
+        if (planned := plan_on_host(config)) is not None:
+            findings += [
+                finding
+                for finding in problems(planned.plan, config, planned.room)
+                if finding.subject == "disk"
             ]
-    for each in found:
-        if each.level == "error":
-            raise ConfigError(f"the disk is too full for the run: {each.text}; {each.cure}")
+    for finding in findings:
+        if finding.level == "error":
+            raise ConfigError(f"the disk is too full for the run: {sentence(finding)}")
 
 
-def planned(config: Config, steps: int | None = None) -> Planned | None:
-    """Return the plan of a run on this host; None where the run loads no model of its own.
+def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
+    """Return the plan of a run on this host; None if the run loads no model, or one that ships with dart.
 
-    Raises ModelError where the model's small files cannot be read and its shape is not published, ConfigError for a
-    screen that is none.
+    `steps` is the length of an episode; None means what the tasks allow. Raises ModelError if the model's
+    small files cannot be read and its shape is not published, ConfigError for an invalid size of a screen.
     """
     loaded = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
     if not loaded or config.model.path in BUILTIN:
@@ -164,7 +167,7 @@ def planned(config: Config, steps: int | None = None) -> Planned | None:
     room = _room(config)
     average, most, steps_from = _steps(config, steps)
     screen = screen_of(config) or screen_of_suite(config)
-    made = make_plan(
+    planned = make_plan(
         config,
         tree,
         cut,
@@ -174,13 +177,14 @@ def planned(config: Config, steps: int | None = None) -> Planned | None:
         screen=screen,
         on_cpu=room.on_cpu,
     )
-    return Planned(made, room, steps_from, published)
+    return PlanOnHost(planned, room, steps_from, published)
 
 
 def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
-    """Return the model's config.json, its preprocessor's sizes, and the checkpoint whose these are if its folder is not here.
+    """Return (config.json, sizes of the preprocessor, checkpoint) of the model.
 
-    Raises ModelError.
+    If the model's folder is not here, they are those of the published checkpoint that is named; else the name
+    is empty. Raises ModelError.
     """
     path = config.model.path
     if path.startswith("builtin:") or model_folder(path).is_dir():
@@ -191,39 +195,40 @@ def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
     published = published_of(config)
     if not published.is_size_of(path):
         raise ModelError(
-            f"model.path = {path} is no folder, and of its class the shape of {published.checkpoint} is published, "
-            f"which is of another size; {small_files_cure(path)}"
+            f"model.path = {path} is no folder, and the published shape of its class, {published.checkpoint}, has "
+            f"another size; {small_files_cure(path)}"
         )
     tree = {**published.tree, "model_type": published.model_type}
     return tree, screens_from(published.preprocessor, model_folder(path)), published.checkpoint
 
 
-def _steps(config: Config, asked: int | None) -> tuple[float, int, str]:
-    """Return the steps of an average episode and of the longest, and where they come from."""
+def _steps(config: Config, steps: int | None) -> tuple[float, int, str]:
+    """Return (steps of an average episode, steps of the longest, where they come from)."""
     try:
         limits = [task.max_steps for task in training_tasks(config)]
     except DartError:
         limits = []
-    if asked is not None:
-        return asked, max([asked, *limits]), "--steps"
+    if steps is not None:
+        return steps, max([steps, *limits]), "--steps"
     if not limits:
         return STEPS, STEPS, "assumed: the tasks cannot be listed"
     return sum(limits) / len(limits), max(limits), "the tasks' limits, on average"
 
 
-def _room(config: Config) -> Room:
+def _room(config: Config) -> HostCapacity:
+    """Measure what this host has for a run of `config`."""
     listed, host, names = gpu_kinds(), main_memory(), listed_gpus()
     if names == []:
         listed = []
     devices = {config.rollout.device, config.train.device}
-    asked = bool(config.up.train_gpus or config.up.rollout_gpus)
-    on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not asked)
-    here = bool(listed) or on_cpu  # else it is a plan of another machine
+    names_gpus = bool(config.up.train_gpus or config.up.rollout_gpus)
+    on_cpu = devices == {"cpu"} or (not listed and devices <= {"cpu", "auto"} and not names_gpus)
+    here = bool(listed) or on_cpu  # else the plan is for another machine
     shm = shutil.disk_usage(SHARED) if here and SHARED.is_dir() else None
-    return Room(
-        gpu=min(listed, key=lambda each: each.memory) if listed else H100,
+    return HostCapacity(
+        gpu=min(listed, key=lambda gpu: gpu.memory) if listed else H100,
         gpus=len(listed if names is None else names),
-        found=bool(listed),
+        is_gpu_here=bool(listed),
         on_cpu=on_cpu,
         memory=host[0] if host and here else None,
         shared=None if shm is None else shm.free,
@@ -233,27 +238,27 @@ def _room(config: Config) -> Room:
 
 
 def _disk(run_dir: Path) -> int:
-    """Bytes for run.dir: what is free, and what its checkpoints and weight sets take already."""
+    """Return the bytes for run.dir: free space, plus what its checkpoints and weight sets use already."""
     whole = run_dir.absolute()
-    place = next(each for each in (whole, *whole.parents) if each.exists())
-    taken = 0
+    place = next(folder for folder in (whole, *whole.parents) if folder.exists())
+    used = 0
     for part in ("checkpoints", "weights"):
         for folder, _, names in os.walk(whole / part):
             for name in names:
                 try:
-                    taken += (Path(folder) / name).lstat().st_size
+                    used += (Path(folder) / name).lstat().st_size
                 except OSError:  # removed meanwhile
                     continue
-    return shutil.disk_usage(place).free + taken
+    return shutil.disk_usage(place).free + used
 
 
 # --- its text -------------------------------------------------------------------------------
 
 
 def plan_lines(
-    plan: Plan, config: Config, room: Room, role: Role | None = None, steps_from: str = ""
+    plan: Plan, config: Config, room: HostCapacity, role: Role | None = None, steps_from: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a run will take, a line for each subject; `steps_from` says where its steps come from."""
+    """Yield (subject, text) for each line of the plan; `steps_from` is the origin of the number of steps."""
     yield "plan for", _assumed(plan, room, steps_from)
     if plan.trainer is not None and role in (None, "train"):
         yield "trainer", _trainer(plan, room)
@@ -265,14 +270,15 @@ def plan_lines(
         yield "disk", _disk_line(plan)
 
 
-def _assumed(plan: Plan, room: Room, steps_from: str) -> str:
+def _assumed(plan: Plan, room: HostCapacity, steps_from: str) -> str:
+    """Return for which GPUs and episodes the plan is made."""
     if room.on_cpu:
         where = "the CPU"
-    elif room.found:
+    elif room.is_gpu_here:
         where = f"{room.gpus} x {room.gpu.name} of {gb(room.gpu.memory)}"
     else:
         where = (
-            f"{room.gpu.name} of {gb(room.gpu.memory)}, assumed, no GPU is here: the plan is of another "
+            f"{room.gpu.name} of {gb(room.gpu.memory)}, assumed, because no GPU is here: the plan is for another "
             "machine, whose main memory and disk are not known"
         )
     steps = f"{plan.form.steps} step{'' if plan.form.steps == 1 else 's'}"
@@ -282,24 +288,25 @@ def _assumed(plan: Plan, room: Room, steps_from: str) -> str:
     )
 
 
-def _trainer(plan: Plan, room: Room) -> str:
+def _trainer(plan: Plan, room: HostCapacity) -> str:
     assert plan.trainer is not None
     ranks = plan.setup.ranks
-    each = "" if ranks == 1 else f"{ranks} ranks, each "
+    prefix = "" if ranks == 1 else f"{ranks} ranks, each "
     need = plan.trainer.peak if room.on_cpu else plan.trainer.total
     where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
-    return f"{each}{gb(need)}{where}: {_parts(plan, on_cpu=room.on_cpu)}"
+    return f"{prefix}{gb(need)}{where}: {_parts(plan, on_cpu=room.on_cpu)}"
 
 
 def _parts(plan: Plan, *, on_cpu: bool) -> str:
+    """Return the larger parts of a trainer rank's memory."""
     memory = plan.trainer
     assert memory is not None
-    held, passing = memory.held, memory.passing
-    kept = held["masters"] + held["gradients"] + held["moments"]
+    permanent, passing = memory.permanent, memory.passing
+    trained = permanent["masters"] + permanent["gradients"] + permanent["moments"]
     listed = {
-        "masters, gradients, moments": kept,
-        "LoRA's base" if plan.setup.adapters else "frozen vision tower": held["frozen"],
-        "the KL's reference": held["reference"],
+        "masters, gradients, moments": trained,
+        "LoRA's base" if plan.setup.adapters else "frozen vision tower": permanent["frozen"],
+        "the KL's reference": permanent["reference"],
         "activations with recompute" if plan.setup.recompute else "activations": passing.get(
             "activations", 0
         ),
@@ -313,6 +320,7 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
 
 
 def _pack(plan: Plan, config: Config) -> str:
+    """Return the size of the trainer's forward passes, and how the longest sequence is composed."""
     form, width = plan.form, plan.screen
     how = (
         _count(form.images, "screen") if not form.most else f"{form.images} to {form.most} screens"
@@ -323,32 +331,35 @@ def _pack(plan: Plan, config: Config) -> str:
         f"{plan.past} turns of {form.completion}, a completion of {config.rollout.max_tokens}; {_count(len(plan.episode.chains), 'chain')} an episode"
     )
     if config.train.pack_tokens < plan.longest:
-        text += f"; longer than train.pack_tokens = {config.train.pack_tokens}, so it goes alone"
+        text += (
+            f"; longer than train.pack_tokens = {config.train.pack_tokens}, so it is computed alone"
+        )
     return text
 
 
-def _engine(plan: Plan, config: Config, room: Room, role: Role | None) -> str:
+def _engine(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -> str:
+    """Return the memory of the engines, and how many prompts fit into it."""
     assert plan.engine is not None
     engine = plan.engine
     share = config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
     count = 1 if role == "rollout" else config.up.rollouts
-    each = "" if count == 1 else f"{count} engines, each "
-    each += "" if share == 1 else f"on {share} GPUs, each of these "
+    prefix = "" if count == 1 else f"{count} engines, each "
+    prefix += "" if share == 1 else f"on {share} GPUs, each of these "
     where = "" if room.on_cpu else f" of {gb(room.gpu.memory)}"
-    shown = screens_in_play(config)
+    screens = screens_in_play(config)
     text = (
-        f"{each}{gb(engine.total)}{where}: weights {gb(engine.weights)}, activations and graphs "
+        f"{prefix}{gb(engine.total)}{where}: weights {gb(engine.weights)}, activations and graphs "
         f"{gb(engine.passing)}, keys and values {gb(engine.cache)}, room for {engine.prompts:.1f} prompts of "
-        f"{plan.longest} tokens, at most {together_at_most(config)} are there at once"
+        f"{plan.longest} tokens, of which at most {together_at_most(config)} come at once"
     )
     if engine.features:
         text += f"; features of {engine.screens} screens {gb(engine.features)}"
-    text += f"; {gb(screen_caches(config))} of main memory for the {shown} screens in play"
+    text += f"; {gb(screen_caches(config))} of main memory for the {screens} screens in play"
     if plan.positions >= plan.longest:
         past = plan.past
         left = plan.positions - plan.longest + past * plan.form.completion
         turns = f": {past} past turns of up to {left // past} tokens on average" if past else ""
-        text += f"; it takes {plan.positions} tokens{turns}"
+        text += f"; it accepts {plan.positions} tokens{turns}"
     return text
 
 
@@ -361,15 +372,21 @@ def _host(plan: Plan, role: Role | None) -> str:
 
 
 def _by_holder(parts: Sequence[HostPart]) -> str:
-    names = {"train": "trainer", "rollout": "engines", "env": "environments", "data": "data"}
-    told = []
+    """Return parts of main memory, summed by the role that holds them."""
+    names = {
+        "train": "trainer",
+        "rollout": "engines",
+        "env": "environments",
+        "data": "data service",
+    }
+    texts = []
     for holder, name in names.items():
         own = {part.name: part.size for part in parts if part.holder == holder}
         if own:
             listed = _listed(own)
             inner = f" ({listed})" if ", " in listed else ""
-            told.append(f"{name} {gb(sum(own.values()))}{inner}")
-    return ", ".join(told)
+            texts.append(f"{name} {gb(sum(own.values()))}{inner}")
+    return ", ".join(texts)
 
 
 def _disk_line(plan: Plan) -> str:

@@ -1,12 +1,12 @@
-"""One configuration on this host: can its run start here?
+"""Check a configuration on this host: whether its run can start here.
 
-configuration   its mistakes, all of them
-directory       whether it can be made, its owner, its file system, its free space
-ports           whether the address of `dart data` is free
-model, tasks    what would be loaded, what would be played
-learning_rate   the rate that follows from the model, where the file sets none
-family          the family of models, why, and where each value of [policy] that it sets comes from
-values          whether every number of the model's weights is finite
+configuration   all mistakes of the configuration
+directory       the run directory: its owner, file system and free space, or whether it can be made
+ports           whether the address of the data service is free
+model, tasks    the model that would be loaded, the tasks that would be played
+learning_rate   the learning rate that follows from the model, if the file sets none
+family          the family of models, how it was recognised, and the origin of its values in [policy]
+values          whether all numbers of the model's weights are finite
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
-from dart_cli.doctor.findings import error, ok, warning
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
-from dart_cli.language.shortest_click import find_cut_off
+from dart_cli.language.shortest_click import cut_off
+from dart_cli.runtime.findings import error, error_of, ok, warning
 
 LEAST_ROOM = 2 * GIB
-"""Free space below which a run is not to be started."""
+"""Bytes of free space below which a run should not be started."""
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p", "ceph", "afs")
 """File systems on which SQLite's shared-memory log and file locks are unreliable."""
 
 
 def configuration(config: Config) -> Iterator[Finding]:
-    """Every mistake that `dart up` would refuse, not only the first."""
+    """Yield all mistakes because of which `dart up` would refuse the configuration, not only the first."""
     mistakes = list(find_mistakes(config))
     if not mistakes and (cut := find_cut_off(config)):
         mistakes = [cut]
@@ -60,29 +60,30 @@ def configuration(config: Config) -> Iterator[Finding]:
 
 
 def directory(config: Config) -> Iterator[Finding]:
-    """Permissions, owner, file system and free space of run.dir, which is not made here."""
+    """Check permissions, owner, file system and free space of run.dir. It is not created here."""
     path = config.run.dir
     place = existing(path)
     if path.exists():
         yield from _own(path)
     elif os.access(place, os.W_OK | os.X_OK):
-        yield ok("run directory", f"{path} can be made")
+        yield ok("run directory", f"{path} can be created")
     else:
         yield error(
             "run directory",
-            f"{path} cannot be made: {place} is not yours to write",
+            f"{path} cannot be created: you may not write to {place}",
             f"chown or chmod {place}, or choose another run.dir",
         )
-    yield from judge_file_system(file_system(place), place)
-    yield judge_room(shutil.disk_usage(place).free, config.data.max_gb, place)
+    yield from check_file_system(file_system(place), place)
+    yield check_room(shutil.disk_usage(place).free, config.data.max_gb, place)
 
 
 def _own(path: Path) -> Iterator[Finding]:
-    found = path.lstat()
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode):
+    """Check a run directory that exists: its kind, owner and permissions, and the run in it."""
+    status = path.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
         yield error("run directory", f"{path} is no directory", "choose another run.dir")
-    elif found.st_uid != os.getuid():
+    elif status.st_uid != os.getuid():
         yield error("run directory", f"{path} is another user's", "choose another run.dir")
     elif mode & 0o077:
         yield error(
@@ -97,9 +98,9 @@ def _own(path: Path) -> Iterator[Finding]:
 
 
 def _run_in(path: Path) -> Iterator[Finding]:
-    """Yield the run in the directory: whether it is live, and can be read."""
+    """Yield a finding about the run in the directory: whether it is running, and whether it can be read."""
     state = (
-        f"a run is live in it (process {pid})"
+        f"a run is running in it (process {pid})"
         if (pid := holder(path))
         else "a run that can be continued"
     )
@@ -107,32 +108,32 @@ def _run_in(path: Path) -> Iterator[Finding]:
         with open_reader(path) as reader:
             trained = reader.total("batches")
     except DartError as fault:
-        problem, _, cure = str(fault).partition("; ")
+        problem, _, fix = str(fault).partition("; ")
         aside = f"set it aside: mv {path} {path}.old"
-        yield error("run directory", problem, f"{cure}, or {aside}" if cure else aside)
+        yield error("run directory", problem, f"{fix}, or {aside}" if fix else aside)
         return
     yield ok("run directory", f"{path}: {state}, {trained} batches")
 
 
 def holder(run_dir: Path) -> str:
-    """Process that serves the run, as the lock's holder wrote it; empty if none does.
+    """Return the pid of the data service of the run, as it wrote it to the lock; empty if there is none.
 
-    Takes no lock, which could refuse a `dart data` that starts at that moment: the kernel's list of
-    locks is read instead.
+    The kernel's list of locks is read. Taking the lock could make a data service fail that starts at that
+    moment.
     """
     path = run_dir / LOCK
     try:
-        found = path.stat()
+        status = path.stat()
         pid = path.read_text(encoding="ascii").strip()
         locks = Path("/proc/locks").read_text(encoding="ascii")
     except (OSError, ValueError):
         return ""
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     return (pid or "unknown") if f" {device} " in locks else ""
 
 
-def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
-    """Yield an error for a network file system; nothing for one of this host."""
+def check_file_system(kind: str, place: Path) -> Iterator[Finding]:
+    """Yield an error for a network file system, nothing for a local one."""
     if kind in NETWORK:
         yield error(
             "file system",
@@ -141,22 +142,22 @@ def judge_file_system(kind: str, place: Path) -> Iterator[Finding]:
         )
 
 
-def judge_room(free: int, max_gb: float, place: Path) -> Finding:
-    """`free` bytes where a database of up to `max_gb` and the weights will be stored."""
-    found = f"{free / 1e9:.1f} GB free at {place}"
+def check_room(free: int, max_gb: float, place: Path) -> Finding:
+    """Compare `free` bytes with what a database of up to `max_gb` and the weights need."""
+    text = f"{free / 1e9:.1f} GB free at {place}"
     if free < LEAST_ROOM:
-        return error("disk", found, "free some, or choose another run.dir")
+        return error("disk", text, "free some, or choose another run.dir")
     if free < max_gb * 1e9:
         return warning(
             "disk",
-            f"{found}, the database may take data.max_gb = {max_gb:g}",
+            f"{text}, but the database may take data.max_gb = {max_gb:g}",
             f"set data.max_gb = {free // 10**9}, or free some",
         )
-    return ok("disk", found)
+    return ok("disk", text)
 
 
 def file_system(place: Path) -> str:
-    """Kind of the file system of `place`: that of the longest mount point above it."""
+    """Return the kind of the file system on which `place` is: the longest mount point above it has it."""
     best, kind = "", ""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
@@ -164,38 +165,38 @@ def file_system(place: Path) -> str:
         return ""
     real = str(place.resolve())
     for line in mounts.splitlines():
-        _, point, found, *_ = line.split(" ")
+        _, point, kind_here, *_ = line.split(" ")
         point = point.replace("\\040", " ")
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
-            best, kind = point, found
+            best, kind = point, kind_here
     return kind
 
 
 def ports(config: Config) -> Iterator[Finding]:
-    """Whether `dart data` could listen at its configured address."""
+    """Check whether the data service could listen at its configured address."""
     if config.bus.transport == "ipc":
         yield ok("sockets", f"ipc, in {config.run.dir / 'sock'}: one host, one user")
         return
-    count = 3 if config.weights.channel == "file" else 4  # the last one is the trainer's
-    wanted = range(config.bus.port, config.bus.port + count)
+    count = 3 if config.weights.channel == "file" else 4  # the fourth is the trainer's
+    numbers = range(config.bus.port, config.bus.port + count)
     if pid := holder(config.run.dir):
-        yield ok("ports", f"{wanted[0]} to {wanted[-1]} are this run's, process {pid}")
+        yield ok("ports", f"{numbers[0]} to {numbers[-1]} are this run's, process {pid}")
         return
-    for port in wanted:
+    for port in numbers:
         if problem := _cannot_listen(config.bus.host, port):
-            fault, cure = problem
+            fault, fix = problem
             where = f"bus.host {config.bus.host}, port {port}"
-            yield error("ports", f"{where}: {fault}", f"{cure}; {_ELSEWHERE}")
+            yield error("ports", f"{where}: {fault}", f"{fix}; {_ELSEWHERE}")
             return
-    yield ok("ports", f"{wanted[0]} to {wanted[-1]} of {config.bus.host} are free")
+    yield ok("ports", f"{numbers[0]} to {numbers[-1]} of {config.bus.host} are free")
 
 
 _ELSEWHERE = "on a host that does not run `dart data` this is no mistake"
 
 
 def _cannot_listen(host: str, port: int) -> tuple[str, str] | None:
-    """Return why `dart data` could not listen there, and the cure; None if it can."""
+    """Return (why the data service could not listen there, the fix); None if it could."""
     address = (
         "set bus.host to an address of the host that runs `dart data` (hostname -I lists them)"
     )
@@ -203,27 +204,30 @@ def _cannot_listen(host: str, port: int) -> tuple[str, str] | None:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((host, port), family=family).close()
     except OSError as fault:
-        cures = {
+        fixes = {
             errno.EADDRINUSE: "end what listens there (ss -ltnp), or change bus.port",
             errno.EACCES: "set bus.port to 1024 or more",
         }
-        return fault.strerror or str(fault), cures.get(fault.errno or 0, address)
+        return fault.strerror or str(fault), fixes.get(fault.errno or 0, address)
     except UnicodeError:  # a..b, say
         return "it is not a host name", address
     return None
 
 
 def model_folder_alone(config: Config) -> Iterator[Finding]:
-    """Yield a model folder without a run: all that is wrong with it, else what would be loaded."""
+    """Check a model folder without a run: yield its error, or else what would be loaded."""
     if text := model_problem(config.model.path):
-        problem, _, cure = text.partition("; ")
-        yield error("model", f"model.path {problem}", cure)
+        problem, _, fix = text.partition("; ")
+        yield error("model", f"model.path {problem}", fix)
         return
     yield from model(config)
 
 
 def model(config: Config) -> Iterator[Finding]:
-    """Yield what would be loaded; `configuration` reports its mistakes."""
+    """Yield the size of the model that would be loaded, and whether its weight sets fit the disk.
+
+    Mistakes that `configuration` reports are not repeated.
+    """
     path = config.model.path
     if config.rollout.engine not in MODEL_ENGINES and config.train.learner != "torch":
         yield ok("model", f"none is loaded: engine {config.rollout.engine}")
@@ -235,41 +239,40 @@ def model(config: Config) -> Iterator[Finding]:
         return
     from dart_cli.policy.loader import check_weights  # late: it loads torch
 
-    folder, wide = model_folder(path), WIDTH[config.model.dtype]
+    folder, bytes_per_number = model_folder(path), WIDTH[config.model.dtype]
     try:
         shape = shape_of(read_json(folder, "config.json"))
         check_weights(folder)
     except ModelError as fault:
-        problem, _, cure = str(fault).partition("; ")
-        yield error("model", problem, cure)
+        yield error_of("model", fault)
         return
     count = shape.parameters
-    found = f"{path}: {count / 1e9:.2f} billion parameters, {count * wide / GIB:.1f} GiB of weights"
-    yield ok("model", found)
+    text = f"{path}: {count / 1e9:.2f} billion parameters, {count * bytes_per_number / GIB:.1f} GiB of weights"
+    yield ok("model", text)
     lora = config.model.lora
     published = count if lora is None else shape.adapters(lora.rank)
     place = existing(weights_dir(config))
     free = shutil.disk_usage(place).free
-    yield judge_weights(published * wide, config.weights.keep, free, place)
+    yield check_weight_sets(published * bytes_per_number, config.weights.keep, free, place)
 
 
 def learning_rate(config: Config) -> Iterator[Finding]:
-    """Nothing where the file sets it."""
+    """Yield the learning rate that follows from the model; yield nothing if the file sets one."""
     if origin := rate_origin(config):
         yield ok("train.lr", f"{config.train.rate:g} ({origin})")
 
 
-def judge_weights(size: int, keep: int, free: int, place: Path) -> Finding:
-    """Whether `keep` weight sets of `size` bytes fit beside the one that is being written."""
+def check_weight_sets(size: int, keep: int, free: int, place: Path) -> Finding:
+    """Check whether `keep` weight sets of `size` bytes fit, and the one that is being written."""
     need = size * (keep + 1)
-    found = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} free at {place}"
+    text = f"weights.keep = {keep} sets take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free at {place}"
     if free < need:
-        return error("weights", found, "free some, or choose another weights.directory")
-    return ok("weights", found)
+        return error("weights", text, "free some, or choose another weights.directory")
+    return ok("weights", text)
 
 
 def tasks(config: Config) -> Iterator[Finding]:
-    """Yield what would be played; `configuration` reports its mistakes."""
+    """Yield how many tasks would be played. Mistakes that `configuration` reports are not repeated."""
     try:
         trained, composed = trained_tasks(config), composed_tasks(config)
     except DartError:
@@ -281,41 +284,49 @@ def tasks(config: Config) -> Iterator[Finding]:
 
 
 def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
-    """Of a model folder alone what `policy.family = "auto"` would set; nothing for a model that ships with dart."""
+    """Yield the family of the model, and where each value of [policy] that it sets comes from.
+
+    For a model folder alone (`of_model`) these are the values that `policy.family = "auto"` would set. Yield
+    nothing for a model that ships with dart.
+    """
     folder = folder_of(config)
     name = config.policy.family
     if folder is None or (name == NONE and not of_model):
         return
     try:
-        found = recognise(folder)
+        recognised = recognise(folder)
     except ConfigError as fault:
-        found = None
+        recognised = None
         if name == NONE:
-            problem, _, cure = str(fault).partition("; ")
-            yield warning("family", f"policy.family {problem}", cure or "see docs/families.md")
+            problem, _, fix = str(fault).partition("; ")
+            yield warning("family", f"policy.family {problem}", fix or "see docs/families.md")
             return
-    if name == NONE and found is not None:
-        name = found.name
+    if name == NONE and recognised is not None:
+        name = recognised.name
         policy = config.policy.model_copy(update={"family": name})
         object.__setattr__(policy, "__pydantic_fields_set__", config.policy.model_fields_set)
         config = with_family(config.model_copy(update={"policy": policy}))
     if name not in FAMILIES:
         return
-    its = FAMILIES[name]
-    shown = f"; the folder shows it: {found.why}" if found and found.name == name else ""
-    yield ok("family", f"{name}: {its.title}{shown}")
-    if found is not None and found.name != name:
-        cure = f'check the folder, or set policy.family = "{found.name}"'
-        yield warning("family", f"{folder} shows {found.name} ({found.why}), not {name}", cure)
-    if not its.is_loaded:
-        text = f"no engine here loads model_type {' or '.join(its.model_types)}: action parser and prompt only"
+    traits = FAMILIES[name]
+    why = (
+        f"; the folder shows it: {recognised.why}" if recognised and recognised.name == name else ""
+    )
+    yield ok("family", f"{name}: {traits.title}{why}")
+    if recognised is not None and recognised.name != name:
+        fix = f'check the folder, or set policy.family = "{recognised.name}"'
+        yield warning(
+            "family", f"{folder} shows {recognised.name} ({recognised.why}), not {name}", fix
+        )
+    if not traits.is_loaded:
+        text = f"no engine here loads model_type {' or '.join(traits.model_types)}: action parser and prompt only"
         yield warning("family", text, f"to train a model: {CLASSES_CURE}")
-    for each in origins(config):
-        yield ok(f"policy.{each.key}", told(each))
+    for origin in origins(config):
+        yield ok(f"policy.{origin.key}", told(origin))
 
 
 def values(config: Config) -> Iterator[Finding]:
-    """Every number of the model's weights; minutes for a large model on a slow disk."""
+    """Check every number of the model's weights. This takes minutes for a large model on a slow disk."""
     from dart_cli.policy.model_files import PolicyFiles  # late: it loads torch
 
     began, bad = time.monotonic(), dict[str, int]()
@@ -327,8 +338,7 @@ def values(config: Config) -> Iterator[Finding]:
                 if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
                     bad[name] = count
     except DartError as fault:
-        problem, _, cure = str(fault).partition("; ")
-        yield error("values", problem, cure)
+        yield error_of("values", fault)
         return
     if bad:
         name, count = next(iter(bad.items()))
@@ -338,11 +348,13 @@ def values(config: Config) -> Iterator[Finding]:
             "copy the weights again; if their source has them too, the training that wrote them failed",
         )
         return
-    read, seconds = files.read_bytes / 1e9, time.monotonic() - began
-    yield ok("values", f"all of {len(names)} tensors are finite ({read:.2f} GB, {seconds:.1f} s)")
+    read_gb, seconds = files.read_bytes / 1e9, time.monotonic() - began
+    yield ok(
+        "values", f"all of {len(names)} tensors are finite ({read_gb:.2f} GB, {seconds:.1f} s)"
+    )
 
 
 def existing(path: Path) -> Path:
     """Return the path, or the nearest folder above it that exists."""
     whole = path.absolute()
-    return next(each for each in (whole, *whole.parents) if each.exists())
+    return next(folder for folder in (whole, *whole.parents) if folder.exists())

@@ -1,25 +1,26 @@
-"""Memory of one trainer rank at its peak: pure formulas, in bytes.
+"""Compute the memory of one trainer rank at its peak: pure formulas, in bytes.
 
-TrainerSetup     what the formulas follow from, beside the model's shape
-TrainerMemory    what one rank holds, by part
-trainer_memory   the peak of an update
-kept_by_layer    what a layer of the language model keeps of a token for the backward pass
-kept_by_block    what a block of the vision tower keeps of a patch, where it is trained
+TrainerSetup       the inputs of the formulas, beside the model's shape
+TrainerMemory      the memory of one rank, by part
+trainer_memory     computes the peak of an update
+layer_activations  what a layer of the language model stores of a token for the backward pass
+block_activations  what a block of the vision tower stores of a patch, if the tower is trained
 
-The parts are those of `dart_cli/train` with FSDP2 (docs/hardware.md): trained parameters are float32
-shards over the ranks, which are the masters, with float32 gradients and AdamW's two
-moments; frozen ones are whole on each rank in `model.dtype`; each layer of the language model, the embedding and the head are units that are gathered in `model.dtype` and whose
-gradients are reduced in float32. In float32 on one rank all are plain tensors. tests/doctor/test_trainer_memory.py holds the formulas to
-torch's own tracker of an update without data.
+The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained parameters are the float32
+masters, in shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole
+on each rank in `model.dtype`. Each layer of the language model, the embedding and the head is a unit that is
+gathered in `model.dtype` and whose gradients are reduced in float32. In float32 on one rank all are plain
+tensors. tests/doctor/test_trainer_memory.py compares the formulas with torch's own tracker of an update
+without data.
 
-An update's memory is highest at one of these moments, the one that needs most:
+The peak of an update is in one of these phases, whichever needs most:
 
-    head    all layers have kept what they keep; the head's gradient is made
-    norm    the last norm goes backward; the head stays gathered, its gradient is not yet reduced
-    last    the last layer's MLP goes backward
-    next    the layer before it does, while the last layer's gradients are reduced
-    first   the first layer does, and the embedding is gathered ahead
-    tower   a vision block goes backward, where the tower is trained
+    head    all layers have stored their activations, and the head's gradient is computed
+    norm    backward pass of the last norm; the head is still gathered, its gradient is not reduced yet
+    last    backward pass of the last layer's MLP
+    next    backward pass of the layer before it, while the last layer's gradients are reduced
+    first   backward pass of the first layer, with the embedding gathered ahead
+    tower   backward pass of a vision block, if the tower is trained
     end     the gradients of embedding and head are reduced
 """
 
@@ -33,23 +34,26 @@ from dart_cli.algo.memory_bounds import CHUNK_TOKENS, VOCABULARY_CHUNK, WHOLE_GR
 from dart_cli.config.architecture import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2}
-"""Bytes of a number of `model.dtype`."""
+"""`model.dtype` -> bytes of a number."""
 
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
-"""Bytes of a trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
+"""Bytes for each trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
-
-Moment = Literal["head", "norm", "last", "next", "first", "tower", "end"]
+UpdatePhase = Literal["head", "norm", "last", "next", "first", "tower", "end"]
+"""A phase of an update: see the module."""
 
 CONTEXT = 2_500_000_000
-"""Bytes of a GPU's context, kernels and NCCL's buffers: an assumption."""
+"""Bytes of a GPU's context, kernels and NCCL's buffers (assumed)."""
 FRAGMENTS = 0.05
-"""Share of what comes and goes that the allocator leaves unused between it: an assumption."""
+"""Unused gaps that the allocator leaves, as a share of the temporary memory (assumed)."""
 
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """One trainer. `tokens` are those of its largest forward pass, `predicted` the completions' in it."""
+    """The setup of a trainer.
+
+    `tokens` is the size of its largest forward pass, `predicted` the completion tokens in it.
+    """
 
     tokens: int
     predicted: int
@@ -59,53 +63,56 @@ class TrainerSetup:
     offload: bool = False  # masters, gradients and moments in main memory
     freeze_vision: bool = True
     reference: bool = False  # a second model, for the KL
-    adapters: int = 0  # parameters of LoRA's adapters, which alone are trained; 0 for all
-    points: bool = False  # trains a pointer head, where the folder has one
+    adapters: int = (
+        0  # parameters of LoRA's adapters, the only ones that are trained; 0 without LoRA
+    )
+    points: bool = False  # whether a pointer head is trained, if the model folder has one
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 holds the model; float32 on one rank, not offloaded, is plain tensors."""
+        """Whether FSDP2 holds the model. Float32 on one rank without offload is plain tensors."""
         return self.ranks > 1 or self.dtype == "bfloat16" or self.offload
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Bytes of one rank."""
+    """The memory of one rank, in bytes by part."""
 
-    held: dict[str, int]  # from the start of the run to its end
-    passing: dict[str, int]  # at the moment of the peak
-    moment: Moment
-    host: int  # of main memory, with offload
+    permanent: dict[str, int]  # allocated from the start of the run to its end
+    passing: dict[str, int]  # temporary, in the phase of the peak
+    phase: UpdatePhase  # the phase of the peak
+    host: int  # main memory, with offload
 
     @property
     def fixed(self) -> int:
-        """What is held, whatever the prompts are."""
-        return sum(self.held.values())
+        """The permanent memory, which does not depend on the prompts."""
+        return sum(self.permanent.values())
 
     @property
     def peak(self) -> int:
-        """What the tensors of an update take at once."""
+        """The most memory that the tensors of an update take at the same time."""
         return self.fixed + sum(self.passing.values())
 
     @property
     def total(self) -> int:
-        """The peak on a GPU, with context and fragments."""
+        """The peak on a GPU, with its context and the allocator's gaps."""
         return self.peak + CONTEXT + int(FRAGMENTS * sum(self.passing.values()))
 
 
 def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
-    """How many numbers the optimizer changes."""
+    """Return the number of parameters that the optimizer changes."""
     if setup.adapters:
         return setup.adapters
     vision = 0 if setup.freeze_vision else shape.vision
     return shape.text + vision + (shape.pointer if setup.points else 0)
 
 
-def kept_by_layer(shape: Shape, dtype: str) -> int:
-    """Bytes that a layer keeps of a token for the backward pass, without recompute.
+def layer_activations(shape: Shape, dtype: str) -> int:
+    """Return the bytes that a layer stores of a token for the backward pass, without recompute.
 
-    Two norms: their input in float32, normalised, scaled. Attention: queries, keys, values, its
-    output, and the float32 logarithm of each head's sum. MLP: gate, its activation, up, their product.
+    Two norms store their input in float32, normalised, and scaled. Attention stores queries, keys, values,
+    its output, and the float32 logarithm of each head's sum. The MLP stores gate, its activation, up, and
+    their product.
     """
     wide = WIDTH[dtype]
     norms = 2 * (4 + 2 * wide) * shape.width
@@ -115,11 +122,11 @@ def kept_by_layer(shape: Shape, dtype: str) -> int:
     return norms + attention + mlp + heads
 
 
-def kept_by_block(shape: Shape, dtype: str) -> int:
-    """Bytes that a block of the vision tower keeps of a patch, without recompute.
+def block_activations(shape: Shape, dtype: str) -> int:
+    """Return the bytes that a block of the vision tower stores of a patch, without recompute.
 
-    Two norms, of which Qwen2.5's are as the language model's; attention with its joint queries, keys and
-    values; an MLP of two matrices, or of three.
+    It has two norms (Qwen2.5's are like the language model's), attention with joint queries, keys and values,
+    and an MLP of two matrices, or of three.
     """
     wide = WIDTH[dtype]
     of_width = {"qwen2_5_vl": 2 * (4 + 2 * wide) + 7 * wide}.get(shape.kind, 11 * wide)
@@ -130,11 +137,11 @@ def kept_by_block(shape: Shape, dtype: str) -> int:
 def trainer_memory(
     shape: Shape, setup: TrainerSetup, *, whole_gradients: int = WHOLE_GRADIENTS_BYTES
 ) -> TrainerMemory:
-    """Return what a rank holds and what an update takes beside it at the moment of its peak.
+    """Return the memory of a rank in the phase of an update that needs most.
 
-    Gradients of up to `whole_gradients` bytes are whole on each rank.
+    Gradients of up to `whole_gradients` bytes in all are whole on each rank.
     """
-    moments: dict[Moment, dict[str, int]] = {
+    phases: dict[UpdatePhase, dict[str, int]] = {
         "head": _at_head(shape, setup),
         "norm": _at_norm(shape, setup),
         "last": _at_layer(shape, setup, shape.layers),
@@ -143,26 +150,27 @@ def trainer_memory(
         "end": _at_end(shape, setup),
     }
     if not setup.freeze_vision and not setup.adapters:
-        moments |= _with_tower(shape, setup, moments)
+        phases |= _with_tower(shape, setup, phases)
     if setup.points and _gathers(setup):
-        moments = {name: _with_pointer(shape, setup, each) for name, each in moments.items()}
-    highest = max(moments, key=lambda name: sum(moments[name].values()))
+        phases = {name: _with_pointer(shape, setup, parts) for name, parts in phases.items()}
+    highest = max(phases, key=lambda name: sum(phases[name].values()))
     trained = trained_parameters(shape, setup)
     host = 0
     if setup.offload:
         host = -(-(MASTER + GRADIENT + MOMENTS) * trained // setup.ranks)
-    return TrainerMemory(_held(shape, setup, whole_gradients), moments[highest], highest, host)
+    return TrainerMemory(_permanent(shape, setup, whole_gradients), phases[highest], highest, host)
 
 
-def _with_pointer(shape: Shape, setup: TrainerSetup, moment: dict[str, int]) -> dict[str, int]:
-    """Add the pointer head and its gradient, both gathered with the root, from forward to backward."""
+def _with_pointer(shape: Shape, setup: TrainerSetup, phase: dict[str, int]) -> dict[str, int]:
+    """Add the pointer head and its gradient to a phase: they are gathered with the root in all of them."""
     size = WIDTH[setup.dtype] * shape.pointer
-    return moment | {name: moment.get(name, 0) + size for name in ("gathered", "head")}
+    return phase | {name: phase.get(name, 0) + size for name in ("gathered", "head")}
 
 
-def _held(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[str, int]:
+def _permanent(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[str, int]:
+    """Return the parts that are allocated during the whole run."""
     wide, trained = WIDTH[setup.dtype], trained_parameters(shape, setup)
-    # Adapters stand beside the whole model.
+    # With LoRA the whole model is frozen.
     frozen = shape.parameters - (0 if setup.adapters else trained)
     shared = 0 if setup.offload else -(-trained // setup.ranks)
     gradients = GRADIENT * shared
@@ -181,9 +189,9 @@ def _held(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[str, 
 
 
 def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
-    """All layers went forward; the distributions of a chunk, and the head's gradient, are there."""
+    """Return the parts after the forward pass, with the distributions of a chunk and the head's gradient."""
     wide = WIDTH[setup.dtype]
-    each = wide * shape.width if setup.recompute else kept_by_layer(shape, setup.dtype)
+    each = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
     last_norm = (4 + 2 * wide) * shape.width
     gathered = wide * (shape.embedding + shape.layer) if _gathers(setup) else 0
     return {
@@ -195,9 +203,10 @@ def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 
 
 def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
-    """Of a chunk's distributions and the gradients that they give, block of the vocabulary by block.
+    """Return the bytes of a chunk's distributions and their gradients, computed in blocks of the vocabulary.
 
-    Forward a block's logits and probabilities; backward its slopes, widened, and the weight's gradient.
+    The forward pass has a block's logits and probabilities; the backward pass its slopes, once more in
+    float32, and the gradient of the head's weight.
     """
     ids = min(VOCABULARY_CHUNK, shape.vocabulary)
     block, rows = min(CHUNK_TOKENS, setup.predicted) * ids, ids * shape.width
@@ -205,19 +214,20 @@ def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
     if setup.adapters:
         return max(8 * block, of_hidden + (4 + wide) * block)
     both = max(4 * rows + (4 + wide) * block, (4 + wide) * rows + wide * block)
-    if ids < shape.vocabulary:  # the next block's gradient is made before the last one's is freed
+    if ids < shape.vocabulary:
+        # The next block's gradient is computed before the last one's is freed.
         both = max(both, 8 * rows)
     return max(8 * block, of_hidden + wide * shape.embedding + both)
 
 
 def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
-    """Five float32 tensors of the norm's width, beside the input that it kept."""
+    """Return the parts in the last norm's backward pass: its input and five more float32 tensors."""
     wide = WIDTH[setup.dtype]
-    each = wide * shape.width if setup.recompute else kept_by_layer(shape, setup.dtype)
+    per_token = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
     norm = 6 * 4 * shape.width
     gathers = _gathers(setup)
     return {
-        "activations": setup.tokens * (shape.layers * each + norm + _positions(shape, wide)),
+        "activations": setup.tokens * (shape.layers * per_token + norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
         "gathered": wide * (shape.embedding + shape.layer) if gathers else 0,
         "head": wide * shape.embedding if gathers else 0,
@@ -225,12 +235,13 @@ def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 
 
 def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
-    """Layer `index`, from 1 on, goes backward: three of its MLP's four kept numbers have gradients.
+    """Return the parts in the backward pass of layer `index`, counted from 1.
 
-    The unit before it is gathered already; the gradients of the layer behind it are being reduced.
+    Three of the four numbers that its MLP stores have gradients. The unit before the layer is gathered
+    already, and the gradients of the layer after it are being reduced.
     """
     wide = WIDTH[setup.dtype]
-    one = kept_by_layer(shape, setup.dtype)
+    one = layer_activations(shape, setup.dtype)
     others = index * wide * shape.width if setup.recompute else (index - 1) * one
     backward = 2 * wide * shape.mlp + 2 * wide * shape.width
     before = shape.layer if index > 1 else 0 if shape.tied else shape.embedding
@@ -246,10 +257,10 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
 
 
 def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
-    """Return what there is at the end, when the backward pass is over.
+    """Return the parts at the end of the backward pass.
 
-    The embedding's gradient becomes float32, then a shard of the sum. The head and its own
-    gradient, in `model.dtype`, stand beside it; tied they are one.
+    The embedding's gradient becomes float32, then a shard of the sum. The head and its gradient, in
+    `model.dtype`, are allocated as well; if head and embedding are tied, they are the same.
     """
     wide = WIDTH[setup.dtype]
     if not _gathers(setup):
@@ -264,38 +275,38 @@ def _at_end(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
 
 
 def _with_tower(
-    shape: Shape, setup: TrainerSetup, moments: Mapping[Moment, dict[str, int]]
-) -> dict[Moment, dict[str, int]]:
-    """Return the moments with what a trained tower keeps, and the one in which its last block goes backward.
+    shape: Shape, setup: TrainerSetup, phases: Mapping[UpdatePhase, dict[str, int]]
+) -> dict[UpdatePhase, dict[str, int]]:
+    """Return all phases with a trained tower's activations, and its last block's backward pass as a phase.
 
-    As many patches as all tokens of the pack would be: screens are most of them.
+    All tokens of the pack are assumed to be image tokens, since most of them are.
     """
     wide, patches = WIDTH[setup.dtype], setup.tokens * shape.merge
-    one = kept_by_block(shape, setup.dtype)
-    each = wide * shape.vision_width if setup.recompute else one
-    kept = patches * shape.vision_blocks * each
-    found: dict[Moment, dict[str, int]] = {
-        name: {**parts, "tower": kept} for name, parts in moments.items() if name != "end"
+    one = block_activations(shape, setup.dtype)
+    per_patch = wide * shape.vision_width if setup.recompute else one
+    activations = patches * shape.vision_blocks * per_patch
+    with_tower: dict[UpdatePhase, dict[str, int]] = {
+        name: {**parts, "tower": activations} for name, parts in phases.items() if name != "end"
     }
     backward = one + 3 * wide * shape.vision_mlp if setup.recompute else 3 * wide * shape.vision_mlp
-    found["tower"] = {
-        **moments["end"],  # the head, gathered, and its gradient
+    with_tower["tower"] = {
+        **phases["end"],  # the gathered head and its gradient
         "reduced": 4 * shape.vision_block if _gathers(setup) else 0,
-        "tower": kept + patches * backward,
+        "tower": activations + patches * backward,
     }
-    return found
+    return with_tower
 
 
 def _gathers(setup: TrainerSetup) -> bool:
-    """Whether weights come from shards; LoRA's base is whole on each rank, and not reduced."""
+    """Return whether weights are gathered from shards. With LoRA the frozen model is whole on each rank."""
     return setup.sharded and not setup.adapters
 
 
 def _positions(shape: Shape, wide: int) -> int:
-    """Bytes of a token's cosines and sines."""
+    """Return the bytes of a token's cosines and sines."""
     return 2 * wide * shape.head
 
 
 def _features(shape: Shape, setup: TrainerSetup, wide: int) -> int:
-    """Of the pack's screens, as many as its tokens: token ids, positions, features."""
+    """Return the bytes of token ids, positions and image features, if all tokens are image tokens."""
     return setup.tokens * (4 * 8 + wide * shape.width * (1 + shape.deepstack))

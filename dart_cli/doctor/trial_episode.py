@@ -1,6 +1,6 @@
-"""One episode end to end in this process: an environment, the engine, a verdict.
+"""Play one episode end to end in this process: an environment, the engine, a verdict.
 
-play   the finding: how the episode ended and what a step took
+play   yields the findings: how the episode ended, and how long a step took
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from bus.messages import ActRequest, Completion
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.config.task_split import trained_tasks
-from dart_cli.doctor.findings import error, ok
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import Policy
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
@@ -28,23 +27,26 @@ from dart_cli.player.episodes import (
 )
 from dart_cli.player.episodes import play as play_episodes
 from dart_cli.runtime.background import run_until_stopped
+from dart_cli.runtime.findings import error, error_of, ok, warning
 from dart_cli.runtime.role import limit_threads
 from dart_cli.runtime.waits import OpenWaits
 
 LOAD_S = 900.0
-"""Longest time a model may take to load."""
+"""Seconds in which a model must be loaded."""
 
 
 def play(config: Config) -> Iterator[Finding]:
-    """Play one held-out episode of the first task; needs no other process and stores nothing."""
+    """Play one episode of the first task, and yield findings about it.
+
+    It needs no other process and stores nothing.
+    """
     limit_threads(config.rollout.threads)
     began, waits = time.monotonic(), OpenWaits()
-    over: list[tuple[PlayedEpisode, str, float]] = []
+    results: list[tuple[PlayedEpisode, str, float]] = []
     try:
-        stopped = run_until_stopped(_play_one(config, over, waits), waits, lambda: None)
+        exit_code = run_until_stopped(_play_one(config, results, waits), waits, lambda: None)
     except DartError as fault:
-        problem, _, cure = str(fault).partition("; ")
-        yield error("episode", problem, cure or "correct what it names, then run dart doctor again")
+        yield error_of("episode", fault, "correct what it names, then run dart doctor again")
         return
     except TimeoutError:
         yield error(
@@ -53,34 +55,34 @@ def play(config: Config) -> Iterator[Finding]:
             "lower rollout.max_tokens, or find out what the engine waits for",
         )
         return
-    if stopped:
+    if exit_code:
         seconds = time.monotonic() - began
         yield error("episode", f"stopped after {seconds:.0f} s", "run dart doctor again")
-        raise SystemExit(stopped)
-    yield from judge(*over[0])
+        raise SystemExit(exit_code)
+    yield from episode_findings(*results[0])
 
 
 async def _play_one(
-    config: Config, over: list[tuple[PlayedEpisode, str, float]], waits: OpenWaits
+    config: Config, results: list[tuple[PlayedEpisode, str, float]], waits: OpenWaits
 ) -> None:
-    """Add to `over` (the episode, which weights played it, seconds until the model was loaded)."""
+    """Play an episode, and add (episode, its weights in words, seconds of loading the model) to `results`."""
     [episode] = planned(trained_tasks(config)[:1], 1, TRAIN_SEEDS)
     directory, version = chosen_weights(config, None)
     began = time.monotonic()
     weights = "the model's base weights" if directory is None else f"weights v{version}"
     async with loaded_model(config, directory, version, load_s=LOAD_S, waits=waits) as model:
         loaded_s = time.monotonic() - began
-        answered = answered_by(config, model.responder)
+        policy_of = answered_by(config, model.responder)
 
         def in_time(env: AsyncEnv, planned: PlannedEpisode) -> Policy:
-            return InTime(answered(env, planned), config.rollout.deadline_s)
+            return InTime(policy_of(env, planned), config.rollout.deadline_s)
 
-        # Calls of the environment have deadlines of their own, and wait in queues without one.
+        # The environment's calls have their own deadlines; their time in a queue has none.
         await play_episodes(
             config,
             each_of([episode]),
             in_time,
-            lambda played: over.append((played, weights, loaded_s)),
+            lambda episode: results.append((episode, weights, loaded_s)),
             most=1,
             name="doctor",
             waits=waits,
@@ -88,7 +90,7 @@ async def _play_one(
 
 
 class InTime:
-    """A policy whose answers have a deadline. Raises TimeoutError."""
+    """A policy whose answers have a deadline: raises TimeoutError after it."""
 
     def __init__(self, policy: Policy, deadline_s: float) -> None:
         self._policy, self._deadline_s = policy, deadline_s
@@ -99,10 +101,13 @@ class InTime:
             return await self._policy.act(request)
 
 
-def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
-    """Judge an episode: a broken environment is an error; whether the policy passes or fails is not."""
-    end, records = played.end, played.records
-    what = f"{played.task.id}, {weights}"
+def episode_findings(episode: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Finding]:
+    """Yield findings about an episode.
+
+    A broken environment is an error; a policy that fails the task is not.
+    """
+    end, records = episode.end, episode.records
+    what = f"{episode.task.id}, {weights}"
     if end.outcome == "invalid":
         yield error("episode", f"{what}: invalid: {end.reason}", "fix the environment")
         return
@@ -119,10 +124,9 @@ def judge(played: PlayedEpisode, weights: str, loaded_s: float) -> Iterator[Find
         f"reset in {end.reset_s:.2f} s{times}",
     )
     if records and all(record.action is None for record in records):
-        said = " ".join(records[0].text.split())[:80]
-        yield Finding(
+        text = " ".join(records[0].text.split())[:80]
+        yield warning(
             "episode",
-            "warning",
-            f"no completion of the model was an action: {said!r}",
+            f"no completion of the model was an action: {text!r}",
             "check policy.action_parser, policy.template and rollout.max_tokens against the model's card",
         )

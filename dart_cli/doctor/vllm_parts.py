@@ -1,10 +1,10 @@
-"""What vLLM needs of a host with GPUs beside its packages: what it compiles with at its start, and a driver.
+"""Check what vLLM needs on a host with GPUs beside its packages: a C compiler, Python's headers, a driver.
 
-    vllm_parts                                   a finding each
-    judge_compiler, judge_header, judge_driver   pure
+    vllm_parts                                   measures, and yields one finding for each
+    check_compiler, check_header, check_driver   return the findings (pure)
 
-Triton compiles the launcher of each kernel in C against Python's headers (triton/runtime/build.py); what needs nvcc
-the engine turns off (docs/engines.md).
+Triton compiles a launcher in C for each kernel, with Python's headers (triton/runtime/build.py). The engine
+turns off what would need nvcc (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dart_cli.config.rules import Finding
-from dart_cli.doctor.findings import error, ok
-from dart_cli.doctor.machine import ask, ask_torch, list_gpus
+from dart_cli.doctor.machine import ask_torch, list_gpus, run_program
+from dart_cli.runtime.findings import error, ok
 
 LEAST_DRIVER = {12: 525, 13: 580}
-"""Major version of CUDA -> of the oldest NVIDIA driver that runs it. vLLM's own wheel is of CUDA 13."""
+"""Major version of CUDA -> major version of the oldest NVIDIA driver for it. vLLM's own wheel needs CUDA 13."""
 
 
 def vllm_parts() -> Iterator[Finding]:
-    """Check what vLLM needs beside its packages; yields nothing where it has no GPU here, or runs on the CPU."""
+    """Yield a finding for each thing that vLLM needs; nothing if torch has no CUDA or there is no GPU."""
     torch = ask_torch()
     if isinstance(torch, str) or not torch["cuda"] or not list_gpus()[0]:
         return
-    yield judge_compiler(os.environ.get("CC"))
-    yield judge_header(python_header())
-    answer, fault = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    yield check_compiler(os.environ.get("CC"))
+    yield check_header(python_header())
+    answer, fault = run_program(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    )
     if not fault and answer.strip():
-        yield from judge_driver(answer.split()[0], torch)
+        yield from check_driver(answer.split()[0], torch)
 
 
-def judge_compiler(chosen: str | None) -> Finding:
-    """Judge the C compiler that Triton would take: CC where it is set (`chosen`), else gcc or clang."""
-    names = [chosen] if chosen is not None else ["gcc", "clang"]
-    compiler = next((path for each in names if (path := shutil.which(each))), None)
+def check_compiler(cc: str | None) -> Finding:
+    """Check the C compiler that Triton would use: the variable CC (`cc`) if it is set, else gcc or clang."""
+    names = [cc] if cc is not None else ["gcc", "clang"]
+    compiler = next((path for name in names if (path := shutil.which(name))), None)
     if compiler is not None:
         return ok("compiler", f"{compiler}, for the kernels that vLLM compiles at its start")
     return error(
         "compiler",
-        f"CC = {chosen} is not a program"
-        if chosen is not None
+        f"CC = {cc} is not a program"
+        if cc is not None
         else "neither gcc nor clang is on PATH, and vLLM compiles the launchers of its kernels at its start",
-        "unset CC, or name a C compiler" if chosen is not None else "apt install build-essential",
+        "unset CC, or name a C compiler" if cc is not None else "apt install build-essential",
     )
 
 
 def python_header() -> Path:
-    """Return the path of Python.h where Triton looks for it."""
+    """Return the path at which Triton looks for Python.h."""
     scheme = sysconfig.get_default_scheme()
-    if scheme == "posix_local":  # Debian's own, without the headers
+    if scheme == "posix_local":  # Debian's own scheme, which has no headers
         scheme = "posix_prefix"
     return Path(sysconfig.get_path("include", scheme)) / "Python.h"
 
 
-def judge_header(path: Path) -> Finding:
-    """Judge whether Python.h is there."""
+def check_header(path: Path) -> Finding:
+    """Check whether Python.h exists."""
     if path.is_file():
         return ok("Python.h", f"{path}, for the kernels that vLLM compiles at its start")
     return error(
@@ -71,8 +73,11 @@ def judge_header(path: Path) -> Finding:
     )
 
 
-def judge_driver(version: str, torch: dict[str, object]) -> Iterator[Finding]:
-    """Judge the driver's version against the CUDA of torch; a torch that sees GPUs has found one that is enough."""
+def check_driver(version: str, torch: dict[str, object]) -> Iterator[Finding]:
+    """Compare the driver's version with torch's CUDA.
+
+    If torch sees GPUs, the driver is new enough in any case.
+    """
     least = LEAST_DRIVER.get(int(str(torch["cuda"]).partition(".")[0]))
     major = version.partition(".")[0]
     if least is None or not major.isdecimal():
@@ -83,5 +88,5 @@ def judge_driver(version: str, torch: dict[str, object]) -> Iterator[Finding]:
         yield error(
             "driver",
             f"{version}, and CUDA {torch['cuda']} needs {least} or newer",
-            f"install a driver of {least} or newer on the host, or rent a machine that has one",
+            f"install driver {least} or newer on the host, or rent a machine that has one",
         )

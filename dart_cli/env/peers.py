@@ -27,7 +27,7 @@ from dart_cli.env.data_client import DataClient
 from dart_cli.env.router import RolloutRouter
 from dart_cli.runtime.background import background
 from dart_cli.runtime.joining import Joining
-from dart_cli.runtime.waits import data_awaited, receive_telemetry, told_waits
+from dart_cli.runtime.waits import announced_waits, data_awaited, receive_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ async def connected(
         )
         stack.push_async_callback(router.close)
         joining = Joining(config, role, worker, requester)
-        data = DataClient(requester, leases, limits.DEADLINE_S, heartbeat, joining.done)
+        data = DataClient(requester, leases, limits.DEADLINE_S, heartbeat, joining.joined)
         stack.callback(data.close)
 
         def awaits() -> str:
@@ -98,7 +98,7 @@ async def connected(
                 return data_awaited(config)
             return "" if router.ready() else router.missing()
 
-        await stack.enter_async_context(told_waits(awaits))
+        await stack.enter_async_context(announced_waits(awaits))
         await stack.enter_async_context(background(joining.keep()))
         telemetry = receive_telemetry(subscriber, config, lambda: requester.connected)
         yield Peers(heartbeat, data, router, telemetry)

@@ -36,7 +36,7 @@ from dart_cli.evaluation.results import (
 )
 from dart_cli.evaluation.scores import METHOD, mode_score
 from dart_cli.player.episodes import planned
-from dart_cli.runtime.work_folder import KeptFolder, KeptLines, StoredModel, read_lines
+from dart_cli.runtime.work_folder import JsonLines, StoredModel, WorkFolder, read_lines
 from envs.contract.base import Task
 
 FILMS_PER_TASK = 3
@@ -191,7 +191,7 @@ class KeptEpisodes:
         make_private_dir(eval_dir(run_dir))
         self.plan, self.settings = plan, settings
         self.folder = eval_dir(run_dir) / name
-        self._kept = KeptFolder(
+        self._kept = WorkFolder(
             self.folder, settings, fresh=fresh, aside=True, shared=part != WHOLE
         )
         self.told = ""  # of an older one
@@ -205,10 +205,10 @@ class KeptEpisodes:
             self.told = f"{self.folder} begins anew ({self._kept.why}); the older one is kept as {moved.name}"
         self._by_key: dict[Key, list[Kept]] = {}
         self._read: dict[Path, int] = {}  # bytes so far, of each part's file
-        self._own: KeptLines[Kept] | None = None
+        self._own: JsonLines[Kept] | None = None
         try:
             if part is not None:
-                self._own = KeptLines(self.folder / part.file, TypeAdapter(Kept), self._kept.busy)
+                self._own = JsonLines(self.folder / part.file, TypeAdapter(Kept), self._kept.busy)
             self.refresh()
         except BaseException:
             self.close()

@@ -25,7 +25,7 @@ from bus.errors import RunDirectoryError, cure_of
 from bus.messages import Outcome, StopReason
 from dart_cli.algo.statistics import wilson
 from dart_cli.config.schema import Config
-from dart_cli.runtime.work_folder import KeptSettings, StoredModel
+from dart_cli.runtime.work_folder import StoredModel, WorkSettings
 
 Mode = Literal["sampled", "greedy", "random"]
 """How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""
@@ -143,7 +143,7 @@ class ModeScore(StoredModel):
         return total("all compositions", self.compositions)
 
 
-class EvalSettings(KeptSettings):
+class EvalSettings(WorkSettings):
     """What an episode's outcome depends on, beside its mode, task, seed and attempt."""
 
     what: ClassVar = "evaluation"
@@ -165,7 +165,7 @@ class EvalSettings(KeptSettings):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def difference(self, before: EvalSettings) -> str:
-        """See KeptSettings."""
+        """See WorkSettings."""
         for name, was, is_now in differences(before, self):
             if name in ("suite", "model", "weights"):
                 return f"another {name}"

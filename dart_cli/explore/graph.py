@@ -29,7 +29,7 @@ from pydantic import Field
 from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.runtime.sqlite_file import Mode, SqliteFile
-from dart_cli.runtime.work_folder import SETTINGS, KeptFolder, KeptSettings, refuse_foreign
+from dart_cli.runtime.work_folder import SETTINGS, WorkFolder, WorkSettings, refuse_foreign
 from envs.contract.base import content_hash, image_suffix
 from envs.contract.elements import Element, Operation, ScreenState, element_from_dict
 
@@ -95,13 +95,13 @@ CREATE TABLE starts (
 """
 
 
-class ExploreSettings(KeptSettings):
+class ExploreSettings(WorkSettings):
     """What an exploration was asked for."""
 
     what: ClassVar = "exploration"
     verb: ClassVar = "dart explore"
     option: ClassVar = "--out"
-    told_alone: ClassVar = ("tasks", "seeds", "steps", "back_every", "deny")
+    may_differ: ClassVar = ("tasks", "seeds", "steps", "back_every", "deny")
     """A later start may have them otherwise: it tries more, or less."""
     can_begin_anew: ClassVar = False
 
@@ -285,7 +285,7 @@ class Graph(GraphReader):
     def __init__(self, folder: Path, settings: ExploreSettings) -> None:
         refuse_foreign(folder, settings)
         make_private_dir(folder)
-        self._kept = KeptFolder(folder, settings)
+        self._kept = WorkFolder(folder, settings)
         try:
             make_private_dir(folder / SCREENS)
             super().__init__(folder, "rwc")

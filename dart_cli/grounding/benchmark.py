@@ -57,7 +57,7 @@ from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.role import end_with_parent, limit_threads
 from dart_cli.runtime.tables import fraction, progress
 from dart_cli.runtime.waits import OpenWaits
-from dart_cli.runtime.work_folder import KeptFolder, KeptLines, KeptSettings, write_whole
+from dart_cli.runtime.work_folder import JsonLines, WorkFolder, WorkSettings, write_whole
 from dart_cli.weights.folder import folder_digest
 from dart_cli.weights.manifest import read_manifest
 
@@ -185,13 +185,13 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
 # --- what is kept -----------------------------------------------------------------------------
 
 
-class Settings(KeptSettings):
+class Settings(WorkSettings):
     """All that answers depend on, and what is told with every figure."""
 
     what: ClassVar = "evaluation of grounding"
     verb: ClassVar = "dart eval grounding"
     option: ClassVar = "--out"
-    told_alone: ClassVar = ("items", "malformed", "model", "verifier")
+    may_differ: ClassVar = ("items", "malformed", "model", "verifier")
     """No answer depends on them: more items of a set go on from fewer."""
 
     set: str
@@ -221,7 +221,7 @@ class Settings(KeptSettings):
     verifier_digest: str = ""
 
 
-class KeptAnswers(KeptFolder):
+class KeptAnswers(WorkFolder):
     """The answers in a folder. One process at a time may have it open."""
 
     def __init__(self, folder: Path, settings: Settings, *, fresh: bool = False) -> None:
@@ -231,7 +231,7 @@ class KeptAnswers(KeptFolder):
         """
         super().__init__(folder, settings, fresh=fresh)
         try:
-            self._lines = KeptLines(folder / ANSWERS, TypeAdapter(Answer), self.busy)
+            self._lines = JsonLines(folder / ANSWERS, TypeAdapter(Answer), self.busy)
         except BaseException:
             super().close()
             raise

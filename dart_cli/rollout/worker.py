@@ -64,7 +64,7 @@ from dart_cli.runtime.background import (
 )
 from dart_cli.runtime.joining import WHAT as JOINING
 from dart_cli.runtime.joining import Joining
-from dart_cli.runtime.waits import PREFIX, data_awaited, receive_telemetry, told_waits
+from dart_cli.runtime.waits import PREFIX, announced_waits, data_awaited, receive_telemetry
 from dart_cli.weights.receiver import FileReceiver, Receiver
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
         def awaits() -> str:
             return service.awaits() if data_service.connected else data_awaited(config)
 
-        await stack.enter_async_context(told_waits(awaits))
+        await stack.enter_async_context(announced_waits(awaits))
         await stack.enter_async_context(background(joining.keep()))
         # 2. Load the model, and join the run.
         try:
@@ -132,7 +132,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event) -> None:
             receiver = await stack.enter_async_context(receiving(config, worker))
             stack.push_async_callback(model.engine.close)
             with heartbeat.waiting(JOINING, on="data"):
-                await unless_stopped(stop, joining.done.wait())
+                await unless_stopped(stop, joining.joined.wait())
         except StopRequested:
             service.is_stopping = True
             heartbeat.beat()

@@ -1,9 +1,9 @@
-"""Work beside other work.
+"""Run work beside other work, and stop it.
 
-background        coroutines that run while a block runs, and whose errors rise in it
-in_daemon_thread  a blocking call in a thread that does not hold up the end of the process
-unless_stopped    what a coroutine returns, unless a stop comes first (StopRequested)
-run_until_stopped a verb's coroutine: its waits are shown, and its results so far where a signal stops it
+background         runs coroutines while a block runs; their errors are raised in the block
+in_daemon_thread   makes a blocking call in a thread that does not delay the end of the process
+unless_stopped     awaits a coroutine, and raises StopRequested if a stop comes first
+run_until_stopped  runs a command's coroutine, shows its waits, and ends it cleanly at a signal
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class StopRequested(Exception):  # noqa: N818 - no error
-    """A stop was requested while something was waited for."""
+    """A stop was requested during a wait."""
 
 
 @contextlib.asynccontextmanager
 async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run `parts` while the block runs, and cancel them at its end.
 
-    A part that fails cancels the block, and its error rises from the block as it is.
+    If a part fails, the block is cancelled and the part's error is raised.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -45,9 +45,10 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def in_daemon_thread(call: Callable[[], _T]) -> _T:
-    """Return what `call` returns or raises. A caller that waits no longer leaves it to itself.
+    """Run `call` in a daemon thread, and return its result or raise its error.
 
-    Unlike asyncio.to_thread, whose threads the end of an event loop waits for without a deadline.
+    If the caller is cancelled, the thread goes on alone. asyncio.to_thread differs in that the end of the
+    event loop waits for its threads without a deadline.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
@@ -64,7 +65,7 @@ async def in_daemon_thread(call: Callable[[], _T]) -> _T:
         value, error = None, None
         try:
             value = call()
-        except BaseException as raised:  # noqa: BLE001 - it is the caller's
+        except BaseException as raised:  # noqa: BLE001 - the caller gets it
             error = raised
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(finish, value, error)
@@ -74,38 +75,38 @@ async def in_daemon_thread(call: Callable[[], _T]) -> _T:
 
 
 async def unless_stopped(stop: asyncio.Event, waiting: Coroutine[Any, Any, _T]) -> _T:
-    """Return what `waiting` returns. Cancels it and raises StopRequested when `stop` is set."""
-    if stop.is_set():  # it is not begun
+    """Return the result of `waiting`. If `stop` is set first, cancel it and raise StopRequested."""
+    if stop.is_set():
         waiting.close()
         raise StopRequested
     task = asyncio.create_task(waiting)
-    stopped = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise StopRequested
         return task.result()
     finally:
-        for each in (task, stopped):
-            each.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)
+        task.cancel()
+        stopping.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
-# --- a verb that a signal stops ------------------------------------------------------------
+# --- a command that a signal stops ------------------------------------------------------------
 
 
 STOP_S = 15.0
-"""Seconds after a signal within which environments and engines are closed."""
+"""Seconds after a signal in which environments and engines must be closed."""
 
 
 def run_until_stopped(
     work: Coroutine[Any, Any, None], waits: OpenWaits, at_stop: Callable[[], None]
 ) -> int:
-    """Run `work` to its end, with its waits on stderr; returns 0, or 128 + the number of the signal that stopped it.
+    """Run `work` to its end, print its waits on stderr, and return the exit code.
 
-    The first SIGINT, SIGTERM or SIGHUP says what was waited for, calls `at_stop`, which prints what there is so
-    far, and cancels `work`. A second one ends the process at once, as does the end of STOP_S: a thread that hangs
-    is left to itself.
+    It is 0, or 128 + the number of the signal that stopped the work. The first SIGINT, SIGTERM or SIGHUP
+    prints the current wait, calls `at_stop`, which prints the results so far, and cancels `work`. A second
+    signal ends the process at once, and so does the end of STOP_S: a thread that hangs is not waited for.
     """
     stopping = _Stopping(waits, at_stop)
     try:
@@ -120,37 +121,39 @@ def run_until_stopped(
 
 
 class _Stopping:
-    """Turns the first signal into a cancellation of the work."""
+    """Cancels the work at the first signal."""
 
     def __init__(self, waits: OpenWaits, at_stop: Callable[[], None]) -> None:
-        self.code = 0  # exit code that the first signal gives
+        self.code = 0  # exit code, set by the first signal
         self._waits, self._at_stop = waits, at_stop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._deadline: threading.Timer | None = None
-        self._error: Exception | None = None  # of `at_stop`
+        self._error: Exception | None = None  # raised by `at_stop`
 
     def end(self) -> None:
-        """Leave the deadline, as the work is over. Raises what `at_stop` raised."""
+        """Cancel the deadline because the work is over. Raises the error of `at_stop`, if there was one."""
         if self._deadline is not None:
             self._deadline.cancel()
         if self._error is not None:
             raise self._error
 
     async def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the work as the task that the first signal cancels."""
+        """Run the work in the task that the first signal cancels."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        with self._signals_taken():
-            async with self._waits.shown():
+        with self._signal_handlers():
+            async with self._waits.show():
                 await work
 
     @contextlib.contextmanager
-    def _signals_taken(self) -> Iterator[None]:
-        """Handle the signals of `stop_signals` while the block runs."""
+    def _signal_handlers(self) -> Iterator[None]:
+        """Handle the signals of `stop_signals` while the block runs; then restore the earlier handlers."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.getsignal(number) for number in stop_signals()}
-            before = {n: each for n, each in handlers.items() if each is not None}
+            before = {
+                number: handler for number, handler in handlers.items() if handler is not None
+            }
         for number in before:
             signal.signal(number, self._on_signal)
         try:
@@ -160,6 +163,7 @@ class _Stopping:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Stop the work at the first signal, and end the process at the second."""
         if self.code:
             self._end_now()
         self.code = 128 + number
@@ -167,10 +171,11 @@ class _Stopping:
         self._deadline.daemon = True
         self._deadline.start()
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
+        """Print the wait and the results so far, and cancel the work."""
         assert self._task is not None
         if self._task.done():
             return
@@ -179,18 +184,18 @@ class _Stopping:
         sys.stderr.write(f"stopped by {signal.Signals(self.code - 128).name}{waited}\n")
         try:
             self._at_stop()
-            sys.stdout.flush()  # the end may take seconds
-        except Exception as error:  # noqa: BLE001 - it is raised once the work is cancelled
+            sys.stdout.flush()  # now, because the end may take seconds
+        except Exception as error:  # noqa: BLE001 - `end` raises it
             self._error = error
         self._task.cancel()
 
     def _too_late(self) -> None:
-        """End the process, unless the work has taken the signal as its own, as a prompt does."""
+        """End the process, unless the work has handled the cancellation itself, as a prompt does."""
         if self._task is None or self._task.cancelling():
             self._end_now()
 
     def _end_now(self) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # another write of it may be under way
+            with contextlib.suppress(Exception):  # another write may be in progress
                 stream.flush()
         os._exit(self.code)

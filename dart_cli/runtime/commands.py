@@ -1,9 +1,9 @@
 """The command lines of a run's processes, as a person would type them.
 
-commands_of  the arguments of `dart` by worker name
-placement    how many processes there are, and which GPUs the trainer and each rollout worker get
-place        the same with GPUs named in the shell: `python -m dart_cli.runtime.commands CONFIG --train
-             0,1 --set ...` prints it for scripts/tmux.sh
+commands_of  returns worker name -> arguments of `dart`
+placement    returns how many processes there are, and which GPUs the trainer and each rollout worker get
+place        returns the placement for GPUs that are named in the shell. `python -m dart_cli.runtime.commands
+             CONFIG --train 0,1 --set ...` prints it for scripts/tmux.sh
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from dart_cli.config.schema import Config
 
 
 def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Return the processes of the run by name; data last, as the others talk to it until they end."""
+    """Return worker name -> arguments of `dart` for all processes of the run.
+
+    The data service is last, because the others talk to it until they end.
+    """
     commands = {}
     counts = {
         "env": config.up.envs,
@@ -39,13 +42,16 @@ def commands_of(config: Config, arguments: Sequence[str]) -> dict[str, list[str]
 
 
 def placement(config: Config) -> list[str]:
-    """Return `envs 2`, `rollouts 1`, and of the GPUs that [up] names `train 0,1` and `rollout 2` for each worker.
+    """Return lines such as `envs 2`, `rollouts 1`, and `train 0,1`, `rollout 2` for the GPUs that [up] names.
 
-    The GPUs are as CUDA_VISIBLE_DEVICES is to name them. Raises ConfigError for one that is not here.
+    There is a `rollout` line for each worker. GPUs have the names that CUDA_VISIBLE_DEVICES needs. Raises
+    ConfigError for a GPU that is not on this host.
     """
-    each, listed = gpus_per_worker(config), gpu_names(config.up.rollout_gpus)
+    per_worker, listed = gpus_per_worker(config), gpu_names(config.up.rollout_gpus)
     shares = [("train", gpu_names(config.up.train_gpus))]
-    shares += [("rollout", listed[at : at + each]) for at in range(0, len(listed), each)]
+    shares += [
+        ("rollout", listed[at : at + per_worker]) for at in range(0, len(listed), per_worker)
+    ]
     return [
         f"envs {config.up.envs}",
         f"rollouts {config.up.rollouts}",
@@ -54,22 +60,22 @@ def placement(config: Config) -> list[str]:
 
 
 def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") -> list[str]:
-    """Return the `placement` of a run whose trainer or rollout workers get other GPUs, such as `0,1`.
+    """Return the `placement` of a run with other GPUs for its trainer or rollout workers, such as `0,1`.
 
-    Each GPU of `train` is a rank; those of `rollout` are shared out by `vllm.tensor_parallel`. Raises
-    ConfigError for GPUs that cannot be.
+    Each GPU of `train` gets a rank. The GPUs of `rollout` are divided among workers by
+    `vllm.tensor_parallel`. Raises ConfigError for GPUs that cannot be used.
     """
-    given = []
+    gpu_overrides = []
     if train:
-        given += [f"up.train_gpus=[{train}]", f"train.ranks={train.count(',') + 1}"]
+        gpu_overrides += [f"up.train_gpus=[{train}]", f"train.ranks={train.count(',') + 1}"]
     if rollout:
-        each = gpus_per_worker(load_config(path, overrides))
-        workers = max(1, (rollout.count(",") + 1) // each)
-        given += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
-    overrides = [*overrides, *given]
+        per_worker = gpus_per_worker(load_config(path, overrides))
+        workers = max(1, (rollout.count(",") + 1) // per_worker)
+        gpu_overrides += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
+    overrides = [*overrides, *gpu_overrides]
     config = load_config(path, overrides)
-    for found in (*found_in(GPUS, config), *found_in(OF_UP, config)):
-        raise ConfigError(f"{found} {Source(path, tuple(overrides)).cite(found.subject)}")
+    for finding in (*found_in(GPUS, config), *found_in(OF_UP, config)):
+        raise ConfigError(f"{finding} {Source(path, tuple(overrides)).cite(finding.subject)}")
     return placement(config)
 
 
@@ -79,9 +85,10 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("--train", default="")
     parser.add_argument("--rollout", default="")
     parser.add_argument("--set", action="append", default=[])
-    given, _ = parser.parse_known_args(arguments)  # others, such as --force, are the roles' own
+    # Other options, such as --force, are for the roles.
+    options, _ = parser.parse_known_args(arguments)
     try:
-        lines = place(given.path, given.set, given.train, given.rollout)
+        lines = place(options.path, options.set, options.train, options.rollout)
     except DartError as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")
         return error.exit_code

@@ -1,14 +1,14 @@
-"""Our HTTP servers, `dart view` and `dart serve`: their sockets and limits, and who may ask them.
+"""What the HTTP servers `dart view` and `dart serve` share: sockets, limits, and checks of requests.
 
-listen       a bound socket, so that a taken port is reported before anything starts
-make_server  uvicorn with our limits
-address      the URL under which the socket is reached
-HttpGuard    ASGI middleware, of which each server has its own kind: Host header, methods, token
-host_names   the names under which a server may be addressed
+listen       binds a socket, so that a port in use is reported before anything starts
+make_server  makes a uvicorn server with our limits
+address      returns the URL of the server
+HttpGuard    ASGI middleware that checks Host header, method and token; each server has its own subclass
+host_names   returns the names by which a server may be addressed
 
-A page of another site can make a browser send requests to a server on loopback (DNS rebinding); such a
-request carries the other site's name in its Host header and is refused. Beyond loopback every request
-needs the token.
+A page of another site can make a browser send requests to a server on loopback (DNS rebinding). Such a
+request has the other site's name in its Host header and is refused. On other addresses than loopback every
+request needs the token.
 """
 
 from __future__ import annotations
@@ -31,49 +31,52 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bus.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-_PORTS = 20  # how many are tried
+_PORTS = 20  # number of ports that are tried
 _STOP_S = 3
 
 
 def listen(
     host: str, port: int | None, first: int, names: tuple[str, str] = ("--host", "--port")
 ) -> socket.socket:
-    """Return a listening socket on `port` (0: any free one); None: the first free one from `first` on.
+    """Return a listening socket on `port`; 0 means any free port, None the first free one from `first` on.
 
-    `names` are the host's and the port's in messages. Raises UserError.
+    `names` are the options of host and port, for messages. Raises UserError if no port can be used.
     """
-    named_host, named_port = names
-    wanted = range(first, first + _PORTS) if port is None else (port,)
+    host_option, port_option = names
+    candidates = range(first, first + _PORTS) if port is None else (port,)
     why = "nothing"
-    for each in wanted:
+    for candidate in candidates:
         try:
-            family = socket.getaddrinfo(host, each, type=socket.SOCK_STREAM)[0][0]
-            return socket.create_server((host, each), family=family)
+            family = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((host, candidate), family=family)
         except UnicodeError:
             raise UserError(
-                f"{named_host} {host}: is no name of a host; name an address of this one, "
+                f"{host_option} {host} is not a host name; use an address of this host, "
                 f"e.g. {LOOPBACK}"
             ) from None
         except OSError as error:
             why = error.strerror or str(error)
-    cure = f"name a free one, or {named_port} 0 for any"
-    cure = cure if port is not None else f"name one with {named_port}"
-    raise UserError(f"{named_host} {host}: port {wanted[-1]} cannot be served on: {why}; {cure}")
+    fix = f"name a free one, or {port_option} 0 for any"
+    fix = fix if port is not None else f"name one with {port_option}"
+    raise UserError(
+        f"{host_option} {host}: port {candidates[-1]} cannot be served on: {why}; {fix}"
+    )
 
 
 class _QuietServer(uvicorn.Server):
-    """A part of a process that has signal handlers of its own."""
+    """A server in a process that handles signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them as they are."""
+        """Leave the signal handlers as they are."""
         yield
 
 
 def make_server(app: ASGIApp, most_requests: int, *, signals: bool = True) -> uvicorn.Server:
-    """Return a server with our limits, which answers further requests with 503; `serve(sockets=[...])` serves.
+    """Return a server for `app`, to be started with `serve(sockets=[...])`.
 
-    Without `signals` it ends by `should_exit` alone.
+    It answers more than `most_requests` at the same time with 503. Without `signals` only `should_exit` ends
+    it.
     """
     kind = uvicorn.Server if signals else _QuietServer
     return kind(
@@ -103,25 +106,29 @@ def address(host: str, port: int) -> str:
 
 
 class HttpGuard(ABC):
-    """Passes a request on to the application, or refuses it."""
+    """Middleware that passes a request on to the application or refuses it."""
 
     methods: ClassVar[tuple[str, ...]]
-    """Those that are passed on."""
+    """HTTP methods that are passed on."""
     headers: ClassVar[Mapping[str, str]]
-    """Of every answer."""
+    """Headers of every answer."""
     wrong_host: ClassVar[str]
-    """What a request under another name is told."""
+    """The text of the answer to a request with another host name."""
     wrong_method: ClassVar[str]
+    """The text of the answer to a request with another method."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
-        """`host` is the address served on; an empty `token` requires none."""
+        """Guard `app`, which is served on the address `host`.
+
+        An empty `token` means that none is required.
+        """
         self._app = app
         self._names = host_names(host)
         self._any_address = _is_unspecified(host)
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle an ASGI call."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -135,37 +142,38 @@ class HttpGuard(ABC):
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        refused = self._refusal(Request(scope))
-        await (refused or self._app)(scope, receive, send_guarded)
+        refusal = self._refusal(Request(scope))
+        await (refusal or self._app)(scope, receive, send_guarded)
 
     @abstractmethod
     def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
-        """Return the answer to a request that may not pass."""
+        """Return the answer to a request that is refused."""
 
     @abstractmethod
     def check_token(self, request: Request) -> Response | None:
-        """Return the answer to a request without the token; None for one that has it."""
+        """Return the answer to a request without the token; None if the request has it."""
 
     def is_right(self, offered: str) -> bool:
-        """Whether this is the token."""
+        """Return True if `offered` is the token."""
         return hmac.compare_digest(offered.encode(), self._token.encode())
 
     def check_origin(self, request: Request) -> Response | None:  # noqa: ARG002 - for subclasses
-        """Return the answer to a request that a page of another site may have caused; None for others."""
+        """Return the answer to a request that another site's page may have caused; else None."""
         return None
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request that may not pass; None for one that may."""
+        """Return the answer to a request that is refused; None if it may pass."""
         if not self._is_known(request.headers.getlist("host")):
             return self.refused(HTTPStatus.MISDIRECTED_REQUEST, self.wrong_host, {})
         if request.method not in self.methods:
             allowed = {"allow": ", ".join(self.methods)}
             return self.refused(HTTPStatus.METHOD_NOT_ALLOWED, self.wrong_method, allowed)
-        if (refused := self.check_origin(request)) is not None:
-            return refused
+        if (refusal := self.check_origin(request)) is not None:
+            return refusal
         return self.check_token(request) if self._token else None
 
     def _is_known(self, hosts: Collection[str]) -> bool:
+        """Return True if there is one Host header, and it names this server."""
         # Ours, since Starlette's TrustedHostMiddleware has no pattern for "any address" (0.0.0.0),
         # reads only the first of two Host headers, and takes no [::1] in the oldest release we allow.
         if len(hosts) != 1:
@@ -177,7 +185,10 @@ class HttpGuard(ABC):
 
 
 def host_names(host: str) -> frozenset[str]:
-    """Names under which a server on `host` may be addressed; any port, as tunnels change it."""
+    """Return the names by which a server on `host` may be addressed.
+
+    Ports do not matter, because tunnels change them.
+    """
     names = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
     if _is_unspecified(host):
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}

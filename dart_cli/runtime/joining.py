@@ -1,6 +1,6 @@
-"""How a process joins its run: the data service compares what it was started with.
+"""Join a run: a process sends its settings, and the data service compares them with its own.
 
-Joining   sends the settings to each data process that comes; ends the process where they are refused
+Joining   sends the settings to each data process that starts, and ends this process if they are refused
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dart_cli.runtime.role import how_started
 
 log = logging.getLogger(__name__)
 
-WHAT = "data to take its settings"
-"""What a process waits for until it has joined."""
+WHAT = "the data service to accept its settings"
+"""The name of the wait until a process has joined."""
 RETRY_S = 1.0
-"""Pause after an answer that is no reply, such as an error of the data service's database."""
+"""Seconds of pause after an error, such as one of the data service's database."""
 
 
 class Joining:
-    """One process's part in its run."""
+    """Joins one process to its run, and again to each later data process."""
 
     def __init__(self, config: Config, role: Role, worker: str, data: Requester) -> None:
-        """Take a connection to the data service as `data`; nothing is sent before `keep`."""
+        """Prepare the request for the data service, to which `data` is connected. `keep` sends it."""
         settings, start = Settings.of(config), how_started()
         self._request = JoinRequest(
             role=role,
@@ -36,44 +36,49 @@ class Joining:
             host=settings.host,
             folder=settings.folder,
             settings=dict(settings.changed),
-            given=list(start.given),
+            given=list(start.set_keys),
             is_supervised=start.is_supervised,
             is_forced=start.is_forced,
         )
-        self._data = data
-        self._told: set[str] = set()
-        self.done = asyncio.Event()
-        """The data service has accepted the settings; it stays set while another one comes."""
+        self._data_service = data
+        self._logged_notes: set[str] = set()
+        self.joined = asyncio.Event()
+        """Set once a data service has accepted the settings; it stays set while another one starts."""
 
     async def keep(self) -> None:
-        """Join, and join each later data process, until cancelled.
+        """Join the data process, and each later one, until cancelled.
 
-        Raises UserError where the data service refuses the settings, ProtocolError where it is of another version of dart.
+        Raises UserError if the data service refuses the settings, ProtocolError if it is another version of
+        dart.
         """
         while True:
             reply = await self._reply()
             for note in reply.notes:
-                if note not in self._told:
+                if note not in self._logged_notes:
                     log.warning("%s", note)
-            self._told.update(reply.notes)
+            self._logged_notes.update(reply.notes)
             self._request = self._request.model_copy(update={"is_first": False})
-            self.done.set()
-            await self._data.lost.wait()
+            self.joined.set()
+            await self._data_service.lost.wait()
 
     async def _reply(self) -> JoinReply:
-        """Ask until the data service answers."""
+        """Send the request until the data service answers, and return the reply."""
         while True:
             try:
-                reply = await self._data.request(self._request, endpoints.DEADLINE_S)
+                reply = await self._data_service.request(self._request, endpoints.DEADLINE_S)
             except UserError:
                 raise
-            except ProtocolError as error:  # it would say so again and again
-                raise ProtocolError(f"dart data at {self._data.endpoint}: {error}") from None
+            except ProtocolError as error:  # a second try would fail in the same way
+                raise ProtocolError(
+                    f"dart data at {self._data_service.endpoint}: {error}"
+                ) from None
             except DeadlineError as error:
-                if self._data.connected:  # else told_waits says that it is absent
-                    log.warning("%s; asks again", error)
+                if (
+                    self._data_service.connected
+                ):  # if it is not, announced_waits logs that it is absent
+                    log.warning("%s; trying again", error)
             except DartError as error:
-                log.warning("data: %s; asks again", error)
+                log.warning("data service: %s; trying again", error)
                 await asyncio.sleep(RETRY_S)
             else:
                 assert isinstance(reply, JoinReply)

@@ -1,11 +1,11 @@
-"""The processes of a run on this host, as the kernel knows them.
+"""Find out from the kernel what the processes of a run on this host are doing.
 
-error_of                 what ended a process
-process_liveness         what a silent process is doing
-start_ticks              which process has a pid, whatever the host's clock says
-end_of                   the word for a silent process: whether it ended in order, crashed, or lives
+error_of                 returns the error that ended a process
+process_liveness         returns what a silent process is doing
+start_ticks              returns when a process began, which tells it from a later one with the same pid
+end_of                   returns a word for a silent process: it ended in order, crashed, or lives
 RunProcess, workers_of   the processes that have, or had, a name in a run directory
-when_orphaned            calls something once this process's parent is gone
+when_orphaned            calls a function once this process's parent is gone
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ PARENT_POLL_S = 1.0
 
 
 def process_liveness(pid: int, *, silent_s: float = 0.0, ticks: int = 0) -> str:
-    """Return what process `pid` is doing, which was alive `silent_s` seconds ago or has these `start_ticks`.
+    """Return what a process is doing.
 
-    `gone` (its pid may be another process's by now), `stopped` (SIGSTOP, Ctrl-Z, a debugger),
-    `blocked` (in the kernel: disk, GPU driver), `running` (it computes or waits), or empty where the
-    system does not show it.
+    It had the pid `pid` `silent_s` seconds ago, or has these `start_ticks`.
+
+    It is `gone` (another process may have its pid now), `stopped` (SIGSTOP, Ctrl-Z, a debugger), `blocked`
+    (in the kernel: disk, GPU driver) or `running` (it computes or waits); empty if the system does not show
+    it.
     """
     try:
         state = _STATES.get(psutil.Process(pid).status(), "running")
-    except (psutil.NoSuchProcess, ValueError):  # a heartbeat may name a pid that cannot be one
+    except (psutil.NoSuchProcess, ValueError):  # a heartbeat may name an invalid pid
         return "gone"
     except psutil.AccessDenied:
         return ""
@@ -50,9 +52,9 @@ def process_liveness(pid: int, *, silent_s: float = 0.0, ticks: int = 0) -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process began, in the kernel's ticks since boot; 0 where there is none.
+    """Return when a process began, in the kernel's ticks since boot; 0 if there is no such process.
 
-    No step of the clock changes it, so that it tells a process from a later one of the same pid.
+    Changes of the clock do not affect it, so it tells a process from a later one with the same pid.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -67,17 +69,17 @@ def _age_s(ticks: int) -> float:
 
 
 ENDED = "ended"
-"""What a process leaves that ended in order."""
+"""What a process that ended in order leaves in its lock file."""
 KILLED = "killed by signal"
-"""Begins what `dart up` leaves of a child that a signal ended, which could leave nothing itself."""
+"""Begins the text that `dart up` writes into the lock file of a child that a signal killed."""
 
 
 def end_of(state: str, liveness: str, error: str) -> str:
-    """Return in a word or a few what became of a process whose heartbeats have stopped.
+    """Return in a few words what became of a process whose heartbeats have stopped.
 
-    `ended`: in order, by the state of its last heartbeat. `failed`, or `killed by signal 9`: by what was left
-    of its end. `stopped`, `blocked` or `silent`: it lives. `lost`: nothing says how it ended; it was killed, or
-    its host went down.
+    `ended`: it ended in order, as the state of its last heartbeat shows. `failed`, or `killed by signal 9`:
+    the text in its lock file shows it. `stopped`, `blocked` or `silent`: it lives. `lost`: nothing shows how
+    it ended; it was killed, or its host went down.
     """
     if error:
         return error if error.startswith(KILLED) else "failed"
@@ -93,16 +95,16 @@ class RunProcess:
     name: str
     pid: int
     liveness: str  # see `process_liveness`; empty only for one that may not be read
-    error: str = ""  # why it ended, if an error ended it
-    is_ended: bool = False  # in order
+    error: str = ""  # the error that ended it, if one did
+    is_ended: bool = False  # whether it ended in order
 
 
 def workers_of(run_dir: Path) -> list[RunProcess]:
-    """Return the processes that took a name in `run_dir` (role.claim), by name; those of other hosts are gone.
+    """Return the processes that took a name in `run_dir` (run_dir.claim), ordered by name.
 
-    Takes no lock: a lock of ours, however short, could keep a starting process out.
+    Processes of other hosts appear as gone. No lock is taken, because it could keep a starting process out.
     """
-    found = []
+    processes = []
     for path in sorted((run_dir / "workers").glob("*.lock")):
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -112,25 +114,29 @@ def workers_of(run_dir: Path) -> list[RunProcess]:
         owner, _, error = text.strip().partition("\n")
         pid, _, ticks = owner.partition(" ")
         if pid.isdecimal():
-            known = int(ticks) if ticks.isdecimal() else 0
-            liveness = process_liveness(int(pid), silent_s=silent_s, ticks=known)
+            began = int(ticks) if ticks.isdecimal() else 0
+            liveness = process_liveness(int(pid), silent_s=silent_s, ticks=began)
             is_ended, why = error.strip() == ENDED, error.strip()
-            found.append(
+            processes.append(
                 RunProcess(path.stem, int(pid), liveness, "" if is_ended else why, is_ended)
             )
-    return found
+    return processes
 
 
 def error_of(run_dir: Path, worker: str, pid: int) -> str:
-    """Return what ended process `pid`, which had the name `worker`; empty if no error did."""
-    found = (each for each in workers_of(run_dir) if (each.name, each.pid) == (worker, pid))
-    return next((each.error for each in found), "")
+    """Return the error that ended process `pid` with the name `worker`; empty if none did."""
+    errors = (
+        process.error
+        for process in workers_of(run_dir)
+        if (process.name, process.pid) == (worker, pid)
+    )
+    return next(errors, "")
 
 
 def when_orphaned(parent: int, then: Callable[[], object]) -> None:
-    """Call `then`, in a thread of its own, once `parent` is not this process's parent any more.
+    """Call `then` in a new thread once `parent` is no longer this process's parent.
 
-    However the parent ended; within `PARENT_POLL_S`.
+    This works however the parent ended, and takes at most `PARENT_POLL_S`.
     """
 
     def watch() -> None:

@@ -1,16 +1,15 @@
-"""Logging of one process: short lines to the terminal, all of it to a file in the run directory.
+"""Logging of one process: short lines to the terminal, everything to a file in the run directory.
 
-    logging_to        the one block around all that a process does
-    log_dir           the folder of a run's log files
-    cut_log           keeps a log that only grows within two generations of bounded size
-    RepeatedWarnings  equal warnings of many slots, as one line with their number
-    ignore_dumps      called first of all: SIGUSR1 would otherwise end the process
-    stacks_to         while inside, SIGUSR1 dumps all stacks to the given file: threads, then asyncio's tasks
+    logging_to        a block around everything that a process does, in which logging is set up
+    log_dir           returns the folder of a run's log files
+    cut_log           moves the content of a large log to PATH.1, so that there are two files of bounded size
+    RepeatedWarnings  logs equal warnings of many slots as one line with their number
+    ignore_dumps      ignores SIGUSR1, which would otherwise end the process; to be called first
+    stacks_to         a block in which SIGUSR1 dumps all stacks to a file: threads, then asyncio's tasks
 
-A process whose output `dart up` collects writes plain lines; on a terminal they are coloured. Of a dump
-faulthandler writes the threads' part from C, so it appears also while Python is stuck in a call that
-does not return, such as a GPU kernel. The tasks' part needs Python, and appears when that call has
-returned.
+A process whose output `dart up` collects writes plain lines; on a terminal they are coloured. faulthandler
+writes the threads' part of a dump from C, so it appears even while Python is stuck in a call, such as a GPU
+kernel. The tasks' part needs Python, and appears when that call has returned.
 """
 
 from __future__ import annotations
@@ -35,26 +34,27 @@ _FILE_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
 _PLAIN_FORMAT = "%(levelname)s %(message)s"
 
 GATHER_S = 0.5
-"""Seconds in which equal warnings are counted before the first line of them."""
+"""Seconds in which equal warnings are counted before the first line is logged."""
 
 MOST_LOG_BYTES = 64 * 2**20
-"""Size from which a log begins anew; the generation before it is kept. A process of a run of weeks writes some MiB
-a day, more only where something goes wrong again and again."""
+"""Size from which a log begins anew; the file before it is kept. In a run of weeks a process writes some MiB
+a day, more only if something fails again and again."""
 
 QUIET_S = 30.0
 """Shortest time between two lines of equal warnings."""
 
 
 def log_dir(run_dir: Path) -> Path:
-    """Directory of a run's log files."""
+    """Return the folder of a run's log files."""
     return run_dir / "logs"
 
 
 @contextlib.contextmanager
 def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator[Path]:
-    """Log to the terminal (stderr) and to `logs/WORKER.log`, which is appended to; gives its path.
+    """Log to stderr and to `logs/WORKER.log` while the block runs, and yield the path of that file.
 
-    Warnings of Python libraries go the same way. The previous set-up is restored afterwards.
+    The file is appended to. Warnings of Python libraries are logged, too. The earlier set-up is restored at
+    the end.
     """
     path = log_dir(run_dir) / f"{worker}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,10 +80,10 @@ def logging_to(run_dir: Path, worker: str, *, terminal: bool = True) -> Iterator
 
 
 def cut_log(path: Path, most: int | None = None) -> None:
-    """Copy a log of more than `most` bytes to PATH.1, in place of an older one, and empty it.
+    """Copy a log of more than `most` bytes to PATH.1, replacing an older copy, and empty it.
 
-    It stays the same file: every process that appends to it goes on. A log for whose copy the disk has no room
-    stays as it is. Raises OSError where the copy fails.
+    The log stays the same file, so that every process that appends to it can go on. If the disk has no room
+    for the copy, the log stays as it is. Raises OSError if the copy fails.
     """
     size = path.stat().st_size
     limit = MOST_LOG_BYTES if most is None else most
@@ -99,57 +99,57 @@ def cut_log(path: Path, most: int | None = None) -> None:
 
 
 class RepeatedWarnings:
-    """Equal warnings that come in great number, as when all slots miss the same process: one line with a count.
+    """A log of equal warnings that come in great number, e.g. when all slots miss the same process.
 
-    Used inside a running loop. The first line comes after `GATHER_S`, a further one of the same text no
-    sooner than `QUIET_S` later.
+    It logs one line with a count: the first one after `GATHER_S`, a further one of the same text at least
+    `QUIET_S` later. Use it inside a running event loop.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._untold: dict[str, int] = {}
+        self._counts: dict[str, int] = {}  # warnings that are not logged yet
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def add(self, text: str) -> None:
-        """One more warning of this text."""
-        if text not in self._untold:
-            self._untold[text] = 0
-            self._tell_in(GATHER_S, text)
-        self._untold[text] += 1
+        """Count one more warning with this text."""
+        if text not in self._counts:
+            self._counts[text] = 0
+            self._log_in(GATHER_S, text)
+        self._counts[text] += 1
 
     def close(self) -> None:
-        """Tell what was not told yet."""
+        """Log all warnings that are not logged yet."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for text in list(self._untold):
-            self._tell(text)
+        for text in list(self._counts):
+            self._log(text)
 
-    def _tell_in(self, seconds: float, text: str) -> None:
-        def tell() -> None:
+    def _log_in(self, seconds: float, text: str) -> None:
+        def log() -> None:
             del self._timers[text]
-            if self._tell(text):
-                self._untold[text] = 0
-                self._tell_in(QUIET_S, text)
+            if self._log(text):
+                self._counts[text] = 0
+                self._log_in(QUIET_S, text)
 
-        self._timers[text] = asyncio.get_running_loop().call_later(seconds, tell)
+        self._timers[text] = asyncio.get_running_loop().call_later(seconds, log)
 
-    def _tell(self, text: str) -> bool:
-        number = self._untold.pop(text)
+    def _log(self, text: str) -> bool:
+        number = self._counts.pop(text)
         if number:
             self._logger.warning("%s%s", text, f" ({number} times)" if number > 1 else "")
         return bool(number)
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may be full: that is reported once, in one line."""
+    """A log file whose disk may be full, which is reported once, in one line."""
 
-    _is_told = False
+    _is_reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; a log that has grown too large begins anew."""
+        """Write a record, and begin the log anew if it has grown too large."""
         super().emit(record)
-        with contextlib.suppress(OSError):  # the log goes on growing
+        with contextlib.suppress(OSError):  # then the log simply grows
             cut_log(Path(self.baseFilename))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
@@ -157,8 +157,8 @@ class _LogFile(logging.FileHandler):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._is_told:
-            self._is_told = True
+        elif not self._is_reported:
+            self._is_reported = True
             with contextlib.suppress(OSError):
                 sys.stderr.write(
                     f"WARNING {self.baseFilename}: {error.strerror}; log lines are lost\n"
@@ -166,10 +166,10 @@ class _LogFile(logging.FileHandler):
 
 
 class _OneLine(logging.Formatter):
-    """Of an exception the type and the text: the traceback is in the log file."""
+    """A formatter that shows type and text of an exception. Its traceback is in the log file."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as it is shown on a terminal."""
+        """Return the record as a line for the terminal."""
         record.message = record.getMessage()
         text = self.formatMessage(record)
         error = record.exc_info[1] if record.exc_info else None
@@ -177,6 +177,7 @@ class _OneLine(logging.Formatter):
 
 
 def _terminal_handler(worker: str) -> logging.Handler:
+    """Return a handler for stderr: coloured on a terminal, else plain."""
     if not sys.stderr.isatty():
         plain = logging.StreamHandler()
         plain.setFormatter(_OneLine(_PLAIN_FORMAT))
@@ -207,13 +208,13 @@ _MOST_FRAMES = 30
 
 
 def ignore_dumps() -> None:
-    """Ignore SIGUSR1 until `stacks_to` knows where to write."""
+    """Ignore SIGUSR1 until `stacks_to` handles it."""
     signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def stacks_to(log_file: Path) -> Iterator[None]:
-    """On SIGUSR1 append a dump to `log_file`; for the main thread."""
+    """Append a dump to `log_file` at each SIGUSR1 while the block runs. For the main thread only."""
     with log_file.open("a", encoding="utf-8") as file:
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -229,6 +230,7 @@ def stacks_to(log_file: Path) -> Iterator[None]:
 
 
 def _write_tasks(file: TextIO) -> None:
+    """Write the stacks of asyncio's tasks."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # no event loop runs
@@ -237,13 +239,13 @@ def _write_tasks(file: TextIO) -> None:
     for task in sorted(tasks, key=asyncio.Task.get_name)[:_MOST_TASKS]:
         lines.append(f"Task {task.get_name()}:")
         lines += [f"  {place}" for place in _awaited(task.get_coro())]
-    # Its own handle, which only this handler uses: no other write can be interrupted by it.
+    # Only this handler uses the file handle, so it cannot interrupt another write to it.
     file.write("\n".join([*lines, DUMP_END, ""]))
     file.flush()
 
 
 def _awaited(waiting: Any) -> Iterator[str]:
-    """Yield the line that a coroutine is at, and what it awaits, outermost first."""
+    """Yield the line at which a coroutine is, then the lines of what it awaits, outermost first."""
     for _ in range(_MOST_FRAMES):
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_code")), "")
         if not kind:

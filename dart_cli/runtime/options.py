@@ -1,8 +1,8 @@
-"""Options of commands as the fields of a dataclass: told once, with their help, where they are used.
+"""Options of commands as the fields of a dataclass, so that each is written once, with its help.
 
-command_of          a function of such options -> a command that typer reads
-check_out, check_folder   callbacks of options that name what is written
-read_options        the keyword options of an environment, from EnvOptions
+command_of                turns a function of such options into a command that typer reads
+check_out, check_folder   callbacks of options that name an output file or folder
+read_options              reads the keyword options of an environment from EnvOptions
 Overrides, EnvOptions, DryRun, AsJson   options that several commands have
 """
 
@@ -25,7 +25,7 @@ EnvOptions = Annotated[
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="Of the environment, e.g. size=448x336; may be given again.",
+        help="An option of the environment, e.g. size=448x336; may be given again.",
     ),
 ]
 DryRun = Annotated[
@@ -35,47 +35,47 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one li
 
 
 def command_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a function whose last argument is of the dataclass `kind`.
+    """Return a decorator for a function whose last argument is an instance of the dataclass `kind`.
 
-    The command has the fields of `kind` in the place of that argument.
+    The resulting command has the fields of `kind` in place of that argument.
     """
     hints = get_type_hints(kind, include_extras=True)
-    chosen = [
+    option_parameters = [
         inspect.Parameter(
-            each.name,
+            option.name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=inspect.Parameter.empty if each.default is MISSING else each.default,
-            annotation=hints[each.name],
+            default=inspect.Parameter.empty if option.default is MISSING else option.default,
+            annotation=hints[option.name],
         )
-        for each in fields(kind)
+        for option in fields(kind)
     ]
 
     def command_with(work: Callable[..., None]) -> Callable[..., None]:
         *first, _options = inspect.signature(work, eval_str=True).parameters.values()
 
-        def command(**given: Any) -> None:
-            own = [given.pop(each.name) for each in first]
-            work(*own, kind(**given))
+        def command(**values: Any) -> None:
+            own = [values.pop(parameter.name) for parameter in first]
+            work(*own, kind(**values))
 
         command.__doc__, command.__name__ = work.__doc__, work.__name__
         command.__annotations__ = {}
-        command.__signature__ = inspect.Signature([*first, *chosen])  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature([*first, *option_parameters])  # type: ignore[attr-defined]
         return command
 
     return command_with
 
 
 def check_out(param: typer.CallbackParam, out: Path | None) -> Path | None:
-    """Check an option: raise UserError where `out` cannot be a file, before anything is played or read."""
+    """Return `out`. Raises UserError if it cannot be a file, before anything is played or read."""
     from dart_cli.config.rules.machine import no_file
 
     return _checked(param, out, no_file)
 
 
 def check_folder(param: typer.CallbackParam, out: Path | None) -> Path | None:
-    """Check an option as `check_out` does: raise UserError where `out` cannot be a folder.
+    """Return `out`. Raises UserError if it cannot be a folder.
 
-    Whether a folder that is there may be used is for the command to say.
+    The command itself decides whether a folder that exists may be used.
     """
     from dart_cli.config.rules.machine import no_folder
 
@@ -85,16 +85,20 @@ def check_folder(param: typer.CallbackParam, out: Path | None) -> Path | None:
 def _checked(
     param: typer.CallbackParam, out: Path | None, problem: Callable[[Path], str]
 ) -> Path | None:
+    """Return `out`. Raises UserError, with the option's name, if `problem` returns a text for it."""
     if out is not None and (why := problem(out)):
         from bus.errors import UserError
 
-        option = next((f"{each} " for each in param.opts if each.startswith("--")), "")
+        option = next((f"{name} " for name in param.opts if name.startswith("--")), "")
         raise UserError(f"{option}{out}: {why}")
     return out
 
 
 def read_options(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Keyword options of an environment from KEY=VALUE texts, values as in TOML."""
+    """Return the keyword options of an environment from KEY=VALUE texts; values are as in TOML.
+
+    Raises UserError.
+    """
     from bus.errors import UserError
     from dart_cli.config.values import read_value
 

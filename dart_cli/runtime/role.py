@@ -1,18 +1,18 @@
 """The life of one role's process: its start, its signals, its end.
 
-    run_role         runs a role's coroutine from start to clean end; returns the exit code
-    take_gpus        lets this process see its share of the GPUs alone
-    how_started      whether `dart up` started this process, and with which options
-    stop_signals     the signals that ask a process to end
-    finishing        puts the end off for work that would be lost
+    run_role         runs a role's coroutine from start to clean end, and returns the exit code
+    take_gpus        shows this process only its own share of the GPUs
+    how_started      returns whether `dart up` started this process, and with which options
+    stop_signals     returns the signals that ask a process to end
+    finishing        delays the end of the process for work that would be lost
     end_with_parent  ends this process when the `dart up` that started it is gone
-    limit_threads    bounds the CPU threads of torch and BLAS
+    limit_threads    limits the CPU threads of torch and BLAS
     grow_segments    lets torch's allocator extend its segments of GPU memory
 
-The first SIGINT, SIGTERM or SIGHUP sets the stop event, which a role also sets where data says that the run is over.
-From then on the role has `GRACE_S` to end cleanly, more if it is finishing something (`finishing`). The second signal,
-or the end of that time, ends the process at once. Nothing acknowledged is lost either way. SIGUSR1 dumps all stacks to
-the log (logs.py).
+The first SIGINT, SIGTERM or SIGHUP sets the stop event. A role also sets it when the data service reports
+that the run is over. From then on the role has `GRACE_S` to end cleanly, or more if it must finish something
+(`finishing`). The second signal, or the end of that time, ends the process at once. In all cases nothing
+acknowledged is lost. SIGUSR1 dumps all stacks to the log (logs.py).
 """
 
 from __future__ import annotations
@@ -52,24 +52,25 @@ from dart_cli.runtime.streams import keep_going, say_at_once, say_error
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""Seconds a process may take to end after it was asked to."""
+"""Seconds in which a process must end after it was asked to."""
 
 LAST_WORK_S = 900.0
-"""Seconds by which `finishing` may put off the end: an update of a large model, and a checkpoint of some 100 GB."""
+"""Most seconds by which `finishing` delays the end: for an update of a large model and a checkpoint of some
+100 GB."""
 
 PARENT_VARIABLE = "DART_PARENT_PID"
-"""Environment variable by which `dart up` passes its pid to its children."""
+"""The environment variable in which `dart up` passes its pid to its children."""
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Variables that torch reads the settings of its allocator from; the second and third are older names."""
+"""Environment variables with the settings of torch's allocator; the second and third are older names."""
 
 
 @dataclass(frozen=True)
 class _LastWork:
-    """Work that puts off the end of this process."""
+    """Work that delays the end of this process."""
 
     what: str  # the rest of a sentence: "train is still ..."
-    within_s: float  # of the moment at which it was asked to end
+    within_s: float  # most seconds after the process was asked to end
 
 
 _finishing: list[_LastWork] = []
@@ -79,15 +80,15 @@ _finishing: list[_LastWork] = []
 class Start:
     """How this process was started."""
 
-    is_supervised: bool = False  # by `dart up`
-    is_forced: bool = False  # with --force
-    given: tuple[str, ...] = ()  # names of what --set changed
+    is_supervised: bool = False  # whether `dart up` started it
+    is_forced: bool = False  # whether --force was given
+    set_keys: tuple[str, ...] = ()  # names of the keys that --set changed
 
 
 _start = Start()
 
 Main = Callable[[str, asyncio.Event], Awaitable[None]]
-"""A role's coroutine: (worker name, stop event) -> ends when the run is over or stop is set."""
+"""A role's coroutine: (worker name, stop event); it returns when the run is over or the event is set."""
 
 
 def run_role(
@@ -100,20 +101,22 @@ def run_role(
     force: bool = False,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Run one role of a run until it is over or a signal ends it; returns the exit code.
+    """Run one role until the run is over or a signal ends it, and return the exit code.
 
-    0 after a clean end, 2 for the user's mistake, 1 for a fault; the error is one line on stderr
-    and whole in the log. `threads` bounds the CPU threads of torch and BLAS in this process. `force`
-    goes on with a run of another suite or model. `overrides` are those in `config`.
+    The code is 0 after a clean end, 2 for a mistake of the user, 1 for a fault. An error is one line on
+    stderr, and complete in the log. `threads` limits the CPU threads of torch and BLAS. `force` continues a
+    run even if suite or model have changed. `overrides` are the arguments of --set that `config` includes.
     """
-    ignore_dumps()  # before another process can know this one
+    # Before another process can learn this one's pid.
+    ignore_dumps()
     keep_going()
     limit_threads(threads)
     _start.is_supervised, _start.is_forced = end_with_parent(), force
-    _start.given = tuple(each.partition("=")[0].strip() for each in overrides)
+    _start.set_keys = tuple(override.partition("=")[0].strip() for override in overrides)
     try:
         make_private_dir(config.run.dir)
-        if role != "data" and not force:  # data compares where it saves, and logs what has changed
+        # The data service compares when it saves the configuration, and logs what has changed.
+        if role != "data" and not force:
             refuse_another_run(config)
         with claim(config, role, worker) as name:
             try:
@@ -129,14 +132,15 @@ def run_role(
 
 
 def how_started() -> Start:
-    """Return how `run_role` was called; by hand and without --force where it was not."""
+    """Return how this process was started; if `run_role` was not called, by hand and without options."""
     return replace(_start)
 
 
 def take_gpus(config: Config, role: Role, name: str) -> None:
-    """Let this process see its own share of the GPUs alone: see `gpus_of`.
+    """Set CUDA_VISIBLE_DEVICES so that this process sees only its own share of the GPUs (see `gpus_of`).
 
-    Before torch is loaded; ranks inherit it. Raises ConfigError where there are none for it.
+    Call it before torch is loaded; ranks inherit the setting. Raises ConfigError if there is no GPU for this
+    process.
     """
     if mine := gpus_of(config, role, name):
         if VISIBLE not in os.environ:
@@ -145,11 +149,14 @@ def take_gpus(config: Config, role: Role, name: str) -> None:
 
 
 def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -> int:
-    """Run the role as `name`, with its log; raises what prevents the start."""
+    """Run the role as worker `name` with its log, and return the exit code.
+
+    Raises the error that prevents the start.
+    """
     with logging_to(config.run.dir, name) as log_file, stacks_to(log_file):
         logger.info("%s starts, pid %d, run %s", name, os.getpid(), config.run.dir)
-        if seen := os.environ.get(VISIBLE):
-            logger.info("it sees GPU %s", seen)
+        if visible := os.environ.get(VISIBLE):
+            logger.info("it sees GPU %s", visible)
         if role == "data":
             try:
                 save_config(config, force=force)
@@ -160,14 +167,14 @@ def _logged(role: Role, config: Config, main: Main, name: str, *, force: bool) -
 
 
 def stop_signals() -> dict[signal.Signals, str]:
-    """Return the signals that ask a process to end, in words for its log.
+    """Return the signals that ask a process to end, each with its description for the log.
 
-    SIGHUP is not among them under `nohup`, which ignores it.
+    Under `nohup`, which ignores SIGHUP, that signal is not included.
     """
     signals = {
         signal.SIGINT: "Ctrl-C, or SIGINT",
         signal.SIGTERM: "SIGTERM",
-        signal.SIGHUP: "SIGHUP, which comes where a terminal is closed",
+        signal.SIGHUP: "SIGHUP, which is sent when a terminal is closed",
     }
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         del signals[signal.SIGHUP]
@@ -176,9 +183,9 @@ def stop_signals() -> dict[signal.Signals, str]:
 
 @contextlib.contextmanager
 def finishing(what: str, within_s: float | None = None) -> Iterator[None]:
-    """While inside, end this process only once `what` is done, or `within_s` after it was asked to end.
+    """Delay the end of this process while the block runs, by at most `within_s`, by default `LAST_WORK_S`.
 
-    `within_s` is by default `LAST_WORK_S`.
+    `what` completes the sentence "train is still ...".
     """
     work = _LastWork(what, LAST_WORK_S if within_s is None else within_s)
     _finishing.append(work)
@@ -189,26 +196,27 @@ def finishing(what: str, within_s: float | None = None) -> Iterator[None]:
 
 
 def limit_threads(threads: int) -> None:
-    """Bound the CPU threads of libraries that are not loaded yet; the user's own settings stay."""
+    """Limit the CPU threads of libraries that are not loaded yet, unless the user has set a limit."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def grow_segments(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch extend its segments of GPU memory, in this process and those that it starts; the user's settings stay.
+    """Let torch extend its segments of GPU memory, here and in child processes, unless the user has set this.
 
-    For a trainer, before it loads torch: packs of every length leave gaps between segments of fixed sizes. Not for
-    vLLM, whose memory pools and handles for other processes need memory that is not mapped piece by piece.
+    A trainer calls it before it loads torch, because packs of many lengths leave gaps between segments of
+    fixed sizes. vLLM must not: its memory pools and its handles for other processes need memory that is
+    mapped in one piece.
     """
     if not any(name in environment for name in _ALLOCATOR):
         environment[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def end_with_parent() -> bool:
-    """If a `dart up` started this process, end it (as SIGTERM does) when that `dart up` is gone.
+    """If a `dart up` started this process, end it like SIGTERM when that `dart up` is gone.
 
-    Return True where one did.
+    Return True if a `dart up` started it.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
@@ -217,16 +225,16 @@ def end_with_parent() -> bool:
 
 
 def _guarded(main: Main, name: str, log_file: Path, run_dir: Path) -> int:
-    """Run `main`; every error becomes an exit code, one line and a record in the log."""
+    """Run `main` and return the exit code. An error becomes one line on stderr and a record in the log."""
     stopping = _Stopping(name, run_dir)
     before, threading.excepthook = threading.excepthook, _record_thread
     try:
         asyncio.run(stopping.watch(main))
-    except Exception as error:  # noqa: BLE001 - the end of the process: printed, recorded, exit code
+    except Exception as error:  # noqa: BLE001 - it is printed and recorded, and ends the process
         _record(name)
-        known = cannot_write(run_dir, error) if isinstance(error, OSError) else error
-        if isinstance(known, DartError):
-            text, code = str(known), known.exit_code
+        cause = cannot_write(run_dir, error) if isinstance(error, OSError) else error
+        if isinstance(cause, DartError):
+            text, code = str(cause), cause.exit_code
         else:
             text = f"{name} broke: {type(error).__name__}: {error}; the traceback is in {log_file}"
             code = DartError.exit_code
@@ -242,14 +250,14 @@ def _guarded(main: Main, name: str, log_file: Path, run_dir: Path) -> int:
 
 
 def _as_dart(error: DartError | OSError, run_dir: Path) -> DartError:
-    """Return an error that prevents a start, as one of ours: with the place and the cure."""
+    """Return an error that prevents the start as a DartError, with the place and the fix."""
     if isinstance(error, DartError):
         return error
     return cannot_write(run_dir, error) or DartError(f"{run_dir} cannot be used: {error}")
 
 
 def _record_thread(arguments: threading.ExceptHookArgs) -> None:
-    """Record an error that ended a library's thread: one line, the traceback in the log."""
+    """Log an error that ended a library's thread: one line, and the traceback in the log file."""
     if arguments.exc_type is SystemExit or arguments.exc_value is None:
         return
     where = arguments.thread.name if arguments.thread else "a thread"
@@ -258,7 +266,7 @@ def _record_thread(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _record(name: str) -> None:
-    """Write the current exception with its traceback to the log file, not to the terminal."""
+    """Write the current exception with its traceback to the log file, but not to the terminal."""
     record = logger.makeRecord(
         logger.name, logging.ERROR, __file__, 0, "%s ends with an error", (name,), sys.exc_info()
     )
@@ -268,7 +276,7 @@ def _record(name: str) -> None:
 
 
 class _Stopping:
-    """Turns signals into the stop event, and ensures that the process then ends."""
+    """Sets the stop event at a signal, and ensures that the process then ends."""
 
     def __init__(self, name: str, run_dir: Path) -> None:
         self._name = name
@@ -279,43 +287,46 @@ class _Stopping:
         self._deadline: threading.Timer | None = None
         self._signals = stop_signals()
         self._is_signalled = False
-        self._asked_at = 0.0  # monotonic seconds at which it was first asked to end
-        self._put_off = False
-        self._told = ""  # the work that a person was told of
+        self._asked_at = 0.0  # monotonic seconds of the first request to end
+        self._is_delayed = False  # the last check of the deadline found unfinished work
+        self._announced = ""  # the unfinished work that was last printed
         self._moved: RunDirectoryError | None = None
 
     async def watch(self, main: Main) -> None:
-        """Run `main` with a stop event that the signals set, and that begins the time to end however it is set."""
+        """Run `main` with a stop event that the signals set.
+
+        Once it is set, by a signal or by `main`, the time to end runs.
+        """
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        # Not loop.add_signal_handler: such a handler never runs while a long call blocks the loop.
-        for each in self._signals:
-            signal.signal(each, self._on_signal)
+        # A handler of loop.add_signal_handler would never run while a long call blocks the loop.
+        for number in self._signals:
+            signal.signal(number, self._on_signal)
         stopping = asyncio.create_task(self._begin_at(self._event))
         task = asyncio.current_task()
         assert task is not None
-        not_watched = self._place.watch(partial(self._on_move, self._loop, task))
+        end_watch = self._place.watch(partial(self._on_move, self._loop, task))
         try:
             await main(self._name, self._event)
         except BaseException:
-            if error := self._moved or self._place.moved():  # the cause of any other
+            if error := self._moved or self._place.moved():  # it caused any other error
                 raise error from None
             raise
         finally:
-            not_watched.set()
+            end_watch.set()
             stopping.cancel()
         if self._moved is not None:
             raise self._moved
 
     async def _begin_at(self, event: asyncio.Event) -> None:
-        """Begin the time to end where the role itself sets the stop event: the run is over."""
+        """Begin the time to end when the role itself sets the stop event because the run is over."""
         await event.wait()
         self._begin()
 
     def _on_move(
         self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], error: RunDirectoryError
     ) -> None:
-        """End `task`, soon: what it still writes would be lost."""
+        """Cancel `task`, because what it still writes to a directory that was moved would be lost."""
         self._moved = error
 
         def end() -> None:
@@ -326,28 +337,29 @@ class _Stopping:
         self._deadline = threading.Timer(GRACE_S, end)
         self._deadline.daemon = True
         self._deadline.start()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(task.cancel)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Set the stop event at the first signal, and end the process at the second."""
         if self._is_signalled:
             os._exit(128 + number)
-        # Before anything is printed: a reader may send the second signal at once.
+        # This comes before any output: a reader may send the second signal at once.
         self._is_signalled = True
         self._begin()
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop, signal.Signals(number))
         say_at_once(f"{self._name}: stopping; a second signal stops at once")
 
     def _begin(self) -> None:
-        """Begin the time that the process has to end, unless it has begun."""
+        """Begin the time in which the process must end, unless it has begun."""
         if self._deadline is None:
             self._asked_at = time.monotonic()
             self._end_in(GRACE_S)
 
     def _stop(self, number: signal.Signals) -> None:
-        """Set the stop event, with a line in the log: the terminal may be gone."""
+        """Set the stop event, and log the reason, because the terminal may be gone."""
         if self._event is not None:
             self._event.set()
         logger.info("%s was asked to end by %s", self._name, self._signals[number])
@@ -358,23 +370,25 @@ class _Stopping:
         self._deadline.start()
 
     def _too_late(self) -> None:
+        """Delay the end again if work is unfinished, else end the process at once."""
         waited_s = time.monotonic() - self._asked_at
         work = _finishing[-1] if _finishing else None
         if work is not None and waited_s < work.within_s:
-            # `dart up` must hear it again and again, a person once.
-            if work.what != self._told or not os.isatty(2):
-                self._told = work.what
+            # `dart up` needs the line again and again, a person only once.
+            if work.what != self._announced or not os.isatty(2):
+                self._announced = work.what
                 say_at_once(
                     f"progress: {self._name} is still {work.what}; a second signal stops at once"
                 )
-            self._put_off = True
+            self._is_delayed = True
             self._end_in(GRACE_S / 2)
-        elif self._put_off:  # that work is done; the rest has its time now
-            self._put_off = False
+        elif self._is_delayed:
+            # That work is finished now; the rest gets the usual time.
+            self._is_delayed = False
             self._end_in(GRACE_S)
         else:
             doing = f", and is still {work.what}" if work is not None else ""
-            text = f"did not end within {waited_s:.0f} s{doing}; ended at once"
+            text = f"did not end within {waited_s:.0f} s{doing}; it is ended at once"
             say_at_once(f"{self._name}: {text}")
             leave_error(self._run_dir, self._name, text)
             os._exit(1)

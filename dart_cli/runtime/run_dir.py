@@ -1,16 +1,18 @@
-"""What a process takes and leaves in a run directory: its worker name, and the run's configuration.
+"""What processes read and write in a run directory: their worker names, and the run's configuration.
 
-claim               takes a worker name that no living process of this host has
-refuse_live         the error where a process of the run lives
-leave_error         leaves why this process ended; leave_end, that it ended in order; leave_signal, what killed another
-cannot_write        the error where a file of the run directory cannot be written
-Place               tells whether the run directory was moved or removed
-save_config         leaves the configuration, where `dart status DIR` finds it
-leave_snapshot      leaves the run at one moment, for `dart status` where no data service answers
-last_snapshot       the newest of these
-save_used           the same, with the values of the processes that were started with others
-read_used, read_run the configuration that a run directory was last used with
-refuse_another_run  the error where a run would go on with another suite, model or adapters
+claim                 takes a worker name that no living process of this host has
+refuse_live           raises if a process of the run lives
+leave_error           writes the error that ends this process
+leave_end             writes that this process ends in order
+leave_signal          writes the signal that killed another process
+cannot_write          returns the error for a file of the run directory that cannot be written
+Place                 notices that the run directory was moved or removed
+save_config           writes the configuration, where `dart status DIR` finds it
+save_used             writes it with the values of the processes that were started with others
+read_used, read_run   read the configuration with which a run directory was last used
+refuse_another_run    raises if a run would go on with another suite, model or adapters
+leave_snapshot        writes the state of the run, for `dart status` when no data service answers
+last_snapshot         reads the newest of these states
 """
 
 from __future__ import annotations
@@ -47,19 +49,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_WORKERS = 1024  # of one role on one host
+MAX_WORKERS = 1024  # most workers of one role on one host
 _SINGLE = frozenset({"data", "train", "up"})
 _WORKER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 IDENTITY = ("env.suite", "model.path", "policy.action_parser", "policy.coordinates")
-"""Keys that say what the data of a run means: which tasks were played, which model sampled the tokens,
-what a text means as an action. Trajectories under two values do not belong in one ledger."""
-
+"""Keys that define what the data of a run means: which tasks were played, which model sampled the tokens,
+which action a text means. Trajectories under two values do not belong in one ledger."""
 
 LOCK_BYTES = 1024
-"""Of a worker's lock file: its pid with its `start_ticks`, and why it ended."""
+"""Size of a worker's lock file, which holds its pid, its `start_ticks` and how it ended."""
 PLACE_S = 1.0
-"""Between two looks whether the run directory is where it was."""
+"""Seconds between two checks whether the run directory was moved."""
 _CONFIG = "config.json"
 _MOVED = "start again with run.dir at its new place, where it goes on"
 
@@ -69,10 +70,12 @@ _MOVED = "start again with run.dir at its new place, where it goes on"
 
 @contextlib.contextmanager
 def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
-    """Yield a worker name that no other living process has; given back when the block or process ends.
+    """Yield a worker name that no other living process has.
 
-    `worker` asks for a certain one. A run has one data and one train process. Raises ConfigError
-    for an impossible name, RunDirectoryError where the name is taken.
+    It is free again when the block or the process ends.
+
+    `worker` asks for this name. A run has one data process and one trainer. Raises ConfigError for an invalid
+    name, RunDirectoryError if another process has the name.
     """
     if worker and not _WORKER_NAME.fullmatch(worker):
         raise ConfigError(
@@ -93,20 +96,20 @@ def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
                 _write_lock(file.fileno(), _owner(), "")
                 yield name
                 return
-            taken = _taken(config.run.dir, name, file)
-    raise taken
+            refusal = _name_in_use(config.run.dir, name, file)
+    raise refusal
 
 
 def refuse_live(run_dir: Path) -> None:
-    """Raise RunDirectoryError where a living process of this host has a name in the run."""
+    """Raise RunDirectoryError if a living process of this host has a name in the run."""
     for path in sorted((run_dir / "workers").glob("*.lock")):
         with _open_lock(path) as file:
             if not _locked(file):
-                raise _taken(run_dir, path.stem, file)
+                raise _name_in_use(run_dir, path.stem, file)
 
 
-def _taken(run_dir: Path, name: str, file: IO[bytes]) -> RunDirectoryError:
-    """Return the error of a name that a living process has."""
+def _name_in_use(run_dir: Path, name: str, file: IO[bytes]) -> RunDirectoryError:
+    """Return the error for a name that a living process has."""
     owner = file.readline().decode("ascii", "replace").partition(" ")[0].strip() or "unknown"
     return RunDirectoryError(
         f"{name} is running already in {run_dir} (pid {owner}); "
@@ -115,7 +118,7 @@ def _taken(run_dir: Path, name: str, file: IO[bytes]) -> RunDirectoryError:
 
 
 def _prefix(config: Config, role: str) -> str:
-    """`env`, or `env-HOST` where processes of several hosts meet in one run."""
+    """Return `env`, or `env-HOST` if the run may have processes on several hosts."""
     if config.bus.transport == "ipc":
         return role
     host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")
@@ -127,7 +130,7 @@ def _open_lock(path: Path) -> IO[bytes]:
 
 
 def _locked(file: IO[bytes]) -> bool:
-    """Lock the file, unless another living process holds it."""
+    """Lock the file, and return True; return False if another living process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -136,36 +139,39 @@ def _locked(file: IO[bytes]) -> bool:
 
 
 def _owner() -> str:
-    """Return the line of a lock file that says which process has the name, whatever the host's clock says."""
+    """Return the first line of this process's lock file: its pid, and its start in ticks since boot."""
     return f"{os.getpid()} {start_ticks(os.getpid())}"
 
 
 def _write_lock(handle: int, owner: str, error: str) -> None:
-    """Write which process has the name and how it ended, always as long: in place, it needs no free space."""
+    """Write which process has the name and how it ended.
+
+    The length is constant, so no free disk space is needed.
+    """
     lines = f"{owner}\n{' '.join(error.split())}".encode()[: LOCK_BYTES - 1]
     os.pwrite(handle, lines.ljust(LOCK_BYTES - 1) + b"\n", 0)
 
 
 def leave_error(run_dir: Path, worker: str, error: str) -> None:
-    """Leave why this process, which has the name `worker`, ends. Its next start removes it."""
+    """Write the error that ends this process, which has the name `worker`. Its next start removes it."""
     with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
         _write_lock(file.fileno(), _owner(), error)
 
 
 def leave_end(run_dir: Path, worker: str) -> None:
-    """Leave that this process, which has the name `worker`, ends in order."""
+    """Write that this process, which has the name `worker`, ends in order."""
     with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
         _leave(file, ENDED)
 
 
 def leave_signal(run_dir: Path, worker: str, number: int) -> None:
-    """Leave by which signal the process that had the name `worker` was killed, unless it left an error itself."""
+    """Write the signal that killed the process with the name `worker`, unless it wrote an error itself."""
     with contextlib.suppress(OSError), _lock_of(run_dir, worker) as file:
         _leave(file, f"{KILLED} {number}")
 
 
 def _leave(file: IO[bytes], how: str) -> None:
-    """Leave how the process of a lock file ended, unless it left an error."""
+    """Write how the process of a lock file ended, unless it wrote an error itself."""
     text = os.pread(file.fileno(), LOCK_BYTES, 0).decode("utf-8", "replace")
     owner, _, error = text.partition("\n")
     if owner.partition(" ")[0].isdecimal() and not error.strip():
@@ -173,7 +179,7 @@ def _leave(file: IO[bytes], how: str) -> None:
 
 
 def _lock_of(run_dir: Path, worker: str) -> IO[bytes]:
-    """Open the lock file of a process. Raises OSError where the directory is gone, or can only be read."""
+    """Open the lock file of a process. Raises OSError if the directory is gone or read-only."""
     return (run_dir / "workers" / f"{worker}.lock").open("r+b", 0)
 
 
@@ -181,9 +187,9 @@ def _lock_of(run_dir: Path, worker: str) -> IO[bytes]:
 
 
 def cannot_write(run_dir: Path, error: OSError) -> DartError | None:
-    """Return the error for a file in `run_dir` that cannot be written or made: place, fault and cure.
+    """Return the error for a file in `run_dir` that cannot be written or created, with the fix.
 
-    None for an error of something else, e.g. of another file that is not there.
+    Return None for an error of something else, e.g. of a missing file in another place.
     """
     if not disk_full(error) and not str(error.filename or "").startswith(str(run_dir)):
         return None
@@ -197,21 +203,24 @@ def cannot_write(run_dir: Path, error: OSError) -> DartError | None:
 
 
 class Place:
-    """A directory as it was when this was made."""
+    """The place of a run directory when this object was created."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._was = _identity(run_dir)
 
     def moved(self) -> RunDirectoryError | None:
-        """Return the error where another directory, or none, is here now."""
+        """Return the error if another directory, or none, is in this place now; else None."""
         if _identity(self._run_dir) == self._was:
             return None
         fault = f"{self._run_dir} was moved or removed while the run used it"
         return RunDirectoryError(f"{fault}; {_MOVED}")
 
     def watch(self, then: Callable[[RunDirectoryError], object]) -> threading.Event:
-        """Call `then`, in a thread of its own, within `PLACE_S` of a move; set the event to end it."""
+        """Call `then` in a new thread when the directory is moved, within `PLACE_S`.
+
+        The watch ends when the returned event is set.
+        """
         is_over = threading.Event()
 
         def look() -> None:
@@ -225,34 +234,35 @@ class Place:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
+    """Return (device, inode) of a directory; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 # --- the configuration of a run -------------------------------------------------------------
 
 
 PROCESSES = "processes"
-"""Key of config.json beside the sections: worker -> {role, settings}, of those that were started with other
-settings than the data process."""
+"""The key of config.json, beside the sections, for processes that were started with other settings than the
+data process: worker -> {role, settings}."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """What a run was last used with."""
+    """The configuration with which a run was last used."""
 
-    config: Config  # each key as the process has it that reads it
+    config: Config  # each key has the value of the process that reads it
     processes: dict[str, dict[str, Any]]  # see PROCESSES
 
 
 def save_config(config: Config, *, force: bool = False) -> None:
-    """Write `config.json` into the run directory; log what changed since the run's last start.
+    """Write `config.json` into the run directory, and log what has changed since the run's last start.
 
-    What processes were started with that differed is kept until they join again. Raises ConfigError as
-    `refuse_another_run` does, unless `force`.
+    Other settings of processes are kept until they join again. Raises ConfigError as `refuse_another_run`
+    does, unless `force` is True.
     """
     processes: dict[str, dict[str, Any]] = {}
     if (config.run.dir / _CONFIG).exists():
@@ -260,16 +270,16 @@ def save_config(config: Config, *, force: bool = False) -> None:
             refuse_another_run(config)
         before = read_used(config.run.dir)
         processes = _of_this_version(before.processes)
-        others = {key for each in processes.values() for key in each["settings"]}
+        others = {key for its in processes.values() for key in its["settings"]}
         _log_changes(before.config, config, others)
     save_used(config.run.dir, config.model_dump(mode="json"), processes)
 
 
 def _of_this_version(processes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the same without keys that this version does not have."""
-    known = values(Config())
+    """Return `processes` without keys that this version of dart does not have."""
+    present = values(Config())
     return {
-        worker: {**its, "settings": {k: v for k, v in its["settings"].items() if k in known}}
+        worker: {**its, "settings": {k: v for k, v in its["settings"].items() if k in present}}
         for worker, its in processes.items()
     }
 
@@ -277,7 +287,7 @@ def _of_this_version(processes: dict[str, dict[str, Any]]) -> dict[str, dict[str
 def save_used(
     run_dir: Path, tree: dict[str, Any], processes: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Write `config.json`: the data process's configuration as a `tree`, with what `processes` have other."""
+    """Write `config.json`: the data process's configuration `tree`, with the other values of `processes`."""
     tree = with_processes(tree, processes)
     path = run_dir / _CONFIG
     partial = path.with_suffix(".tmp")
@@ -289,7 +299,7 @@ def save_used(
 def with_processes(
     tree: dict[str, Any], processes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the dump of a configuration in which each key is as its first reader was started with it."""
+    """Return the configuration `tree` in which each key has the value of the process that reads it first."""
     tree = deepcopy(tree)
     for its in processes.values():
         for key, value in its["settings"].items():
@@ -299,32 +309,36 @@ def with_processes(
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set `section.key` in a dumped configuration. Missing inner sections are created."""
     *sections, name = key.split(".")
     outer, node = tree, tree
-    for each in sections:
-        outer, node = node, node.get(each) or {}
-        outer[each] = node
+    for section in sections:
+        outer, node = node, node.get(section) or {}
+        outer[section] = node
     node[name] = value
-    if len(sections) > 1 and value is None:  # the section within another is unset
+    if len(sections) > 1 and value is None:  # an inner section is unset as a whole
         outer[sections[-1]] = None
 
 
 def _log_changes(before: Config, now: Config, but: Collection[str]) -> None:
-    """Log each key whose value is another than at the run's last start, except `but`."""
+    """Log each key whose value has changed since the run's last start, except the keys in `but`."""
     was, is_ = values(before), values(now)
     was["train.lr"], is_["train.lr"] = before.train.lr, now.train.lr
     for key, value in is_.items():
         if key not in but and was[key] != value:
             logger.warning(
                 "%s was %s at the run's last start, is %s now",
-                *(key, shown(was[key]), shown(value)),
+                key,
+                shown(was[key]),
+                shown(value),
             )
 
 
 def refuse_another_run(now: Config) -> None:
-    """Raise ConfigError where the run in `now.run.dir` was started with another value of `IDENTITY`.
+    """Raise ConfigError if the run in `now.run.dir` was started with another value of a key in `IDENTITY`.
 
-    So are other adapters (`model.lora`). A model folder or suite file that is only named in another way is the same.
+    Other adapters (`model.lora`) are refused, too. A model folder or suite file with another spelling of its
+    path is the same one.
     """
     if not (now.run.dir / _CONFIG).exists():
         return
@@ -345,7 +359,7 @@ def refuse_another_run(now: Config) -> None:
 
 
 def refuse_missing(target: Path) -> None:
-    """Raise RunDirectoryError for a run directory that does not exist; a TOML file is not looked for."""
+    """Raise RunDirectoryError for a run directory that does not exist. A TOML file is not checked."""
     if target.suffix != ".toml" and not target.exists():
         raise RunDirectoryError(
             f"no such run: {target}; name a run directory that `dart data` or `dart up` made, or the TOML "
@@ -354,7 +368,7 @@ def refuse_missing(target: Path) -> None:
 
 
 def read_run(run_dir: Path) -> Config:
-    """Return the configuration that the run in `run_dir` was last used with.
+    """Return the configuration with which the run in `run_dir` was last used.
 
     Raises RunDirectoryError if it is not a run directory.
     """
@@ -362,7 +376,7 @@ def read_run(run_dir: Path) -> Config:
 
 
 def read_used(run_dir: Path) -> Used:
-    """Return the same, and which processes were started with other settings. Raises RunDirectoryError."""
+    """Return this configuration, and the processes with other settings. Raises RunDirectoryError."""
     path = run_dir / _CONFIG
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -380,19 +394,19 @@ def read_used(run_dir: Path) -> Used:
     return Used(config.model_copy(update={"run": here}), processes)
 
 
-# --- the run as it was last seen ------------------------------------------------------------
+# --- the last state of a run ------------------------------------------------------------
 
 _SNAPSHOT = "snapshot.json"
 
 
 def leave_snapshot(run_dir: Path, snapshot: Mapping[str, Any]) -> None:
-    """Leave a Snapshot, dumped. Where that fails, e.g. on a full disk, the older one stays."""
+    """Write a dumped Snapshot. If that fails, e.g. on a full disk, the older one stays."""
     with contextlib.suppress(OSError):
         write_whole(run_dir / _SNAPSHOT, json.dumps(snapshot).encode())
 
 
 def last_snapshot(run_dir: Path) -> Snapshot | None:
-    """Return what `leave_snapshot` last wrote; None if that is nothing, or another version of dart wrote it."""
+    """Return the last Snapshot; None if there is none, or another version of dart wrote it."""
     from bus.snapshot import Snapshot  # late: all messages
 
     try:

@@ -1,8 +1,8 @@
-"""A file of SQLite: one connection whose failures are one line with the cure.
+"""An SQLite file: one connection whose failures become one line with the fix.
 
-SqliteFile   rows, and transactions that are whole or absent
-connect      a connection to a file that is told in errors
-explain      a failure of SQLite as a StoreError: file, fault and cure
+SqliteFile   reads rows, and writes in transactions
+connect      opens a connection
+explain      turns a failure of SQLite into a StoreError with file, fault and fix
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Literal, Self
 from bus.errors import StoreError
 
 BUSY_TIMEOUT_S = 20.0
-"""How long a connection waits for another's lock before it is a StoreError."""
+"""Seconds for which a connection waits for another one's lock before it raises StoreError."""
 
 Mode = Literal["ro", "rwc"]
-"""Read alone, or write, and begin the file if it is not there."""
+"""How a file is opened: only to read, or to write, which creates a missing file."""
 
 
 class SqliteFile:
-    """One connection to a file. Use as a context manager, or call `close`; from one thread."""
+    """One connection to a file, for one thread. Use it as a context manager, or call `close`."""
 
     damaged = "move the file away"
-    """The cure for a file that is damaged, or not what it should be."""
+    """The fix for a file that is damaged, or has other tables than expected."""
 
     def __init__(self, path: Path, mode: Mode) -> None:
         self._path = path
@@ -41,10 +41,11 @@ class SqliteFile:
         self.close()
 
     def close(self) -> None:
-        """Free the file."""
+        """Close the connection."""
         self._connection.close()
 
     def _rows(self, sql: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query. Raises StoreError."""
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
@@ -52,7 +53,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All that the block writes, or nothing; no other writer is let in between."""
+        """Commit what the block writes, or nothing if it raises. Other writers wait. Raises StoreError."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -68,7 +69,11 @@ class SqliteFile:
 def connect(
     path: Path, mode: Mode, *, threads: bool = False, damaged: str = ""
 ) -> sqlite3.Connection:
-    """Return a connection, which `threads` may share in turn; transactions are begun and ended by its user alone."""
+    """Return a connection to a file, whose user begins and ends all transactions.
+
+    `threads` allows several threads to use it in turn. `damaged` is the fix for a damaged file. Raises
+    StoreError.
+    """
     try:
         return sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
@@ -82,7 +87,7 @@ def connect(
 
 
 def _how_to_open(path: Path) -> str:
-    """Return the cure where SQLite cannot open a file, for which it gives no reason."""
+    """Return the fix for a file that SQLite cannot open; SQLite itself gives no reason."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     if not os.access(path.parent, os.W_OK | os.X_OK) or (
@@ -95,25 +100,25 @@ def _how_to_open(path: Path) -> str:
 
 
 def explain(path: Path, error: Exception, *, damaged: str = "") -> StoreError:
-    """Return the error for a failure of SQLite; `damaged` is the cure where the file is no longer one of ours."""
+    """Return the error for a failure of SQLite; `damaged` is the fix for a damaged or foreign file."""
     text = str(error).lower()
     if "disk is full" in text:
-        cure = "free space on its disk and start again; nothing acknowledged is lost"
+        fix = "free space on its disk and start again; nothing acknowledged is lost"
     elif "disk i/o" in text:
-        cure = (
+        fix = (
             "free space on its disk and start again, or use another disk if this one fails; nothing "
             "acknowledged is lost"
         )
     elif "readonly" in text:
-        cure = "make the file and its directory writable for this user"
+        fix = "make the file and its directory writable for this user"
     elif "unable to open" in text:
-        cure = _how_to_open(path)
+        fix = _how_to_open(path)
     elif "locked" in text:
-        cure = "another program holds it open for writing; close that program"
+        fix = "another program holds it open for writing; close that program"
     elif "malformed" in text or "not a database" in text or "corrupt" in text:
-        cure = f"the file is damaged: {damaged}"
+        fix = f"the file is damaged: {damaged}"
     elif "no such table" in text or "no such column" in text:
-        cure = f"its tables are not dart's: {damaged}"
+        fix = f"its tables are not dart's: {damaged}"
     else:
-        cure = "see the log"
-    return StoreError(f"{path}: {error}; {cure}")
+        fix = "see the log"
+    return StoreError(f"{path}: {error}; {fix}")

@@ -1,21 +1,21 @@
-"""Child processes that belong together: started, restarted when they die, ended as one.
+"""Run child processes that belong together: start them, restart them when they die, end them together.
 
     Supervisor   runs named commands until its leaders have ended, a command cannot be kept alive, or
-                 `stop` is set; then ends all of them, process groups included
-    Child        one command and its present process
-    Process      what the supervisor needs of that process, on whichever host it is
-    start_here   starts a command as a process of this host; see StartProcess
-    Progress     work of a command by which it recovers from its deaths
-    Restarts     how often one process was started again within a day
-    ChildError   a command that could not be kept alive
+                 `stop` is set; then it ends all of them with their process groups
+    Child        one command and its current process
+    Process      what the supervisor needs of a process, on this host or another
+    start_here   starts a command as a process of this host (see StartProcess)
+    Progress     work of a command; if it has grown, the command has recovered from its deaths
+    Restarts     counts how often one process was restarted within a day
+    ChildError   the error for a command that cannot be kept alive
 
-Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the
-group reaches all that the child started, re-parented processes too (psutil has no process groups).
-Output goes line by line to one log file, each line with the child's name in front.
+Each child leads its own process group, so that Ctrl-C reaches only this process, and a signal to the group
+reaches all that the child started, including re-parented processes (psutil has no process groups). Output
+goes line by line to one log file, each line with the child's name in front.
 
-Deaths are counted in a row: a child that lived for `HEALTHY_S` has recovered, and the count begins anew. Where
-the child's Progress is known, it has recovered once that has risen, however long it lived. So a run that makes
-progress goes on however often its children die, and each notice says how often that was within a day.
+Deaths are counted in a row. A child that has lived for `HEALTHY_S` has recovered, and the count begins anew.
+A child with a Progress has recovered when that has grown, no matter how long it lived. So a run that makes
+progress goes on however often its children die, and each notice tells how often that was within a day.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from dart_cli.runtime.logs import cut_log
 from dart_cli.runtime.role import GRACE_S, LAST_WORK_S, PARENT_VARIABLE
 
 FOLLOW_S = 20.0
-"""Seconds the other children may go on once one leader has ended cleanly."""
+"""Seconds for which the other children may go on once one leader has ended cleanly."""
 
 FINAL_CODES = (UserError.exit_code, AttentionError.exit_code)
-"""Exit codes of errors that no restart mends."""
+"""Exit codes of errors that a restart cannot fix."""
 _BACKOFF_S = 0.5
 RESTARTS = 3
-"""Times in a row that a process which died is started again; its next death ends the run."""
+"""How often in a row a process that died is restarted. Its next death ends the run."""
 HEALTHY_S = 3600.0
-"""A process that has lived so long has recovered from the deaths before."""
+"""Seconds after which a process has recovered from its earlier deaths."""
 DAY_S = 24 * 3600.0
-"""The time over which restarts are counted to be reported."""
+"""Seconds over which restarts are counted for reports."""
 MOST_COUNTED = 10_000
-"""Restarts of one process in a day, at most as far as they are counted: with the longest pause it can have 8,640."""
+"""Most restarts of one process that are counted. With the longest pause there are at most 8,640 a day."""
 _MAX_BACKOFF_S = 10.0
 _CHUNK_BYTES = 65536
 _NOTICED = re.compile(r"(WARNING|ERROR|progress:|\S+: http://)")
-"""Lines of a child that a person should see: what goes wrong, how far it is, the address of `dart serve`."""
+"""Lines of a child that a person should see: warnings and errors, progress, the address of `dart serve`."""
 
 
 @contextlib.contextmanager
-def _appended(path: Path) -> Iterator[TextIO]:
-    """Yield the file, open for appending; lines that cannot be written by its end are lost."""
+def _append_to(path: Path) -> Iterator[TextIO]:
+    """Open a file for appending while the block runs. Lines that cannot be written by then are lost."""
     file = path.open("a", encoding="utf-8")
     try:
         yield file
@@ -69,7 +69,7 @@ def _appended(path: Path) -> Iterator[TextIO]:
 
 
 class ChildError(DartError):
-    """A child ended with an error and is not started again; the message names its log."""
+    """A child ended with an error and is not restarted. The message names its log."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -77,10 +77,10 @@ class ChildError(DartError):
 
 
 class Output(Protocol):
-    """What a process prints, standard output and errors together."""
+    """The output of a process, standard output and standard error together."""
 
     async def read(self, n: int = -1, /) -> bytes:
-        """At most `n` more bytes, as soon as there are any; empty at the end."""
+        """Return at most `n` more bytes as soon as there are any; no bytes at the end."""
         ...
 
 
@@ -89,16 +89,16 @@ class Process(Protocol):
 
     @property
     def output(self) -> Output:
-        """To be read as long as it runs."""
+        """The output, which must be read as long as the process runs."""
         ...
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, the negative number of the signal that ended it, or None as long as it runs."""
+        """The exit code, the negative number of the signal that ended it, or None while it runs."""
         ...
 
     async def wait(self) -> int:
-        """Return the exit code, once it has ended."""
+        """Wait until the process has ended, and return the exit code."""
         ...
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -106,24 +106,24 @@ class Process(Protocol):
         ...
 
     def how_it_ended(self, code: int) -> str:
-        """Return the rest of a sentence that begins with its name."""
+        """Return how it ended, to complete a sentence that begins with its name."""
         ...
 
 
 StartProcess = Callable[[str, Sequence[str], asyncio.Event], Awaitable[Process | None]]
-"""(name, arguments of `dart`, ending) -> its process; None where `ending` was set before it started."""
+"""(name, arguments of `dart`, event `ending`) -> the process; None if `ending` was set before it started."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Work of a child that its death does not undo: by more of it the child recovers, and by nothing else."""
+    """Work of a child that its death does not undo. Only more of this work counts as a recovery."""
 
-    unit: str  # of the work, for an error: "checkpoint"
-    done: Callable[[], int]  # how far the work is, a number that rises
+    unit: str  # the unit of the work, for errors: "checkpoint"
+    amount: Callable[[], int]  # returns how much is finished; it never falls
 
 
 class LocalProcess:
-    """A process of this host, which leads its own process group. See Process."""
+    """A process of this host that leads its own process group. See Process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -133,11 +133,11 @@ class LocalProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code; None as long as it runs."""
+        """The exit code; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Return the exit code, once it has ended."""
+        """Wait until the process has ended, and return the exit code."""
         return await self._process.wait()
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -146,17 +146,23 @@ class LocalProcess:
             os.killpg(self.pid, number)
 
     def how_it_ended(self, code: int) -> str:
-        """`was ended by SIGKILL`, `ended with 1`."""
+        """Return `was ended by SIGKILL` or `ended with 1`."""
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
 async def start_here(
     _name: str, arguments: Sequence[str], _ending: asyncio.Event, **how: Any
 ) -> LocalProcess:
-    """Start `dart ARGUMENTS` here; it ends when this process is gone. `how` is for create_subprocess_exec."""
+    """Start `dart ARGUMENTS` on this host. The process ends when this one is gone.
+
+    `how` has further arguments for create_subprocess_exec.
+    """
     environment = how.pop("env", os.environ)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dart_cli", *arguments),
+        sys.executable,
+        "-m",
+        "dart_cli",
+        *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -168,17 +174,17 @@ async def start_here(
 
 
 class Restarts:
-    """The times at which one process was started again, of the last day; the newest MOST_COUNTED of them."""
+    """The times of the last day at which one process was restarted, at most the newest MOST_COUNTED."""
 
     def __init__(self) -> None:
         self._at: deque[float] = deque(maxlen=MOST_COUNTED)
 
     def add(self, now: float) -> None:
-        """Note a restart, at monotonic seconds."""
+        """Add a restart at the time `now`, in monotonic seconds."""
         self._at.append(now)
 
     def within_day(self, now: float) -> int:
-        """Return how many there were in the day before `now`."""
+        """Return the number of restarts in the day before `now`."""
         while self._at and self._at[0] <= now - DAY_S:
             self._at.popleft()
         return len(self._at)
@@ -186,25 +192,25 @@ class Restarts:
 
 @dataclass
 class Child:
-    """One command and its present process."""
+    """One command and its current process."""
 
     name: str
     arguments: Sequence[str]
     progress: Progress | None = None
     process: Process | None = None
-    deaths: int = 0  # in a row
-    reached: int = 0  # the most that `progress` has reported
-    began_at: float = 0.0  # the loop's seconds when `process` was started
+    deaths: int = 0  # deaths in a row without a recovery
+    reached: int = 0  # the largest amount of `progress` so far
+    began_at: float = 0.0  # the time of the loop when `process` was started
     restarts: Restarts = field(default_factory=Restarts)
-    last_line: str = ""  # of its output, to report why it ended
-    noticed: str = ""  # the newest line of this process that a person saw
-    heard_at: float = 0.0  # the loop's seconds of its last output
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
+    last_line: str = ""  # the last line of its output, to report why it ended
+    last_notice: str = ""  # the last line of this process that was shown to a person
+    output_at: float = 0.0  # the time of the loop at its last output
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)  # for good
     is_asked_to_end: bool = False
 
     @property
     def running(self) -> bool:
-        """Whether it has a living process."""
+        """Whether the child has a living process."""
         return self.process is not None and self.process.returncode is None
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -213,14 +219,14 @@ class Child:
             self.process.signal_group(number)
 
     def has_recovered(self, now: float) -> bool:
-        """Return True if the process that has just ended did well: the deaths before it count no more."""
+        """Return True if the process that has just ended had recovered from the deaths before."""
         if self.progress is None:
             return now - self.began_at >= HEALTHY_S
-        before, self.reached = self.reached, max(self.reached, self.progress.done())
+        before, self.reached = self.reached, max(self.reached, self.progress.amount())
         return self.reached > before
 
     def in_vain(self) -> str:
-        """Return how often it was started again in vain, for an error; empty if it never was."""
+        """Return for an error how often the child was restarted without a recovery; empty if it never was."""
         if not self.deaths:
             return ""
         times = f"restarted {self.deaths} times"
@@ -230,7 +236,7 @@ class Child:
 
 
 class Supervisor:
-    """Named `dart` commands that run together; made and used inside one running loop."""
+    """Runs named `dart` commands together. It is created and used inside one running event loop."""
 
     def __init__(
         self,
@@ -246,18 +252,19 @@ class Supervisor:
         on_kill: Callable[[str, int], None] = lambda _name, _number: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`commands` is name -> arguments of `dart`, the last ones ended last.
+        """Prepare to run `commands`: name -> arguments of `dart`. The last command is ended after all others.
 
-        The supervisor is done when all `leaders` ended with 0, or `follow_s` seconds after the first of them, which
-        ends the others; None lets each take its time. `restarts` bounds how often in a row each child
-        is started again; `notice` is called with each line that a person should see. `start` says where they
-        run. `progress` has the Progress of children by name. `on_kill` is called with a child's name and the
-        number of the signal that killed it. A child that dies while `is_over` is not started again, as there is
-        nothing left to do for it; but the last command is, which the others still talk to.
+        `leaders` are names: the work is done when all of them have ended with 0, or `follow_s` seconds after
+        the first one; None means no limit. `restarts` is how often in a row a child is restarted. `notice` is
+        called with each line that a person should see. `start` starts a command on this host or another.
+        `progress` has the Progress of some children by name. `on_kill` is called with a child's name and the
+        number of the signal that killed it. A child that dies while `is_over` returns True is not restarted,
+        because there is nothing left for it to do. The last command still is, because the others need it.
         """
-        known = progress or {}
+        progress_of = progress or {}
         self._children = {
-            name: Child(name, arguments, known.get(name)) for name, arguments in commands.items()
+            name: Child(name, arguments, progress_of.get(name))
+            for name, arguments in commands.items()
         }
         self._leaders = [self._children[name] for name in leaders]
         self._follow_s = follow_s
@@ -273,42 +280,45 @@ class Supervisor:
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the children running until the work is done or `stop` is set, then end them all.
 
-        Raises ChildError, once all have ended, if one could not be kept alive.
+        If a child cannot be kept alive, all are ended, and then ChildError is raised.
         """
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        with _appended(self._log_file) as log:
+        with _append_to(self._log_file) as log:
             keeping = [
                 asyncio.create_task(self._keep(child, log)) for child in self._children.values()
             ]
-            done = asyncio.create_task(self._leaders_done())
-            stopped = asyncio.create_task(stop.wait())
+            leaders = asyncio.create_task(self._wait_for_leaders())
+            stopping = asyncio.create_task(stop.wait())
             try:
-                watched = {done, stopped, *keeping}
-                while not (done.done() or stopped.done() or any(map(_failed, keeping))):
+                watched = {leaders, stopping, *keeping}
+                while not (leaders.done() or stopping.done() or any(map(_failed, keeping))):
                     _, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await self._end()
-                done.cancel()
-                stopped.cancel()
+                leaders.cancel()
+                stopping.cancel()
                 results = await asyncio.gather(*keeping, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
     def kill(self) -> None:
-        """End everything at once."""
+        """Kill all children at once."""
         self._ending.set()
         for child in self._children.values():
-            if child.running:  # the pid of a child that ended may be another process's by now
+            if child.running:  # another process may have the pid of a child that has ended
                 child.is_asked_to_end = True
                 child.signal_group(signal.SIGKILL)
 
     async def _keep(self, child: Child, log: TextIO) -> None:
-        """Start the child, and again when it dies; return when it ended cleanly."""
+        """Start the child, and restart it when it dies.
+
+        Return when it has ended cleanly or is not restarted.
+        """
         loop = asyncio.get_running_loop()
         try:
             if child.progress is not None:
-                child.reached = child.progress.done()
+                child.reached = child.progress.amount()
             while not self._ending.is_set():
                 code = await self._run_once(child, log)
                 child.signal_group(signal.SIGKILL)  # what it left behind
@@ -343,14 +353,15 @@ class Supervisor:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), pause_s)
         finally:
-            child.ended.set()
+            child.has_ended.set()
 
     async def _run_once(self, child: Child, log: TextIO) -> int:
+        """Start the child's process, copy its output, and return its exit code when it has ended."""
         process = await self._start(child.name, child.arguments, self._ending)
         if process is None:
             return 0
         child.process = process
-        child.noticed = ""
+        child.last_notice = ""
         child.began_at = asyncio.get_running_loop().time()
         if self._ending.is_set():  # `kill` or `_end` was called while it started
             child.is_asked_to_end = True
@@ -364,34 +375,34 @@ class Supervisor:
         return code
 
     async def _read(self, child: Child, stream: Output, log: TextIO) -> None:
-        """Copy output to the log by lines; a carriage return ends a line too, and so does the end.
+        """Copy output to the log line by line. A carriage return and the end of the output end a line, too.
 
-        Where the log cannot be written, e.g. as its disk is full, reading goes on: a child whose output
-        is not read blocks.
+        If the log cannot be written, e.g. because its disk is full, reading goes on: a child whose output is
+        not read would block.
         """
         decoder = getincrementaldecoder("utf-8")("replace")
-        rest, ended = "", False
-        while not ended:
+        rest, is_at_end = "", False
+        while not is_at_end:
             chunk = await stream.read(_CHUNK_BYTES)
-            ended = not chunk
-            child.heard_at = asyncio.get_running_loop().time()
-            *lines, rest = re.split(r"[\r\n]+", rest + decoder.decode(chunk, final=ended))
-            for line in filter(str.strip, [*lines, rest] if ended else lines):
+            is_at_end = not chunk
+            child.output_at = asyncio.get_running_loop().time()
+            *lines, rest = re.split(r"[\r\n]+", rest + decoder.decode(chunk, final=is_at_end))
+            for line in filter(str.strip, [*lines, rest] if is_at_end else lines):
                 with contextlib.suppress(OSError):
                     log.write(f"{child.name} | {line}\n")
                 child.last_line = line.strip().removeprefix("error: ")[:300]
-                # A process that still finishes its work repeats itself.
-                if _NOTICED.match(line) and child.last_line != child.noticed:
-                    child.noticed = child.last_line
+                # A process that finishes its work repeats the same line.
+                if _NOTICED.match(line) and child.last_line != child.last_notice:
+                    child.last_notice = child.last_line
                     self._notice(f"{child.name}: {child.last_line.removeprefix(f'{child.name}: ')}")
             with contextlib.suppress(OSError):
                 log.flush()
                 cut_log(self._log_file)
             rest = rest[-_CHUNK_BYTES:]
 
-    async def _leaders_done(self) -> None:
+    async def _wait_for_leaders(self) -> None:
         """Return when all leaders have ended, or `follow_s` after the first of them."""
-        waits = [asyncio.create_task(child.ended.wait()) for child in self._leaders]
+        waits = [asyncio.create_task(child.has_ended.wait()) for child in self._leaders]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(waits, timeout=self._follow_s)
@@ -400,7 +411,7 @@ class Supervisor:
                 wait.cancel()
 
     async def _end(self) -> None:
-        """End everything: first all but the last command, which the others still talk to."""
+        """End all children: first all but the last command, which the others need until they end."""
         self._ending.set()
         others = [child for child in self._children.values() if child is not self._last]
         for part in (others, [self._last]):
@@ -411,11 +422,11 @@ class Supervisor:
             await asyncio.gather(*(self._see_end(child) for child in part))
 
     async def _see_end(self, child: Child) -> None:
-        """Kill a child that was asked to end, and neither ends nor prints what it still has to do."""
+        """Wait for the end of a child. Kill it if it neither ends nor prints that it is still working."""
         loop = asyncio.get_running_loop()
-        asked = loop.time()
-        while not child.ended.is_set():
-            until = min(max(asked, child.heard_at), asked + LAST_WORK_S) + GRACE_S + 2
+        began = loop.time()
+        while not child.has_ended.is_set():
+            until = min(max(began, child.output_at), began + LAST_WORK_S) + GRACE_S + 2
             left = until - loop.time()
             if left <= 0:
                 self._notice(f"{child.name} did not end in time; killed")
@@ -423,7 +434,7 @@ class Supervisor:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await child.ended.wait()
+                    await child.has_ended.wait()
 
 
 def _failed(task: asyncio.Task[None]) -> bool:

@@ -1,11 +1,12 @@
-"""How values read, the same on every page and in every table; how far a long command is.
+"""Format values in the same way on every page and in every table, and show the progress of a long command.
 
-page_table       an empty table with its title and columns; table_of, a row for each of some things
-verdict_words    an outcome, with its reward where that says more
-or_dash          a number; fraction, with two digits; count, a large one without a power of ten
-minutes, moment  a duration, a moment
-versions         which weights sampled a trajectory
-progress         how far a long command is: a bar on a terminal, a line every few seconds elsewhere
+page_table        makes an empty table with title and columns
+table_of          makes a table with a row for each object
+verdict_words     formats an outcome, with its reward if that is not obvious
+or_dash           formats a number; fraction, with two digits; count, a large number without a power of ten
+minutes           formats a duration; moment and clock, a time in UTC
+versions          formats the range of weight versions that sampled a trajectory
+progress          shows how far a long command is: a bar on a terminal, else a line every few seconds
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Row = TypeVar("_Row")
 
 
 def page_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """Return a table as all pages show it; the columns named in `right` hold numbers."""
+    """Return an empty table in the style of all pages. The columns in `right` hold numbers."""
     table = Table(
         title=f"\n{title}",
         title_justify="left",
@@ -50,7 +51,7 @@ def table_of(
     columns: Mapping[str, Callable[[_Row], RenderableType]],
     style: Callable[[_Row], str] = lambda _: "",
 ) -> Table:
-    """Return a row for each thing; a column's name begins with `>` where it holds numbers."""
+    """Return a table with a line for each of `rows`. The name of a column with numbers begins with `>`."""
     names = [name.removeprefix(">") for name in columns]
     right = [name[1:] for name in columns if name.startswith(">")]
     table = page_table(title, *names, right=right)
@@ -60,7 +61,7 @@ def table_of(
 
 
 def verdict_words(outcome: Outcome, reward: float | None) -> str:
-    """`pass`, or `fail (reward 0.4)` where the reward does not follow from the outcome."""
+    """Return `pass`, or `fail (reward 0.4)` if the reward does not follow from the outcome."""
     if reward is None or reward == reward_of(outcome):
         return outcome
     return f"{outcome} (reward {reward:.3g})"
@@ -72,12 +73,12 @@ def or_dash(value: float | None, form: str = "") -> str:
 
 
 def fraction(value: float | None) -> str:
-    """Two digits, or a dash for None."""
+    """Return a number with two digits; a dash for None."""
     return or_dash(value, ".2f")
 
 
 def count(value: float) -> str:
-    """Return `30,540`, from a million on `1.23M`, of small numbers four digits."""
+    """Return a number as `30,540`; from a million on as `1.23M`; a small one with four digits."""
     if abs(value) < 1e4:
         return f"{value:.4g}"
     for size, unit in ((1e12, "T"), (1e9, "B"), (999_500, "M")):
@@ -87,7 +88,7 @@ def count(value: float) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """`3:05`, or `1:03:05` from an hour on."""
+    """Return a duration as `3:05`; from an hour on as `1:03:05`."""
     whole = int(seconds)
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
@@ -96,7 +97,8 @@ def minutes(seconds: float) -> str:
 def moment(at: float | None) -> str:
     """Return a moment in UTC, to the second, e.g. `2026-11-28 09:30:00Z`; a dash for None.
 
-    The log files have the same clock. Local time would repeat an hour when summer ends, and differ by host.
+    The log files use UTC, too. Local time would repeat an hour when summer time ends, and would differ by
+    host.
     """
     if at is None:
         return "-"
@@ -104,12 +106,12 @@ def moment(at: float | None) -> str:
 
 
 def clock(at: float | None = None) -> str:
-    """Return the time of day in UTC at a moment, by default now, e.g. `09:30:00Z`."""
+    """Return the time of day in UTC, e.g. `09:30:00Z`; `at` is by default now."""
     return datetime.fromtimestamp(time.time() if at is None else at, UTC).strftime("%H:%M:%SZ")
 
 
 def versions(oldest: int | None, newest: int | None) -> str:
-    """`3`, `3-5`, or a dash."""
+    """Return `3`, `3-5`, or a dash if there are no versions."""
     if oldest is None or newest is None:
         return "-"
     return str(oldest) if oldest == newest else f"{oldest}-{newest}"
@@ -119,20 +121,23 @@ def versions(oldest: int | None, newest: int | None) -> str:
 
 
 EVERY_S = 5.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines of progress if there is no terminal."""
 
 
 class Advance(Protocol):
-    """So many more parts are done; `note` says what came of them so far."""
+    """A function that reports `number` more finished parts; `note` adds intermediate results."""
 
     def __call__(self, number: int, note: str = "", /) -> None:
-        """Show it."""
+        """Show the progress."""
         ...
 
 
 @contextlib.contextmanager
 def progress(what: str, count: int, unit: str) -> Iterator[Advance]:
-    """Show on stderr how much of `count` is done; gives a function to call with each part's number."""
+    """Show on stderr how many of `count` parts are finished.
+
+    Yield a function to call with the number of new ones.
+    """
     console = Console(stderr=True, markup=False, highlight=False)
     if console.is_terminal:
         with Progress(console=console, transient=True) as bar:
@@ -143,15 +148,15 @@ def progress(what: str, count: int, unit: str) -> Iterator[Advance]:
 
             yield move
         return
-    done, last = 0, time.monotonic()
+    finished, last = 0, time.monotonic()
 
     def advance(number: int, note: str = "", /) -> None:
-        nonlocal done, last
-        done += number
-        if number and (done == count or time.monotonic() - last > EVERY_S):
+        nonlocal finished, last
+        finished += number
+        if number and (finished == count or time.monotonic() - last > EVERY_S):
             last = time.monotonic()
             so_far = f", {note}" if note else ""
-            sys.stderr.write(f"progress: {what} {done}/{count} {unit}{so_far}\n")
+            sys.stderr.write(f"progress: {what} {finished}/{count} {unit}{so_far}\n")
             sys.stderr.flush()
 
     yield advance

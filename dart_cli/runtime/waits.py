@@ -1,14 +1,15 @@
-"""What a process waits for, told to the person who started it; and where its time goes.
+"""Report what a process waits for, and how its time is spent.
 
-told_waits         while a block runs: a line once a wait for another process lasts, and one when it is over
-data_awaited       the wait for `dart data`, at its address
-OpenWaits          what a verb that plays in one process waits for, written to stderr as it lasts
-receive_telemetry  the messages of a subscriber, without end; a warning when data, which is there, is silent
-PhaseTimer         seconds by phase: one phase at a time, every second in exactly one of them
-as_gauges          the same in a heartbeat
+announced_waits    a block in which a line is printed when a wait for another process lasts or is over
+data_awaited       returns the wait for the data service in words, with its address
+OpenWaits          the waits of a command that plays in one process; prints long ones to stderr
+receive_telemetry  yields the messages of a subscriber; logs a warning if a connected data service is silent
+PhaseTimer         counts seconds by phase: one phase at a time, every second in exactly one of them
+as_gauges          returns these seconds for a heartbeat
 
-The words are those of bus.heartbeat.awaited. The lines are no warnings, since `dart up`, which shows
-warnings, starts all processes itself; they go to the terminal of a process started by hand, and to its log.
+The words come from bus.heartbeat.awaited. The lines are logged as information, not as warnings: `dart up`
+shows warnings, but starts all processes itself. They go to the terminal of a process that was started by
+hand, and to its log.
 """
 
 from __future__ import annotations
@@ -36,23 +37,24 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 SAY_AFTER_S = 1.25
-"""A wait that is over before needs no line: processes that start together wait for each other."""
+"""Seconds from which on a wait is printed. Processes that start together wait for each other for a moment."""
 AGAIN_S = 600.0
-"""Seconds from one line of a wait to the next."""
+"""Seconds between two lines about the same wait."""
 
 
 def data_awaited(config: Config) -> str:
-    """Return the wait for `dart data`, where there is no connection to it."""
+    """Return the wait for the data service in words, for a process that is not connected to it."""
     return awaited("data", at=run_endpoints(config).address(DATA))
 
 
 @contextlib.asynccontextmanager
-async def told_waits(
+async def announced_waits(
     what: Callable[[], str], say: Callable[[str], None] = log.info
 ) -> AsyncIterator[None]:
-    """While inside, `say` each wait that `what` names (empty: none) once it has lasted `SAY_AFTER_S`.
+    """Call `say` about each wait while the block runs.
 
-    Again each `AGAIN_S`; and once it is over.
+    `what` returns the current wait in words, empty if there is none. `say` is called once the wait has lasted
+    `SAY_AFTER_S`, again every `AGAIN_S`, and when it is over.
     """
     following = asyncio.create_task(_follow(what, say), name="waits")
     try:
@@ -63,50 +65,51 @@ async def told_waits(
 
 
 async def _follow(what: Callable[[], str], say: Callable[[str], None]) -> None:
-    present = told = ""
-    # Sums of looks, no differences of a clock: a process that was stopped has not waited.
-    lasted_s, since_told_s = 0.0, 0.0
+    """Look at the current wait every LOOK_S, and announce it."""
+    current = announced = ""
+    # Sums of intervals, not differences of a clock: a process that was suspended has not waited.
+    lasted_s, since_announced_s = 0.0, 0.0
     while True:
-        seen = what()
-        if seen != present:
-            present, lasted_s = seen, 0.0
-        if not present:
-            if told:
-                say(f"no longer waits for {_subject(told)}")
-            told = ""
-        elif present != told and lasted_s >= SAY_AFTER_S:
-            say(f"waits for {present}")
-            told, since_told_s = present, 0.0
-        elif present == told and since_told_s >= AGAIN_S:
-            say(f"has waited {lasted_s:.0f} s for {present}")
-            since_told_s = 0.0
+        wait = what()
+        if wait != current:
+            current, lasted_s = wait, 0.0
+        if not current:
+            if announced:
+                say(f"no longer waits for {_subject(announced)}")
+            announced = ""
+        elif current != announced and lasted_s >= SAY_AFTER_S:
+            say(f"waits for {current}")
+            announced, since_announced_s = current, 0.0
+        elif current == announced and since_announced_s >= AGAIN_S:
+            say(f"has waited {lasted_s:.0f} s for {current}")
+            since_announced_s = 0.0
         await asyncio.sleep(LOOK_S)
         lasted_s += LOOK_S
-        since_told_s += LOOK_S
+        since_announced_s += LOOK_S
 
 
 def _subject(wait: str) -> str:
-    """`dart data` of ``dart data: start `dart data CONFIG` ``."""
+    """Return `dart data` for the wait ``dart data: start `dart data CONFIG` ``."""
     return wait.partition(": ")[0]
 
 
-# --- a verb that plays in one process ------------------------------------------------------
+# --- a command that plays in one process ------------------------------------------------------
 
 
 SHOWN_AFTER_S = 5.0
-"""A wait that is over before needs no line of progress."""
+"""Seconds from which on a wait is printed as a line of progress."""
 WAITED = "has waited"
 MOST_QUIET_S = 60.0
-"""Longest time between two lines of waits that go on."""
+"""Most seconds between two lines about waits that go on."""
 
 
 class OpenWaits:
-    """What the parts of this process wait for now. A WaitReporter (bus/heartbeat.py)."""
+    """The current waits of all parts of this process. It is a WaitReporter (bus/heartbeat.py)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._numbers = itertools.count()
-        self._open: dict[int, tuple[str, float]] = {}  # what, and since when
+        self._open: dict[int, tuple[str, float]] = {}  # number -> (what is waited for, since when)
 
     @contextlib.contextmanager
     def waiting(
@@ -115,9 +118,9 @@ class OpenWaits:
         deadline_s: float | None = None,
         *,
         since: float | None = None,
-        on: str = "",  # noqa: ARG002 - heartbeats tell it
+        on: str = "",  # noqa: ARG002 - only heartbeats use it
     ) -> Iterator[None]:
-        """Note what is waited for while the block runs; `deadline_s` is only shown."""
+        """Register a wait while the block runs. `deadline_s` is only printed."""
         bound = "" if deadline_s is None else f" (at most {deadline_s:g} s)"
         number = next(self._numbers)
         self._open[number] = f"{what}{bound}", self._clock() if since is None else since
@@ -127,14 +130,17 @@ class OpenWaits:
             del self._open[number]
 
     def lines(self, after_s: float = 0.0) -> list[str]:
-        """Return `12 s for check/0 to reset mini/popup` of each wait that has lasted `after_s`, the longest first."""
+        """Return a line for each wait that has lasted `after_s`, the longest first.
+
+        Example: `12 s for check/0 to reset mini/popup`.
+        """
         now = self._clock()
         lasted = sorted(((now - since, what) for what, since in self._open.values()), reverse=True)
         return [f"{seconds:.0f} s for {what}" for seconds, what in lasted if seconds >= after_s]
 
     @contextlib.asynccontextmanager
-    async def shown(self) -> AsyncIterator[None]:
-        """While the block runs, write the longest wait to stderr once it has lasted, and again ever more rarely."""
+    async def show(self) -> AsyncIterator[None]:
+        """Print the longest wait to stderr while the block runs, in growing intervals."""
         following = asyncio.create_task(self._follow(), name="waits")
         try:
             yield
@@ -143,20 +149,21 @@ class OpenWaits:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self) -> None:
-        said_at, quiet_s = self._clock(), SHOWN_AFTER_S
+        """Look at the longest wait every LOOK_S, and print it in growing intervals."""
+        printed_at, quiet_s = self._clock(), SHOWN_AFTER_S
         while True:
             await asyncio.sleep(LOOK_S)
             lines = self.lines(SHOWN_AFTER_S)
             if not lines:
                 quiet_s = SHOWN_AFTER_S
-            elif self._clock() - said_at >= quiet_s:
+            elif self._clock() - printed_at >= quiet_s:
                 sys.stderr.write(f"progress: {WAITED} {in_one(lines)}\n")
                 sys.stderr.flush()
-                said_at, quiet_s = self._clock(), min(2 * quiet_s, MOST_QUIET_S)
+                printed_at, quiet_s = self._clock(), min(2 * quiet_s, MOST_QUIET_S)
 
 
 def in_one(lines: list[str]) -> str:
-    """Return the first of several waits with the number of the others."""
+    """Return the first of several lines, with the number of the others."""
     others = len(lines) - 1
     return lines[0] + (f", and for {others} other{'s' if others > 1 else ''}" if others else "")
 
@@ -164,9 +171,9 @@ def in_one(lines: list[str]) -> str:
 # --- silence -----------------------------------------------------------------------------
 
 LISTEN_S = 1.0
-"""Longest wait for one message, of which silence is the sum."""
+"""Most seconds of one wait for a message. The length of a silence is the sum of such waits."""
 WARN_AGAIN_S = 600.0
-"""Seconds from one warning of a silence to the next."""
+"""Seconds between two warnings about the same silence."""
 
 
 async def receive_telemetry(
@@ -174,8 +181,8 @@ async def receive_telemetry(
 ) -> AsyncIterator[Message]:
     """Yield the messages of `subscriber`, without end.
 
-    A warning if none arrived within DEADLINE_S though data `is_there`: else it is awaited, which
-    told_waits says.
+    Log a warning if none has arrived within DEADLINE_S although the data service `is_there`. If it is not
+    there, announced_waits reports the wait.
     """
     first_s = endpoints.DEADLINE_S
     silent_s, warn_at_s = 0.0, first_s
@@ -186,15 +193,16 @@ async def receive_telemetry(
             async with asyncio.timeout(slice_s):
                 message = await subscriber.next()
         except TimeoutError:
-            # Where this process was stopped (SIGSTOP), it is data's silence no longer than a slice.
+            # If this process was suspended (SIGSTOP), only one slice counts as silence.
             silent_s += slice_s
             if silent_s < warn_at_s:
                 continue
             warn_at_s = silent_s + max(WARN_AGAIN_S, first_s)
             if is_there():
                 log.warning(
-                    "has heard nothing from dart data at %s for %g s, which is connected; see its log",
-                    *(run_endpoints(config).address(DATA), silent_s),
+                    "no message from the connected data service at %s for %g s; see its log",
+                    run_endpoints(config).address(DATA),
+                    silent_s,
                 )
         else:
             silent_s, warn_at_s = 0.0, first_s
@@ -205,16 +213,16 @@ async def receive_telemetry(
 
 
 PREFIX = "seconds."
-"""Prefix of the gauges that hold a PhaseTimer; `dart data` keeps their newest values by process."""
+"""Prefix of the gauges of a PhaseTimer. The data service keeps their newest values by process."""
 
 
 class PhaseTimer:
-    """Seconds by phase since it was made, the present phase up to now included."""
+    """Counts the seconds in each phase since it was created, up to now."""
 
     def __init__(
         self, phases: Iterable[str], now: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`phases` are all that may be entered, `now` is the one to begin with."""
+        """Begin in the phase `now`; `phases` are all phases that may be entered."""
         self._seconds = dict.fromkeys(phases, 0.0)
         self._clock = clock
         self._phase = now
@@ -222,25 +230,25 @@ class PhaseTimer:
 
     @property
     def phase(self) -> str:
-        """The present phase."""
+        """The current phase."""
         return self._phase
 
     def enter(self, phase: str) -> None:
-        """Enter `phase`, one of those named at the start."""
+        """Enter `phase`, which must be one of the phases that were named at the start."""
         now = self._clock()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
     def seconds(self) -> dict[str, float]:
-        """Phase -> seconds; they add up to the time since the start."""
+        """Return phase -> seconds. The sum is the time since the start."""
         running = self._clock() - self._since
         return self._seconds | {self._phase: self._seconds[self._phase] + running}
 
 
-def as_gauges(splits: Iterable[PhaseTimer]) -> dict[str, float]:
-    """Return the sum of several splits, as gauges of a heartbeat: `seconds.PHASE`."""
+def as_gauges(timers: Iterable[PhaseTimer]) -> dict[str, float]:
+    """Return the sums of several timers as gauges of a heartbeat: `seconds.PHASE`."""
     gauges: dict[str, float] = {}
-    for timer in splits:
+    for timer in timers:
         for phase, seconds in timer.seconds().items():
             gauges[PREFIX + phase] = gauges.get(PREFIX + phase, 0.0) + seconds
     return gauges

@@ -1,11 +1,11 @@
-"""The folder of long work that a second start goes on with: settings, a lock, and what is done, line by line.
+"""A folder for long work that a second start continues: settings, a lock, and results line by line.
 
-KeptFolder     the folder: begun, or gone on with by the same settings; one process at a time, or parts of one work
-KeptLines      a file of it that grows by a line for each piece of work; a line that was cut off is dropped
-KeptSettings   what its content depends on, and how errors name it
-StoredModel    base of what is kept on disk
-lock           a file, open and locked for this process
-write_whole    a file that is there only when it is complete
+WorkFolder     opens the folder if it has the same settings, for one process, or for several parts of one work
+JsonLines      a file of JSON lines to which each piece of work adds a line; a half-written line is dropped
+WorkSettings   the settings on which the content of a folder depends, and the words for errors
+StoredModel    base class of values that are stored as JSON
+lock           opens and locks a file for this process
+write_whole    writes a file that exists only when it is complete
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ Piece = TypeVar("Piece")
 
 
 class StoredModel(BaseModel):
-    """Base of what is kept on disk."""
+    """Base class of values that are stored as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class KeptSettings(StoredModel):
-    """What the content of a folder depends on; of each kind of work its own."""
+class WorkSettings(StoredModel):
+    """The settings on which the content of a folder depends. Each kind of work has a subclass."""
 
-    what: ClassVar[str]  # how errors name it: `training`
-    verb: ClassVar[str]  # `dart tune`
-    option: ClassVar[str]  # `tune.out`
-    told_alone: ClassVar[Collection[str]] = ()  # fields that may differ
-    can_begin_anew: ClassVar[bool] = True  # the verb has --fresh
+    what: ClassVar[str]  # the kind of work in errors: `training`
+    verb: ClassVar[str]  # the command: `dart tune`
+    option: ClassVar[str]  # the option that names the folder: `tune.out`
+    may_differ: ClassVar[Collection[str]] = ()  # fields that may change between two starts
+    can_begin_anew: ClassVar[bool] = True  # whether the command has --fresh
 
     def difference(self, before: Self) -> str:
-        """Return the first thing that differs, in words; empty for none."""
+        """Return the first difference in words; empty if there is none."""
         for name in type(self).model_fields:
             is_now, was = getattr(self, name), getattr(before, name)
-            if name not in self.told_alone and is_now != was:
+            if name not in self.may_differ and is_now != was:
                 return f"{name} was {_short(was)} and is {_short(is_now)}"
         return ""
 
 
-class KeptFolder:
-    """A folder that is this process's until it is closed."""
+class WorkFolder:
+    """A folder that this process has locked until it is closed."""
 
     def __init__(
         self,
         folder: Path,
-        settings: KeptSettings,
+        settings: WorkSettings,
         *,
         fresh: bool = False,
         aside: bool = False,
         shared: bool = False,
     ) -> None:
-        """Begin the folder, or go on with it.
+        """Begin the folder, or continue it.
 
-        One of other settings is refused, or with `aside` set aside; with `fresh` any is set aside. Processes that
-        do parts of one work have it `shared`. Raises UserError where it is of other settings, holds something
-        else, or is in use.
+        A folder with other settings is refused, or moved aside if `aside` is True. With `fresh` any folder is
+        moved aside. Processes that do parts of the same work pass `shared`. Raises UserError if the folder
+        has other settings, holds something else, or is in use.
         """
         self.folder = folder
-        self.moved: Path | None = None  # where an older folder is now
-        self.why = ""  # it was moved
+        self.moved: Path | None = None  # the new path of an older folder
+        self.why = ""  # why the older folder was moved
         refuse_foreign(folder, settings)
         folder.mkdir(parents=True, exist_ok=True)
         self.busy = (
@@ -85,7 +85,8 @@ class KeptFolder:
             else:
                 refuse_other(folder, settings)
             if self.why:
-                _take(self._lock, self.busy)  # also where others do parts of it
+                # Other processes may be doing parts of the older work.
+                _take(self._lock, self.busy)
                 self.moved = _free_name(folder)
                 folder.rename(self.moved)
                 folder.mkdir()
@@ -103,15 +104,18 @@ class KeptFolder:
         self.close()
 
     def close(self) -> None:
-        """Free the folder."""
+        """Unlock the folder."""
         self._lock.close()
 
 
-class KeptLines(Generic[Piece]):
-    """A file of JSON lines: those that are there, and more of them. What `add` has returned is there after a kill."""
+class JsonLines(Generic[Piece]):
+    """A file of JSON lines, to read and to append to. A line is safe from a kill once `add` has returned."""
 
     def __init__(self, path: Path, kind: TypeAdapter[Piece], busy: str) -> None:
-        """Open or begin it. Raises UserError for a line that cannot be read, and `busy` where it is another's."""
+        """Open or create the file.
+
+        Raises UserError for an unreadable line, or with `busy` if another process has it.
+        """
         self.path = path
         self._kind = kind
         self._file = lock(path, busy)
@@ -127,14 +131,14 @@ class KeptLines(Generic[Piece]):
             raise
 
     def add(self, piece: Piece) -> None:
-        """One more line."""
+        """Append a line."""
         self.pieces.append(piece)
         self._file.write(self._kind.dump_json(piece) + b"\n")
         self._file.flush()
 
     @property
     def size(self) -> int:
-        """Bytes of the lines so far."""
+        """The bytes of the lines so far."""
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -143,20 +147,26 @@ class KeptLines(Generic[Piece]):
 
 
 def read_lines(path: Path, kind: TypeAdapter[Piece], content: bytes) -> list[Piece]:
-    """Return the pieces in some whole lines of a file. Raises UserError for a line that cannot be read."""
-    found = []
+    """Return the pieces in the lines of a file's `content`.
+
+    Raises UserError for a line that cannot be read.
+    """
+    pieces = []
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            found.append(kind.validate_json(line))
+            pieces.append(kind.validate_json(line))
         except ValidationError:
             raise UserError(
                 f"{path} line {number} cannot be read; remove the line, or begin anew with --fresh"
             ) from None
-    return found
+    return pieces
 
 
 def lock(path: Path, busy: str, *, shared: bool = False) -> IO[bytes]:
-    """Return the file, locked until it is closed; made if need be. Raises UserError(`busy`) where another process has it."""
+    """Open a file, which is created if missing, and lock it until it is closed.
+
+    Raises UserError with the text `busy` if another process has locked it.
+    """
     file = path.open("a+b")
     try:
         _take(file, busy, shared=shared)
@@ -173,8 +183,8 @@ def _take(file: IO[bytes], busy: str, *, shared: bool = False) -> None:
         raise UserError(busy) from None
 
 
-def refuse_foreign(folder: Path, settings: KeptSettings | type[KeptSettings]) -> None:
-    """Raise UserError for a folder that holds something else."""
+def refuse_foreign(folder: Path, settings: WorkSettings | type[WorkSettings]) -> None:
+    """Raise UserError if the folder exists and holds something else than this kind of work."""
     ours = (folder / SETTINGS).is_file() or (folder / LOCK).is_file()
     if folder.exists() and not ours and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
@@ -182,8 +192,8 @@ def refuse_foreign(folder: Path, settings: KeptSettings | type[KeptSettings]) ->
         )
 
 
-def refuse_other(folder: Path, settings: KeptSettings) -> None:
-    """Raise UserError where a folder was begun with other settings."""
+def refuse_other(folder: Path, settings: WorkSettings) -> None:
+    """Raise UserError if the folder was begun with other settings."""
     if changed := _difference_in(folder, settings):
         anew = ", or begin anew with --fresh" if settings.can_begin_anew else ""
         raise UserError(
@@ -191,27 +201,27 @@ def refuse_other(folder: Path, settings: KeptSettings) -> None:
         )
 
 
-def _difference_in(folder: Path, now: KeptSettings) -> str:
-    """Return the first thing that differs from what a folder was begun with, in words; empty for none."""
+def _difference_in(folder: Path, now: WorkSettings) -> str:
+    """Return the first difference from the folder's settings in words; empty if there is none."""
     path = folder / SETTINGS
     if not path.is_file():
         return ""
     try:
         return now.difference(type(now).model_validate_json(path.read_bytes()))
     except ValidationError as error:
-        is_json = all(each["type"] != "json_invalid" for each in error.errors())
+        is_json = all(detail["type"] != "json_invalid" for detail in error.errors())
         return "another version of dart began it" if is_json else f"{SETTINGS} is damaged"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there only when it is complete."""
+    """Write a file by renaming a complete draft, so that it never exists in part."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     partial.write_bytes(content)
     partial.replace(path)
 
 
 def _free_name(folder: Path) -> Path:
-    """`FOLDER.1`, or the first number that is free."""
+    """Return `FOLDER.1`, or the first number that is free."""
     number = 1
     while any(folder.parent.glob(f"{folder.name}.{number}*")):
         number += 1

@@ -1,11 +1,11 @@
-"""`dart env check` and `dart env play`: a suite tried before anything is trained on it.
+"""`dart env check` and `dart env play`: try a suite before anything is trained on it.
 
-probes     agents that do not know their task, and the solution; the episodes that they play
-findings   what the episodes of one task show (pure)
-report     `check`: plays all tasks, prints a table or JSON; or tells what they need, without playing
-by_hand    `play`: one task by hand, by its solution, or by random clicks; a film of it
+    probes         agents that know nothing of their task, and the solution; they play episodes
+    task_report    reports what the episodes of one task show (pure)
+    check_suite    `check`: plays all tasks and prints a table or JSON, or only shows what they need
+    play_by_hand   `play`: plays one task by hand, by its solution or by random clicks, and films it
 
-Below are the options of its commands.
+The options of both commands are defined below.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SuiteName = Annotated[
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What is checked, and how."""
+    """The options of `dart env check`: what is checked, and how."""
 
     suite: SuiteName
     tasks: Annotated[
@@ -36,14 +36,17 @@ class CheckOptions:
         typer.Option(
             "--task",
             metavar="PATTERN",
-            help="Only these: an id, a glob such as mini/popup*, !GLOB for all others; may be given again.",
+            help="Check only these tasks: an id, a glob such as mini/popup*, or !GLOB for all others; may be given again.",
         ),
     ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Instances of each task: seeds 0, 1, ...")] = 3
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of instances of each task: seeds 0, 1, ...")
+    ] = 3
     probes: Annotated[
         str,
         typer.Option(
-            metavar="NAMES", help="all, or some of nothing,done,fail,random,oracle with commas."
+            metavar="NAMES",
+            help="all, or some of nothing,done,fail,random,oracle, separated by commas.",
         ),
     ] = "all"
     options: EnvOptions = None
@@ -51,56 +54,66 @@ class CheckOptions:
         int,
         typer.Option(
             min=1,
-            help="Environments at once; with more than one, the times include waiting for the CPU.",
+            help="Number of environments at the same time. With more than one, times include waiting for the CPU.",
         ),
     ] = 1
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="Each environment in a process of its own.")
+        bool, typer.Option("--isolate", help="Run each environment in its own process.")
     ] = False
     slow_step: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Slow: the steps' 95th percentile above this.")
+        float,
+        typer.Option(
+            metavar="SECONDS", help="A task is slow if its steps' 95th percentile exceeds this."
+        ),
     ] = 1.0
     slow_reset: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Slow: the resets' 95th percentile above this.")
+        float,
+        typer.Option(
+            metavar="SECONDS", help="A task is slow if its resets' 95th percentile exceeds this."
+        ),
     ] = 10.0
     guessable: Annotated[
         float,
         typer.Option(
-            metavar="SHARE", help="Guessable: random clicks pass more than this, 95 % sure."
+            metavar="SHARE",
+            help="A task is guessable if random clicks pass more than this, with 95 % confidence.",
         ),
     ] = 0.2
     classify: Annotated[
         bool,
         typer.Option(
-            "--classify", help="Play nothing: what the tasks need, by reading them (osworld)."
+            "--classify", help="Play nothing; read the tasks and show what they need (osworld)."
         ),
     ] = False
     as_json: AsJson = False
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep the report here as JSON.", callback=check_out),
+        typer.Option(
+            metavar="FILE", help="Write the report to this file as JSON.", callback=check_out
+        ),
     ] = None
 
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """What is played, and by whom."""
+    """The options of `dart env play`: what is played, and by which player."""
 
     suite: SuiteName
     task: Annotated[
-        str, typer.Argument(metavar="TASK", help="Its id; the suite's name may be left out.")
+        str,
+        typer.Argument(metavar="TASK", help="The id of a task; the suite's name may be left out."),
     ]
-    seed: Annotated[int, typer.Option(min=0, help="Which instance.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="The instance of the task.")] = 0
     solution: Annotated[
-        bool, typer.Option("--solution", help="The environment's own solution plays.")
+        bool, typer.Option("--solution", help="Let the environment's own solution play.")
     ] = False
-    random: Annotated[bool, typer.Option("--random", help="Random clicks play.")] = False
+    random: Annotated[bool, typer.Option("--random", help="Play random clicks.")] = False
     options: EnvOptions = None
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep a film: a strip (.png) or moving (.gif).",
+            help="Write a film to this file: a strip (.png) or an animation (.gif).",
             callback=check_out,
         ),
     ] = None

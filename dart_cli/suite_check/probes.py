@@ -1,10 +1,12 @@
-"""Agents that do not know their task, and the environment's own solution; the episodes that they play.
+"""Probes: agents that know nothing of their task, and the environment's own solution.
 
-PROBES       their names, in the order they play
-EXCUSES      those whose pass is false: they do nothing for it
+PROBES       the names of the probes, in the order in which they play
+EXCUSES      the probes whose pass is false, because they do nothing for it
 play_probe   plays one episode
-play_task    all of one task's, in one environment: probe by probe, and within it seed by seed,
-             so that other resets come between two resets to the same seed; none after a first one that breaks
+play_task    plays all episodes of one task in one environment
+
+A task is played probe by probe, and each probe seed by seed, so that other resets come between two resets to
+the same seed. If the first episode breaks, the others are not played.
 """
 
 from __future__ import annotations
@@ -29,37 +31,40 @@ EXCUSES: dict[Probe, str] = {
     "done": "saying at once that it is done",
     "fail": "saying at once that it cannot be done",
 }
-"""Probe -> what it does instead of the task."""
+"""Probe -> what it does instead of the task, in words."""
 
 
 @dataclass(kw_only=True)
-class Probed(ActedEpisode):
-    """One episode of a probe; without an outcome where there is no solution, so that the oracle did not play."""
+class ProbeEpisode(ActedEpisode):
+    """One episode of a probe.
+
+    It has no outcome if there is no solution, so that the oracle could not play.
+    """
 
     probe: Probe
     seed: int
 
     @property
     def is_broken(self) -> bool:
-        """Return True if the environment or the evaluator broke."""
+        """Whether the environment or the evaluator broke."""
         return self.outcome == "invalid" and not self.true_at_reset
 
 
 def probes_of(names: str) -> tuple[Probe, ...]:
-    """Probes by their names with commas, or all. Raises UserError."""
-    chosen = PROBES if names == "all" else [name.strip() for name in names.split(",")]
-    for name in chosen:
+    """Return the probes that are named, separated by commas, or all. Raises UserError for an unknown name."""
+    selected = PROBES if names == "all" else [name.strip() for name in names.split(",")]
+    for name in selected:
         if name not in PROBES:
             raise UserError(f"--probes {name!r}: there are {', '.join(PROBES)}")
-    return tuple(probe for probe in PROBES if probe in chosen)
+    return tuple(probe for probe in PROBES if probe in selected)
 
 
-async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> Probed:
-    """Play one episode; after an error its outcome is `invalid`, and the environment is renewed."""
-    probed = Probed(probe=probe, seed=seed)
+async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> ProbeEpisode:
+    """Play one episode. After an error its outcome is `invalid`, and the environment is created anew."""
+    episode = ProbeEpisode(probe=probe, seed=seed)
     if probe == "oracle" and not task.feasible:
-        probed.reason = "the task cannot be done"
-        return probed
+        episode.reason = "the task cannot be done"
+        return episode
     rng = player_rng(task, seed)
     env.episode = f"seed {seed}, probe {probe}"
 
@@ -75,7 +80,7 @@ async def play_probe(env: AsyncEnv, task: Task, seed: int, probe: Probe) -> Prob
                 return random_click(screen.width, screen.height, rng)
         return (await env.solve())[0]
 
-    return await play_actions(env, task, seed, act, probed)
+    return await play_actions(env, task, seed, act, episode)
 
 
 async def play_task(
@@ -83,13 +88,14 @@ async def play_task(
     task: Task,
     seeds: Sequence[int],
     probes: Sequence[Probe],
-    keep: Callable[[Probed], None] = lambda _: None,
-) -> list[Probed]:
-    """Play all episodes of one task; `keep` gets each as it ends.
+    keep: Callable[[ProbeEpisode], None] = lambda _: None,
+) -> list[ProbeEpisode]:
+    """Play the episodes of one task and return them; `keep` is called with each when it ends.
 
-    Where the first one breaks the others are not played: most often they break as well, after as long a wait.
+    If the first one breaks, the others are not played: most often they would break as well, after as long a
+    wait.
     """
-    episodes: list[Probed] = []
+    episodes: list[ProbeEpisode] = []
     for probe in probes:
         for seed in seeds:
             episode = await play_probe(env, task, seed, probe)

@@ -95,7 +95,7 @@ class DataClient:
                     self._stop, self._requester.request(message, self._deadline_s, retry_s)
                 )
             except DeadlineError as error:
-                if self._requester.connected:  # else told_waits logs that it is absent
+                if self._requester.connected:  # else announced_waits logs that it is absent
                     log.warning("%s; keeps trying", error)
             except StoreError as error:
                 log.warning("the data service: %s; keeps trying", error)

@@ -2,7 +2,7 @@
 
 run          connects the parts, loads torch and the trainer (loop.py), runs the trainer to its end
 _listen      reads RunState from the data service: the end of the run, and which processes are absent
-told_waits   logs what the process waits for, from its start on, since importing torch takes seconds
+announced_waits   logs what the process waits for, from its start on, since importing torch takes seconds
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, in_daemon_thread, unless_stopped
 from dart_cli.runtime.joining import Joining
-from dart_cli.runtime.waits import data_awaited, told_waits
+from dart_cli.runtime.waits import announced_waits, data_awaited
 
 if TYPE_CHECKING:
     from dart_cli.train.loop import Trainer
@@ -72,7 +72,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             Subscriber(endpoints.address(TELEMETRY_OUT), [RunState], curve=curve)
         )
         await stack.enter_async_context(
-            told_waits(lambda: others.awaited() if data.connected else data_awaited(config))
+            announced_waits(lambda: others.awaited() if data.connected else data_awaited(config))
         )
         joining = Joining(config, "train", WORKER, data)
         await stack.enter_async_context(background(_listen(states, others, stop), joining.keep()))
@@ -92,7 +92,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         )
         stack.callback(torch_thread.shutdown)
         trainer = others.trainer = Trainer(
-            config, data, publisher, stop, torch_thread, joining.done
+            config, data, publisher, stop, torch_thread, joining.joined
         )
         await stack.enter_async_context(trainer.heartbeat)
         if isinstance(trainer.channel, BroadcastChannel):

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from bus.errors import UserError
 from dart_cli.config.schema import Config
-from dart_cli.runtime.work_folder import SETTINGS, KeptSettings, refuse_foreign, refuse_other
+from dart_cli.runtime.work_folder import SETTINGS, WorkSettings, refuse_foreign, refuse_other
 
 
-class TuneSettings(KeptSettings):
+class TuneSettings(WorkSettings):
     """All that the trained weights depend on."""
 
     what: ClassVar = "training"

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 
 from bus.errors import CheckpointError, UserError
 from dart_cli.runtime.work_folder import (
-    KeptFolder,
-    KeptLines,
+    JsonLines,
     StoredModel,
+    WorkFolder,
     write_whole,
 )
 from dart_cli.train.base import Tensors
@@ -56,14 +56,14 @@ class KeptTraining:
         Raises UserError where it is of other settings, is no such folder, or is in use.
         """
         self.folder = folder
-        self._kept = KeptFolder(folder, settings, fresh=fresh)
+        self._kept = WorkFolder(folder, settings, fresh=fresh)
         if self._kept.moved is not None:
             shutil.rmtree(self._kept.moved)
         try:
             self.progress = _read(folder / PROGRESS, Progress) or Progress()
             (folder / CURVE).touch()
             os.truncate(folder / CURVE, self.progress.curve)
-            self._curve: KeptLines[Point] = KeptLines(
+            self._curve: JsonLines[Point] = JsonLines(
                 folder / CURVE, TypeAdapter(Point), self._kept.busy
             )
         except BaseException:

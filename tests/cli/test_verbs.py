@@ -51,8 +51,8 @@ def run(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("play", "arguments"),
     [
-        ("dart_cli.suite_check.report.run_check", ["env", "check", "mini"]),
-        ("dart_cli.suite_check.by_hand.run_play", ["env", "play", "mini", "popup"]),
+        ("dart_cli.suite_check.check_suite.run_check", ["env", "check", "mini"]),
+        ("dart_cli.suite_check.play_by_hand.run_play", ["env", "play", "mini", "popup"]),
     ],
     ids=["check", "play"],
 )

@@ -75,7 +75,7 @@ class Placed:
             self.error = None
         return answer
 
-    async def found(self, place: Place, *_: object) -> bool:
+    async def wait_for(self, place: Place, *_: object) -> bool:
         if self.is_home_lost and self.error is None:
             raise NodeLostError("the node box is lost")
         return True
@@ -102,11 +102,11 @@ class Cluster:
 def run_of(tmp_path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterRun, Placed, list[str]]:
     path = tmp_path / "c.toml"
     path.write_text(CONFIG.format(folder=tmp_path))
-    told: list[str] = []
-    made = ClusterRun(Cluster(), load_config(path, list(overrides)), path, told.append)  # type: ignore[arg-type]
+    messages: list[str] = []
+    made = ClusterRun(Cluster(), load_config(path, list(overrides)), path, messages.append)  # type: ignore[arg-type]
     placing = made._placing
     assert isinstance(placing, Placed)
-    return made, placing, told
+    return made, placing, messages
 
 
 @pytest.fixture(autouse=True)
@@ -115,21 +115,21 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_gpus_are_reserved_before_any_environment_takes_a_cpu(tmp_path: Path) -> None:
-    made, placing, told = run_of(tmp_path)
+    made, placing, output = run_of(tmp_path)
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / ".cluster-of-one-that-was-killed").touch()
     assert await made.settle([], asyncio.Event())
     for name in ("env-0", "rollout-1", "eval", "train", "rollout-0"):
         await made._place_of(name)
     home, first, second = (
-        f"bundle of {name}" for name in ("data and train", "rollout-0", "rollout-1")
+        f"bundle of {name}" for name in ("data service and trainer", "rollout-0", "rollout-1")
     )
     assert placing.asked == [
         *(home, f"data in {home}", first, second, "env-0 in None", f"rollout-1 in {second}"),
         *(f"eval in {home}", f"train in {home}", f"rollout-0 in {first}"),
     ]
     assert (placing.demands["eval"].gpus, placing.demands["train"].gpus) == (2, 1)
-    assert told == ["data and train run on this host, port 20000"]
+    assert output == ["data service and trainer run on this host, port 20000"]
     assert [path.name for path in (tmp_path / "run").glob(".cluster-*")] == [made._marker]
 
 
@@ -139,7 +139,9 @@ async def test_ranks_on_several_nodes_whose_home_is_lost_end_the_run_with_a_line
     made, placing, _ = run_of(tmp_path, ["train.ranks=9"])
     await made.settle(["train.ranks=9"], asyncio.Event())
     placing.error, placing.is_home_lost = RayActorError("its node is gone"), True
-    with pytest.raises(DartError, match=r"the node box .* which ran data and train, is lost"):
+    with pytest.raises(
+        DartError, match=r"the node box .* which ran data service and trainer, is lost"
+    ):
         await made.start("train", [], asyncio.Event())
 
 
@@ -158,7 +160,7 @@ async def test_an_actor_that_is_lost_at_each_start_ends_the_run_with_a_line(
             return "a process"
         raise RayActorError("The actor died.\n  File x\nOSError: it was killed\n")
 
-    monkeypatch.setattr(made, "_started", started)
+    monkeypatch.setattr(made, "_start_at", started)
     lasts = RESTARTS
     for _ in range(2):  # nothing is remembered of an earlier start
         starts = 0
@@ -180,9 +182,9 @@ async def test_a_cluster_that_asks_for_no_token_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cluster, "has_token", False)
-    made, _, told = run_of(tmp_path)
+    made, _, output = run_of(tmp_path)
     await made.settle([], asyncio.Event())
-    assert told[0] == NO_TOKEN
+    assert output[0] == NO_TOKEN
 
 
 async def test_the_processes_have_the_variables_that_the_page_on_boxes_names(

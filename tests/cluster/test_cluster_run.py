@@ -56,13 +56,13 @@ def trainer_of(run_dir: Path) -> psutil.Process:
 
 def processes_of(folder: Path) -> list[int]:
     """Processes of `dart`, of a run below `folder`, also those on the nodes."""
-    found = []
+    results = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
             if "dart_cli" in words and any(str(folder) in word for word in words):
-                found.append(process.pid)
-    return found
+                results.append(process.pid)
+    return results
 
 
 def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
@@ -88,11 +88,11 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
     done = updates_done(run_dir)
     last = done + 40
     child = runs.up(path, "--set", f"train.updates={last}")
-    finished, said = FinishedTrajectories(), []
+    finished, text = FinishedTrajectories(), []
 
     def listen() -> None:
         assert child.stderr is not None
-        said.extend(child.stderr)
+        text.extend(child.stderr)
 
     listening = threading.Thread(target=listen)
     listening.start()
@@ -104,23 +104,23 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_though_a_node_is_lost(
         finished.update(reader)
 
     def workers() -> list[re.Match[str]]:
-        matches = (re.search(r"(\S+) runs on .* node (\w+)", line) for line in list(said))
+        matches = (re.search(r"(\S+) runs on .* node (\w+)", line) for line in list(text))
         return [match for match in matches if match is not None]
 
     placed = {"rollout-0", "env-0"}
     wait_until(lambda: {match[1] for match in workers()} == placed, "the lines of both workers")
     runs.cluster.kill(workers()[0][2])  # the node of one of them, at least
     wait_until(
-        lambda: any("; starting it again (1/3)" in line for line in said),
+        lambda: any("; starting it again (1/3)" in line for line in text),
         "a process that starts again",
     )
     train.resume()
     child.wait(PATIENCE_S)
     listening.join()
-    assert child.returncode == 0, "".join(said)
+    assert child.returncode == 0, "".join(text)
     assert updates_done(run_dir) == last
     with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:
-        found = audit(reader, finished, log)
-    assert (found.finished_lost, found.double_trained, found.never_trained) == (0, 0, 0)
-    assert found.trajectories >= last * 8
+        result = audit(reader, finished, log)
+    assert (result.finished_lost, result.double_trained, result.never_trained) == (0, 0, 0)
+    assert result.trajectories >= last * 8
     assert processes_of(tmp_path) == []

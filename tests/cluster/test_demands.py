@@ -44,7 +44,7 @@ def test_a_trainer_takes_a_gpu_for_each_rank_and_data_a_cpu_beside_it() -> None:
 def test_ranks_that_fit_on_no_node_are_placed_one_by_one() -> None:
     trainer = trainer_of(SEVERAL, [node("a", gpus=2), node("b", gpus=2)])
     assert trainer.bundles == (
-        Demand("data and train", 2, 1),
+        Demand("data service and trainer", 2, 1),
         *(Demand(f"train-{rank}", 1, 1) for rank in (1, 2, 3)),
     )
     assert [rank.name for rank in trainer.ranks] == ["train", "train-1", "train-2", "train-3"]
@@ -58,14 +58,17 @@ def test_an_evaluation_around_the_run_gets_the_gpus_of_its_engine() -> None:
         }
     )
     trainer = trainer_of(around, [node(gpus=8)])
-    assert trainer.bundles == (Demand("data and train", 2, 2),)
+    assert trainer.bundles == (Demand("data service and trainer", 2, 2),)
     assert (trainer.ranks, trainer.evaluation) == ((Demand("train", 1, 1),), Demand("eval", 1, 2))
     on_cpus = trainer_of(around, [node()])
-    assert (on_cpus.home, on_cpus.evaluation) == (Demand("data and train", 3), Demand("eval", 2))
+    assert (on_cpus.home, on_cpus.evaluation) == (
+        Demand("data service and trainer", 3),
+        Demand("eval", 2),
+    )
 
 
 def test_on_a_cluster_without_gpus_cpus_stand_for_them() -> None:
-    assert trainer_of(SEVERAL, [node()]).bundles == (Demand("data and train", 5),)
+    assert trainer_of(SEVERAL, [node()]).bundles == (Demand("data service and trainer", 5),)
     assert rollout_of(SEVERAL, "rollout-0", [node()]) == Demand("rollout-0", 2)
     assert rollout_of(SEVERAL, "rollout-0", [node(gpus=2)]) == Demand("rollout-0", 1, 2)
     assert env_of("env-0") == Demand("env-0", 1)
@@ -74,7 +77,7 @@ def test_on_a_cluster_without_gpus_cpus_stand_for_them() -> None:
 def test_a_process_without_a_model_asks_for_no_gpu() -> None:
     simulated = config(rollout={"engine": "scripted"}, train={"learner": "my:learner"})
     assert rollout_of(simulated, "rollout-0", [node(gpus=2)]) == Demand("rollout-0", 1)
-    assert trainer_of(simulated, [node(gpus=2)]).bundles == (Demand("data and train", 2),)
+    assert trainer_of(simulated, [node(gpus=2)]).bundles == (Demand("data service and trainer", 2),)
 
 
 def test_a_wait_names_what_is_lacking() -> None:
@@ -169,9 +172,9 @@ def test_a_missing_package_is_one_line_before_anything_starts(
 ) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'[run]\ndir = "{tmp_path}/run"\n')
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "ray" else result(name)
     )
     with pytest.raises(MissingPartError), connected("local", 1):
         pass
@@ -194,7 +197,9 @@ def test_a_dry_run_prints_what_is_asked_for_and_starts_nothing(
         main(["up", str(path), "--ray", "10.0.0.1:6379", "--dry-run"])
     assert end.value.code in (0, None)
     printed = capsys.readouterr().out
-    assert "ray:       data and train on one node, with a GPU for each rank (2)" in printed
+    assert (
+        "ray:       data service and trainer on one node, with a GPU for each rank (2)" in printed
+    )
     assert printed.endswith("valid; nothing was started\n")
     with pytest.raises(SystemExit) as end:
         main(["up", str(path), "--ray", "there", "--dry-run"])

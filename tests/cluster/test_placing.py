@@ -69,22 +69,22 @@ BOX = Node("1", "box", "10.0.0.1", 4, 0, free_cpus=0)
 
 
 def waits(cluster: Cluster, wait_s: float = PATIENCE_S) -> tuple[Placing, list[str]]:
-    told: list[str] = []
-    return Placing(cluster, wait_s, told.append), told  # type: ignore[arg-type]
+    messages: list[str] = []
+    return Placing(cluster, wait_s, messages.append), messages  # type: ignore[arg-type]
 
 
 async def test_a_place_is_found_again_after_its_actor_was_restarted_elsewhere() -> None:
     other = Node("2", "other", "10.0.0.2", 4, 0, free_cpus=4)
-    made, told = waits(Cluster(BOX, other))
+    made, output = waits(Cluster(BOX, other))
     place = Place(Demand("env-0", 1), actor := Actor())
-    finding = asyncio.create_task(made.found(place, asyncio.Event(), lambda: True))
+    finding = asyncio.create_task(made.wait_for(place, asyncio.Event(), lambda: True))
     await actor.asked(1)
     actor.answers[0].set_exception(UnavailableError())
     await actor.asked(2)
     actor.answers[1].set_result({"life": "b", "node": "2", "host": "other", "version": __version__})
     assert await asyncio.wait_for(finding, PATIENCE_S)
     assert (place.life, place.node) == ("b", other)
-    assert told in ([], ["waits for Ray to start a process for env-0"])
+    assert output in ([], ["waits for Ray to start a process for env-0"])
 
 
 def test_ray_starts_an_actor_again_however_often_it_was_lost_in_a_run_of_days() -> None:
@@ -107,16 +107,16 @@ def test_ray_starts_an_actor_again_however_often_it_was_lost_in_a_run_of_days() 
 
 
 async def test_a_wait_is_told_once_and_ends_the_run_by_the_deadline_if_it_is_needed() -> None:
-    made, told = waits(Cluster(BOX), wait_s=0.1)
+    made, output = waits(Cluster(BOX), wait_s=0.1)
     place = Place(Demand("env-0", 1), Actor())
     text = "waits for 1 node with 1 CPU for env-0: the cluster has 0 of 4 CPUs free"
     with pytest.raises(UserError, match=r"in vain: waits for 1 node with 1 CPU"):
-        await asyncio.wait_for(made.found(place, asyncio.Event(), lambda: True), PATIENCE_S)
-    assert told == [text]
+        await asyncio.wait_for(made.wait_for(place, asyncio.Event(), lambda: True), PATIENCE_S)
+    assert output == [text]
 
 
 async def test_a_process_that_the_run_can_do_without_waits_until_the_end() -> None:
-    made, told = waits(Cluster(BOX), wait_s=0.0)
+    made, output = waits(Cluster(BOX), wait_s=0.0)
     ending, turns = asyncio.Event(), 0
 
     def is_needed() -> bool:
@@ -127,8 +127,8 @@ async def test_a_process_that_the_run_can_do_without_waits_until_the_end() -> No
         return False
 
     place = Place(Demand("rollout-1", 1), Actor())
-    assert not await asyncio.wait_for(made.found(place, ending, is_needed), PATIENCE_S)
-    assert len(told) == 1
+    assert not await asyncio.wait_for(made.wait_for(place, ending, is_needed), PATIENCE_S)
+    assert len(output) == 1
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -138,7 +138,7 @@ async def test_a_process_that_must_stay_is_not_moved_when_its_node_is_lost(
     other = Node("2", "other", "10.0.0.2", 4, 0, free_cpus=4)
     made, _ = waits(Cluster(other, *([BOX] if restarted else [])))
     place = Place(Demand("data", 1), actor := Actor(), only_on=BOX)
-    finding = asyncio.create_task(made.found(place, asyncio.Event(), lambda: True))
+    finding = asyncio.create_task(made.wait_for(place, asyncio.Event(), lambda: True))
     if restarted:
         await actor.asked(1)
         actor.answers[0].set_result(
@@ -151,7 +151,7 @@ async def test_a_process_that_must_stay_is_not_moved_when_its_node_is_lost(
 async def test_another_version_of_dart_is_refused_with_the_node_that_has_it() -> None:
     made, _ = waits(Cluster(BOX))
     place = Place(Demand("env-0", 1), actor := Actor())
-    finding = asyncio.create_task(made.found(place, asyncio.Event(), lambda: True))
+    finding = asyncio.create_task(made.wait_for(place, asyncio.Event(), lambda: True))
     await actor.asked(1)
     actor.answers[0].set_result({"life": "a", "node": "1", "host": "box", "version": "0.0.1"})
     with pytest.raises(
@@ -163,7 +163,7 @@ async def test_another_version_of_dart_is_refused_with_the_node_that_has_it() ->
 async def test_an_actor_that_cannot_be_made_is_one_line() -> None:
     made, _ = waits(Cluster(BOX))
     place = Place(Demand("env-0", 1), actor := Actor())
-    finding = asyncio.create_task(made.found(place, asyncio.Event(), lambda: True))
+    finding = asyncio.create_task(made.wait_for(place, asyncio.Event(), lambda: True))
     await actor.asked(1)
     actor.answers[0].set_exception(
         LostActorError(

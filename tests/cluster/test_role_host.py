@@ -14,7 +14,7 @@ import pytest
 
 from dart_cli.cluster import role_host
 from dart_cli.cluster.process import LOST, Ranks
-from dart_cli.cluster.role_host import CONFIG, Printed, RoleHost, Setup
+from dart_cli.cluster.role_host import CONFIG, ChildOutput, RoleHost, Setup
 from dart_cli.runtime.liveness import start_ticks
 from dart_cli.runtime.logs import log_dir
 from tests.waiting import PATIENCE_S
@@ -40,12 +40,12 @@ def host() -> Iterator[RoleHost]:
         shutil.rmtree(made._folder)
 
 
-async def until_ended(host: RoleHost) -> Printed:
+async def until_ended(host: RoleHost) -> ChildOutput:
     """All that its command prints."""
     output, log = b"", b""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            printed = await host.printed(host._life, 5.0)
+            printed = await host.new_output(host._life, 5.0)
             assert printed is not None
             output, log = output + printed["output"], log + printed["log"]
             if printed["code"] is not None:
@@ -73,7 +73,7 @@ async def test_a_command_runs_in_a_private_folder_with_the_keys(
     assert str(folder / "run.toml").encode() in printed["output"]
     assert printed["log"] == b"as the role writes it\n"
     assert (await until_ended(host))["output"] == b""  # printed once
-    assert await host.printed("another life", 5.0) is None
+    assert await host.new_output("another life", 5.0) is None
 
     await host.start(["--version"], {})
     printed = await until_ended(host)
@@ -99,10 +99,14 @@ async def test_the_child_gets_none_of_rays_settings(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     await host.prepare(setup(tmp_path, environment={"NCCL_DEBUG": "INFO"}))
-    found = host._environment({"RANK": "1"})
-    assert not any(name.startswith("RAY_") for name in found)
-    assert "OMP_NUM_THREADS" not in found  # Ray's, by the number of CPUs it was asked for
-    assert (found["RANK"], found["NCCL_DEBUG"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "INFO", "3")
+    result = host._environment({"RANK": "1"})
+    assert not any(name.startswith("RAY_") for name in result)
+    assert "OMP_NUM_THREADS" not in result  # Ray's, by the number of CPUs it was asked for
+    assert (result["RANK"], result["NCCL_DEBUG"], result["CUDA_VISIBLE_DEVICES"]) == (
+        "1",
+        "INFO",
+        "3",
+    )
     await host.prepare(setup(tmp_path, hides_gpus=True))
     assert host._environment({})["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -110,7 +114,7 @@ async def test_the_child_gets_none_of_rays_settings(
 async def test_output_that_is_not_asked_for_is_bounded_and_the_newest_is_kept(
     host: RoleHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role_host, "KEPT_BYTES", 20)
+    monkeypatch.setattr(role_host, "BUFFER_BYTES", 20)
     await host.prepare(setup(tmp_path))
     await host.start(["--help"], {})
     assert host._pumping is not None

@@ -10,12 +10,12 @@ import pytest
 from dart_cli.cli.main import main
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
-from dart_cli.doctor.fit import Room, problems
+from dart_cli.doctor.fit import HostCapacity, problems
 from dart_cli.doctor.plan import Plan
 
 
 def doctor(*arguments: object) -> int:
-    """The exit code of `dart doctor ARGUMENTS`, in this process."""
+    """Run `dart doctor ARGUMENTS` in this process, and return its exit code."""
     with pytest.raises(SystemExit) as exit_:
         main(["doctor", *map(str, arguments)])
     return int(exit_.value.code or 0)
@@ -26,15 +26,15 @@ def config_in(folder: Path, **sections: Any) -> Config:
 
 
 def worst(findings: list[Finding]) -> Finding:
-    """The most serious of them."""
+    """Return the most serious finding."""
     return max(findings, key=lambda each: ("ok", "warning", "error").index(each.level))
 
 
-def misfits(plan: Plan, config: Config, room: Room, role: Any = None) -> list[Finding]:
-    """What cannot fit."""
+def misfits(plan: Plan, config: Config, room: HostCapacity, role: Any = None) -> list[Finding]:
+    """Return the errors about what does not fit."""
     return [each for each in problems(plan, config, room, role) if each.level == "error"]
 
 
-def cautions(plan: Plan, config: Config, room: Room, role: Any = None) -> list[Finding]:
-    """What the run works without."""
+def cautions(plan: Plan, config: Config, room: HostCapacity, role: Any = None) -> list[Finding]:
+    """Return the warnings about what the run can do without."""
     return [each for each in problems(plan, config, room, role) if each.level == "warning"]

@@ -18,7 +18,7 @@ CUT = Screens(28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"])
 
 
 def write_seven_b(folder: Path) -> Path:
-    """Write both into `folder`, made if need be; returns it."""
+    """Write both files into `folder`, which is created if it is missing, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder, "config.json", CONFIG)
     write_json(folder, "preprocessor_config.json", PREPROCESSOR)
@@ -26,7 +26,7 @@ def write_seven_b(folder: Path) -> Path:
 
 
 def config_of(**sections: dict[str, Any]) -> Config:
-    """DART's prompts on 8 GPUs, four of them for one trainer."""
+    """Return a run with DART's prompts on 8 GPUs, of which the trainer has four."""
     given: dict[str, dict[str, Any]] = {
         "model": {"dtype": "bfloat16", "freeze_vision": True},
         "policy": {"history_images": 5, "history_turns": 35},

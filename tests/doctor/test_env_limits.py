@@ -29,12 +29,12 @@ def test_the_number_that_is_named_fits_and_one_more_does_not(
     if problem is None:
         assert (isolation, here.threads) == ("thread", None)  # threads take no files
         return
-    found, cure = problem
-    match = re.search(r"env\.slots = (\d+)", cure)
+    text, fix = problem
+    match = re.search(r"env\.slots = (\d+)", fix)
     assert match is not None
-    assert "2048" in found
+    assert "2048" in text
     # Another limit may bind then: take its number, too.
-    alone = replace(here, threads=None) if "open files" in found else replace(here, files=None)
+    alone = replace(here, threads=None) if "open files" in text else replace(here, files=None)
     assert excess(config(int(match[1]), isolation), envs, alone) is None
     assert excess(config(int(match[1]) + 1, isolation), envs, alone) is not None
 

@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with its cure, and an exit code that scripts can trust."""
+"""The doctor reports mistakes with their fixes, and returns an exit code for scripts."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_an_episode_that_hangs_and_is_stopped_leaves_the_findings_so_far(
     )
     signal_in(monkeypatch, "doctor/0 to reset unruly/reset-hang", signal.SIGTERM)
     assert doctor(path, "--play", "--json") == 143
-    printed, said = capsys.readouterr()
-    found = json.loads(printed)["findings"]
-    assert found[0]["subject"] == "config"
-    assert found[-1]["subject"] == "episode"
-    assert found[-1]["text"].startswith("stopped after ")
-    assert "it had waited 0 s for doctor/0 to reset unruly/reset-hang" in said
+    printed, text = capsys.readouterr()
+    result = json.loads(printed)["findings"]
+    assert result[0]["subject"] == "config"
+    assert result[-1]["subject"] == "episode"
+    assert result[-1]["text"].startswith("stopped after ")
+    assert "it had waited 0 s for doctor/0 to reset unruly/reset-hang" in text
 
 
 def test_every_mistake_of_a_configuration_is_printed_with_its_cure(
@@ -94,8 +94,8 @@ def test_a_run_directory_is_examined_as_a_run_and_not_as_a_model(
     with open_store(config.run.dir):
         save_config(config)
     assert doctor(config.run.dir, "--play", "--json") == 0
-    found = {each["subject"] for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert {"config", "run directory", "disk", "tasks", "episode"} <= found
+    result = {each["subject"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"config", "run directory", "disk", "tasks", "episode"} <= result
 
 
 @pytest.mark.parametrize("content", ["[run]\nder = 3\n", "not toml"])

@@ -1,4 +1,4 @@
-"""The doctor names the virtual machines that a killed `dart env` left, and goes on where no engine answers."""
+"""The doctor names the virtual machines that a killed `dart env` left, and goes on if no engine answers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_machines_whose_maker_died_are_named_with_what_removes_them(engine: Engi
     assert list(guests.guests()) == []
     engine.add("dart-osworld-c", died)
     engine.add("dart-osworld-b", died)
-    [found] = guests.guests()
-    assert (found.subject, found.level) == ("guests", "warning")
-    assert found.text.startswith("2 virtual machines of a `dart env` that was killed")
-    assert found.cure.startswith("docker rm --force --volumes dart-osworld-b dart-osworld-c;")
+    [finding] = guests.guests()
+    assert (finding.subject, finding.level) == ("guests", "warning")
+    assert finding.text.startswith("2 virtual machines left by a killed `dart env`")
+    assert finding.cure.startswith("docker rm --force --volumes dart-osworld-b dart-osworld-c;")
     assert [each for each in engine.log if not each.startswith("GET")] == []  # it removes nothing
 
 
@@ -45,7 +45,7 @@ def test_the_doctor_prints_them(engine: Engine, capsys: pytest.CaptureFixture[st
     engine.add("dart-osworld-a", {"Labels": {LABEL: f"{_here()}/1/another-start"}})
     doctor()
     printed = capsys.readouterr().out
-    assert "1 virtual machine of a `dart env` that was killed" in printed
+    assert "1 virtual machine left by a killed `dart env`" in printed
     assert "docker rm --force --volumes dart-osworld-a;" in printed
 
 
@@ -71,6 +71,6 @@ def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_engine_that_lists_nothing_is_told(engine: Engine) -> None:
     engine.refuses = "GET containers/json"
-    [found] = guests.guests()
-    assert found.level == "warning"
-    assert "the container engine could not list containers" in found.text
+    [finding] = guests.guests()
+    assert finding.level == "warning"
+    assert "the container engine could not list containers" in finding.text

@@ -1,4 +1,4 @@
-"""This host is judged by what a run needs."""
+"""This host is checked for what a run needs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
             "GPU-a,GPU-x",
             "train.device = 'cuda'",
             "error",
-            "lists 2, torch sees 1",
+            "lists 2 GPUs, torch sees 1",
         ),
         (["H200"] * 4, CUDA | {"gpus": 1}, "0,9", "", "warning", "CUDA stops at the first"),
         (
@@ -83,9 +83,9 @@ CUDA: dict[str, object] = {"version": "2.13.0", "cuda": "12.8", "gpus": 0}
 def test_gpus_are_those_that_torch_sees(
     listed: list[str], torch: Any, visible: str | None, asking: str, level: str, part: str
 ) -> None:
-    found = worst(list(machine.judge_gpus(listed, torch, visible, asking)))
-    assert found.level == level
-    findings = list(machine.judge_gpus(listed, torch, visible, asking))
+    result = worst(list(machine.check_gpus(listed, torch, visible, asking)))
+    assert result.level == level
+    findings = list(machine.check_gpus(listed, torch, visible, asking))
     assert any(part in f"{each.text} {each.cure}" for each in findings)
 
 
@@ -121,11 +121,13 @@ def test_a_gpu_that_allows_one_process_is_an_error_where_a_worker_has_two(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     config = Config.model_validate({"rollout": {"engine": engine}, "weights": {"channel": channel}})
-    found = list(machine.compute_modes(config))
-    assert [each.level for each in found] == levels
+    findings = list(machine.compute_modes(config))
+    assert [each.level for each in findings] == levels
     if levels == ["ok", "error"]:
-        assert found[1].text.startswith("GPU 1, 7: mode Exclusive_Process allows one process")
-        assert 'weights.channel = "gloo" or "file"' in found[1].cure
+        assert findings[1].text.startswith(
+            "GPU 1, 7: compute mode Exclusive_Process allows one process"
+        )
+        assert 'weights.channel = "gloo" or "file"' in findings[1].cure
 
 
 @pytest.mark.parametrize(
@@ -133,30 +135,30 @@ def test_a_gpu_that_allows_one_process_is_an_error_where_a_worker_has_two(
     [(None, "is not installed"), ("1.9", "1.9, want >=2.0"), ("2.0", ""), ("2.1rc1", "")],
 )
 def test_a_package_is_there_within_its_bounds(version: str | None, cure: str) -> None:
-    found = list(machine.judge_package(Requirement("numpy>=2.0"), version))
-    assert bool(found) == bool(cure)
-    assert all(cure in each.text and each.cure == "pip install 'numpy>=2.0'" for each in found)
+    findings = list(machine.check_package(Requirement("numpy>=2.0"), version))
+    assert bool(findings) == bool(cure)
+    assert all(cure in each.text and each.cure == "pip install 'numpy>=2.0'" for each in findings)
 
 
 @pytest.mark.parametrize(
     ("judge", "level"),
     [
-        (lambda: machine.judge_shared(64 * 2**20), "warning"),
-        (lambda: machine.judge_shared(8 * GIB), "ok"),
-        (lambda: machine.judge_files(100, 100), "error"),
-        (lambda: machine.judge_files(1024, 1 << 20), "warning"),
-        (lambda: machine.judge_files(1024, 1024), "warning"),
-        (lambda: machine.judge_files(-1, -1), "ok"),
-        (lambda: machine.judge_files(4096, 4096), "ok"),
-        (lambda: run.judge_room(GIB, 50, Path("/x")), "error"),
-        (lambda: run.judge_room(10 * GIB, 50, Path("/x")), "warning"),
-        (lambda: run.judge_room(60 * GIB, 50, Path("/x")), "ok"),
+        (lambda: machine.check_shared(64 * 2**20), "warning"),
+        (lambda: machine.check_shared(8 * GIB), "ok"),
+        (lambda: machine.check_files(100, 100), "error"),
+        (lambda: machine.check_files(1024, 1 << 20), "warning"),
+        (lambda: machine.check_files(1024, 1024), "warning"),
+        (lambda: machine.check_files(-1, -1), "ok"),
+        (lambda: machine.check_files(4096, 4096), "ok"),
+        (lambda: run.check_room(GIB, 50, Path("/x")), "error"),
+        (lambda: run.check_room(10 * GIB, 50, Path("/x")), "warning"),
+        (lambda: run.check_room(60 * GIB, 50, Path("/x")), "ok"),
     ],
 )
 def test_limits_are_judged(judge: Callable[[], Finding], level: str) -> None:
-    found = judge()
-    assert found.level == level
-    assert bool(found.cure) == (level != "ok")
+    result = judge()
+    assert result.level == level
+    assert bool(result.cure) == (level != "ok")
 
 
 def test_a_program_is_an_error_where_the_suite_plays_in_it(
@@ -166,19 +168,21 @@ def test_a_program_is_an_error_where_the_suite_plays_in_it(
     monkeypatch.setitem(machine.PROGRAMS, "Chromium", (("chromium",), "miniwob", "install it"))
     assert {each.level for each in machine.programs("mini")} == {"ok"}
     for suite, program in (("miniwob", "Chromium"), ("desktop", "Xvfb"), ("osworld", "Docker")):
-        found = worst(list(machine.programs(suite)))
-        assert (found.subject, found.level) == (program, "error")
+        result = worst(list(machine.programs(suite)))
+        assert (result.subject, result.level) == (program, "error")
     docker = tmp_path / "docker"
     docker.write_text("#!/bin/sh\necho no daemon >&2\nexit 1\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = worst([each for each in machine.programs("osworld") if each.subject == "Docker"])
-    assert found.level == "error"
-    assert "its daemon does not answer: exit code 1: no daemon" in found.text
+    result = worst([each for each in machine.programs("osworld") if each.subject == "Docker"])
+    assert result.level == "error"
+    assert "its daemon does not answer: exit code 1: no daemon" in result.text
 
 
 def test_another_program_is_given_a_deadline() -> None:
-    answer, fault = machine.ask([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
+    answer, fault = machine.run_program([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
     assert answer == ""
     assert "gave no answer in 0 s" in fault
-    assert machine.ask(["no-such-program-here"])[1].startswith("no-such-program-here: No such file")
+    assert machine.run_program(["no-such-program-here"])[1].startswith(
+        "no-such-program-here: No such file"
+    )

@@ -24,10 +24,10 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_model(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, Any]:
-    """(exit code, the findings about the model by subject)."""
+    """Return (exit code, findings about the model by subject)."""
     code = doctor(folder, "--json", *more)
-    found = json.loads(capsys.readouterr().out)["findings"]
-    return code, {each["subject"]: each for each in found}
+    result = json.loads(capsys.readouterr().out)["findings"]
+    return code, {each["subject"]: each for each in result}
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ def test_a_folder_that_cannot_work_is_an_error(
 ) -> None:
     folder = write_model(tmp_path / "model")
     spoil(folder)
-    code, found = of_model(folder, capsys)
+    code, finding = of_model(folder, capsys)
     assert code == 1
-    assert found["model"]["level"] == "error"
-    assert told in found["model"]["text"] + "; " + found["model"]["cure"]
+    assert finding["model"]["level"] == "error"
+    assert told in finding["model"]["text"] + "; " + finding["model"]["cure"]
 
 
 def test_a_whole_folder_is_in_order_and_its_values_are_read_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = build("qwen2_5_vl", tmp_path / "model")
-    code, found = of_model(folder, capsys)
-    assert (code, "values" in found) == (0, False)
-    code, found = of_model(folder, capsys, "--values")
+    code, finding = of_model(folder, capsys)
+    assert (code, "values" in finding) == (0, False)
+    code, finding = of_model(folder, capsys, "--values")
     assert code == 0
-    assert found["values"]["text"].startswith("all of ")
+    assert finding["values"]["text"].startswith("all of ")
 
 
 def test_a_nan_is_named_with_its_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,9 +60,9 @@ def test_a_nan_is_named_with_its_tensor(tmp_path: Path, capsys: pytest.CaptureFi
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    code, found = of_model(folder, capsys, "--values")
+    code, finding = of_model(folder, capsys, "--values")
     assert code == 1
-    assert "language_model.norm.weight (1 numbers)" in found["values"]["text"]
+    assert "language_model.norm.weight (1 numbers)" in finding["values"]["text"]
 
 
 def test_values_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:

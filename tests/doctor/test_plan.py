@@ -13,8 +13,8 @@ from dart_cli.config.load import load_config
 from dart_cli.config.rules import found_in
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.schema import VllmConfig
-from dart_cli.doctor.fit import Room
-from dart_cli.doctor.host_room import EpisodeForm
+from dart_cli.doctor.fit import HostCapacity
+from dart_cli.doctor.host_memory import EpisodeForm
 from dart_cli.doctor.plan import H100, episode_tokens, make_plan
 from dart_cli.doctor.plan_findings import plan_lines
 from dart_cli.engines.vllm.room import divide
@@ -36,11 +36,11 @@ def test_a_full_hd_screen_is_2691_tokens_and_five_of_them_a_prompt_of_17555() ->
 
 
 def test_each_step_alone_is_what_its_prompts_add_up_to() -> None:
-    found = episode_tokens(FULL_HD)
+    result = episode_tokens(FULL_HD)
     prompts = [600 + min(step, 5) * 2691 + (step - 1) * 100 for step in range(1, 31)]
-    assert found.alone == sum(prompts) + 30 * 100
-    assert len(found.chains) == 26  # the first five steps extend one another
-    assert found.chains[0] == (prompts[4] + 100, 5)
+    assert result.alone == sum(prompts) + 30 * 100
+    assert len(result.chains) == 26  # the first five steps extend one another
+    assert result.chains[0] == (prompts[4] + 100, 5)
 
 
 def test_eviction_makes_chains_and_keeps_as_many_screens_on_average() -> None:
@@ -160,15 +160,15 @@ def test_the_hint_is_the_first_change_that_is_enough_by_itself(
     changes: dict[str, Any], gpus: int, hint: str
 ) -> None:
     given = {"pack_tokens": 16_384, **changes}
-    room = Room(H100, gpus=gpus, found=True)
-    found = misfits(plan_of(train=given), config_of(train=given), room)[0]
-    assert found.subject == "trainer"
-    assert found.cure.startswith(hint)
+    room = HostCapacity(H100, gpus=gpus, is_gpu_here=True)
+    result = misfits(plan_of(train=given), config_of(train=given), room)[0]
+    assert result.subject == "trainer"
+    assert result.cure.startswith(hint)
 
 
 def test_a_plan_says_its_assumptions() -> None:
-    lines = dict(plan_lines(plan_of(), config_of(), Room(H100)))
-    assert "assumed, no GPU is here" in lines["plan for"]
+    lines = dict(plan_lines(plan_of(), config_of(), HostCapacity(H100)))
+    assert "assumed, because no GPU is here" in lines["plan for"]
     assert "30 steps" in lines["plan for"]
     assert "2691 tokens each" in lines["pack"]
     assert set(lines) == {"plan for", "trainer", "pack", "engine", "host", "disk"}
@@ -178,8 +178,8 @@ def test_a_longer_sequence_than_a_pack_is_said() -> None:
     given = {"pack_tokens": 4096}
     plan = plan_of(train=given)
     assert plan.setup.tokens == plan.longest
-    lines = dict(plan_lines(plan, config_of(train=given), Room(H100)))
-    assert "longer than train.pack_tokens = 4096, so it goes alone" in lines["pack"]
+    lines = dict(plan_lines(plan, config_of(train=given), HostCapacity(H100)))
+    assert "longer than train.pack_tokens = 4096, so it is computed alone" in lines["pack"]
 
 
 # --- the host ------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_adapters_make_weight_sets_and_checkpoints_small() -> None:
     assert whole.host.checkpoints > 40 * adapters.host.checkpoints
     assert adapters.setup.adapters == adapters.shape.adapters(32)
     assert adapters.trainer is not None
-    assert adapters.trainer.held["reference"] == 0
+    assert adapters.trainer.permanent["reference"] == 0
 
 
 # --- shipped configurations ----------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_shipped_configuration_fits_eight_gpus(name: str, history: str) -> Non
     assert sorted([*config.up.train_gpus, *config.up.rollout_gpus]) == list(range(8))
     assert not list(found_in(GPUS, config))
     plan = make_plan(config, CONFIG, CUT, H100)
-    room = Room(H100, gpus=8, found=True, memory=10**12)
+    room = HostCapacity(H100, gpus=8, is_gpu_here=True, memory=10**12)
     assert not list(misfits(plan, config, room))
     assert plan.form.screen == 2691
     assert plan.longest <= config.vllm.max_model_len

@@ -17,7 +17,7 @@ from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config, UpConfig
 from dart_cli.doctor import plan_findings as planned
 from dart_cli.doctor.plan import H100, GpuKind
-from dart_cli.doctor.plan_findings import Planned
+from dart_cli.doctor.plan_findings import PlanOnHost
 from tests.config.model_parts import change_json, write_model
 from tests.doctor.parts import doctor, worst
 from tests.doctor.seven_b import config_of, write_seven_b
@@ -34,22 +34,22 @@ def seven_b(tmp_path: Path) -> Path:
 def host(
     monkeypatch: pytest.MonkeyPatch, *gpus: GpuKind, memory: int = 10**13, disk: int = 10**14
 ) -> None:
-    """A host of these GPUs, whose disks and shared memory have `disk` bytes free."""
+    """Simulate a host with these GPUs, whose disks and shared memory have `disk` bytes free."""
     monkeypatch.setattr(planned, "gpu_kinds", lambda: list(gpus))
     monkeypatch.setattr(planned, "main_memory", lambda: (memory, memory))
     usage = type("Usage", (), {"free": disk, "used": 10**9})
     monkeypatch.setattr(planned.shutil, "disk_usage", lambda _: usage)
 
 
-def made(config: Config, steps: int | None = None) -> Planned:
-    found = planned.planned(config, steps)
-    assert found is not None
-    return found
+def made(config: Config, steps: int | None = None) -> PlanOnHost:
+    result = planned.plan_on_host(config, steps)
+    assert result is not None
+    return result
 
 
 def about(findings: list[Finding], subject: str) -> Finding:
-    [found] = [each for each in findings if each.text.startswith(f"{subject}: ")]
-    return found
+    [finding] = [each for each in findings if each.text.startswith(f"{subject}: ")]
+    return finding
 
 
 # --- verdicts ------------------------------------------------------------------------------
@@ -72,27 +72,27 @@ def test_a_line_that_does_not_fit_is_an_error_and_the_others_are_ok(
 ) -> None:
     host(monkeypatch, *[H100] * 8)
     config = config_of(model={"path": str(seven_b)}, train={"ranks": 1})
-    found = list(planned.plan(config))
-    trainer = about(found, "trainer")
+    findings = list(planned.plan(config))
+    trainer = about(findings, "trainer")
     assert trainer.level == "error"
     assert trainer.text.startswith("trainer: does not fit: the trainer needs ")
     assert "masters, gradients, moments" in trainer.text  # its line, in the same finding
     assert trainer.cure == "set train.ranks = 3"
-    assert {each.level for each in found if each != trainer} == {"ok"}
-    assert {about(found, each).level for each in ("engine", "host", "disk")} == {"ok"}
+    assert {each.level for each in findings if each != trainer} == {"ok"}
+    assert {about(findings, each).level for each in ("engine", "host", "disk")} == {"ok"}
 
 
 def test_a_full_disk_is_refused_and_little_shared_memory_is_a_warning(
     seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch, *[H100] * 8, disk=60 * 10**9)
-    found = list(planned.plan(config_of(model={"path": str(seven_b)})))
-    disk, main = about(found, "disk"), about(found, "host")
+    findings = list(planned.plan(config_of(model={"path": str(seven_b)})))
+    disk, main = about(findings, "disk"), about(findings, "host")
     assert disk.level == "error"
-    assert "274.2 GB of checkpoints" in disk.text
+    assert "274.2 GB for checkpoints" in disk.text
     assert "choose another run.dir" in disk.cure
     assert main.level == "warning"
-    assert "60.0 GB are: they are written to run.dir" in main.text
+    assert "60.0 GB are free; they are written to run.dir" in main.text
     assert "--shm-size=84g" in main.cure
 
 
@@ -144,8 +144,8 @@ def test_a_dry_run_refuses_it_in_one_line(seven_b: Path, monkeypatch: pytest.Mon
 
 def test_gpus_that_are_not_here_are_found() -> None:
     gpus = UpConfig(train_gpus=[0, 1], rollout_gpus=[2, 8, 9])
-    [found] = planned.absent_gpus(gpus, 8)
-    assert found.text == "up.rollout_gpus names GPU 8, 9, nvidia-smi lists 0 to 7"
+    [finding] = planned.absent_gpus(gpus, 8)
+    assert finding.text == "up.rollout_gpus names GPU 8, 9, nvidia-smi lists 0 to 7"
     assert not list(planned.absent_gpus(UpConfig(), 0))
 
 
@@ -167,8 +167,8 @@ def test_a_plan_needs_no_weights_but_a_model(
     tmp_path: Path, seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch)
-    found = list(planned.plan(config_of(model={"path": str(seven_b)}, up={"rollout_gpus": []})))
-    assert worst(found).level == "ok"
+    findings = list(planned.plan(config_of(model={"path": str(seven_b)}, up={"rollout_gpus": []})))
+    assert worst(findings).level == "ok"
     assert not list(planned.plan(Config()))  # a shipped model
 
 
@@ -190,7 +190,7 @@ def test_a_model_that_is_not_here_is_planned_by_its_published_shape(
     ("path", "text", "cure"),
     [
         ("models/mine", "its name shows no family whose shape is published", "hf download REPO"),
-        ("models/Qwen2.5-VL-3B-Instruct", "which is of another size", "hf download REPO"),
+        ("models/Qwen2.5-VL-3B-Instruct", "has another size", "hf download REPO"),
         (
             "models/Qwen3.5-9B",
             "is of the family qwen3.5, whose class qwen3_5 or qwen3_5_moe dart does not load",
@@ -236,10 +236,10 @@ def test_a_screen_that_is_none_is_one_error_with_exit_code_2(
 ) -> None:
     host(monkeypatch, *[H100] * 8)
     config = config_of(model={"path": str(seven_b)}, env={"options": {"size": size}})
-    [found] = planned.plan(config)
-    assert (found.subject, found.level) == ("plan", "error")  # exit code 2, see examine.py
-    assert "env.options.size" in found.text
-    assert told in found.text
+    [finding] = planned.plan(config)
+    assert (finding.subject, finding.level) == ("plan", "error")  # exit code 2, see examine.py
+    assert "env.options.size" in finding.text
+    assert told in finding.text
     with pytest.raises(ConfigError, match=r"^env\.options\.size"):
         list(planned.refuse_misfit(config, "rollout"))
 
@@ -271,22 +271,22 @@ def test_steps_are_the_tasks_or_those_that_are_asked_for(
 ) -> None:
     host(monkeypatch)
     config = config_of(model={"path": str(seven_b)}, env={"tasks": ["mini/click", "mini/delete"]})
-    found = made(config)
-    assert 1 < found.plan.form.steps < 10
-    assert "(the tasks' limits, on average)" in found.lines(config, None)["plan for"]
-    asked = made(config, 30)
-    assert asked.plan.form.steps == 30
-    assert "episodes of 30 steps (--steps)" in asked.lines(config, None)["plan for"]
+    result = made(config)
+    assert 1 < result.plan.form.steps < 10
+    assert "(the tasks' limits, on average)" in result.lines(config, None)["plan for"]
+    request = made(config, 30)
+    assert request.plan.form.steps == 30
+    assert "episodes of 30 steps (--steps)" in request.lines(config, None)["plan for"]
 
 
 def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, told in (
+    for arguments, output in (
         (["--steps", "0"], "greater than or equal to 1"),
         (["--steps", "3"], "--steps needs to know what: add the TOML file of a run"),
         ([seven_b, "--steps", "3"], "--steps plans the run of a TOML file"),
     ):
         assert doctor(*arguments) == 2
-        assert told in " ".join(capsys.readouterr().err.split())
+        assert output in " ".join(capsys.readouterr().err.split())
 
 
 # --- the comments of shipped configurations ------------------------------------------------
@@ -303,11 +303,11 @@ def test_comments_have_the_figures_that_are_printed(
     given = [f"model.path={seven_b}", *(EVICT if history == "evict" else [])]
     config = load_config(path, given)
     lines = made(config, 30).lines(config, None)
-    told = split(config, made(config, 30).plan)
-    printed = [told.partition(" (")[0]]
+    output = split(config, made(config, 30).plan)
+    printed = [output.partition(" (")[0]]
     if history == "slide":
         printed += re.findall(r"room for [\d.]+ prompts", lines["engine"])
-        printed += re.findall(r"keeps [\d.]+ days", told)
+        printed += re.findall(r"keeps [\d.]+ days", output)
         printed += re.findall(r"each ([\d.]+ GB)", lines["trainer"])
         assert len(printed) == 4
     long = made(config, 100).lines(config, None)["engine"]

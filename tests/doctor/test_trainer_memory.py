@@ -14,8 +14,8 @@ from dart_cli.config.architecture import shape_of
 from dart_cli.doctor.trainer_memory import (
     CONTEXT,
     TrainerSetup,
-    kept_by_block,
-    kept_by_layer,
+    block_activations,
+    layer_activations,
     trainer_memory,
 )
 from tests.doctor.seven_b import CONFIG
@@ -88,7 +88,7 @@ def test_a_vision_block_keeps_what_the_formula_says(
     block = model.model.visual.blocks[0].to_empty(device="cpu")
     kept = _kept_of_a_patch(block, width)
     places = 4 * 2 * width // 4  # cosines and sines, which all blocks share
-    assert kept - places == pytest.approx(kept_by_block(shape_of(tree), dtype), rel=0.01)
+    assert kept - places == pytest.approx(block_activations(shape_of(tree), dtype), rel=0.01)
 
 
 def _kept_of_a_patch(block: torch.nn.Module, width: int, patches: int = 256) -> float:
@@ -102,10 +102,10 @@ def _kept_of_a_patch(block: torch.nn.Module, width: int, patches: int = 256) -> 
         return tensor
 
     dtype = next(block.parameters()).dtype
-    shown = torch.zeros(patches, width, dtype=dtype, requires_grad=True) * 1
+    visible = torch.zeros(patches, width, dtype=dtype, requires_grad=True) * 1
     places = torch.zeros(patches, width // 4), torch.zeros(patches, width // 4)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        block(shown, cu_seqlens=torch.tensor([0, patches]), position_embeddings=places)
+        block(visible, cu_seqlens=torch.tensor([0, patches]), position_embeddings=places)
     return sum(each.untyped_storage().nbytes() for each in kept.values()) / patches
 
 
@@ -116,16 +116,16 @@ def test_a_trained_tower_takes_more(recompute: bool) -> None:
     frozen, trained = (
         trainer_memory(shape, replace(setup, freeze_vision=frozen)) for frozen in (True, False)
     )
-    assert trained.held["masters"] == -(-4 * shape.parameters // 8)
-    assert trained.held["frozen"] == 0
+    assert trained.permanent["masters"] == -(-4 * shape.parameters // 8)
+    assert trained.permanent["frozen"] == 0
     patches = 4 * 9500
-    each = 2 * 1280 if recompute else kept_by_block(shape, "bfloat16")
+    each = 2 * 1280 if recompute else block_activations(shape, "bfloat16")
     assert trained.peak - frozen.peak > 0.9 * 32 * patches * each
 
 
 def test_what_is_held_is_shared_over_the_ranks() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
-    one, four = (trainer_memory(shape, replace(SETUP, ranks=ranks)).held for ranks in (1, 4))
+    one, four = (trainer_memory(shape, replace(SETUP, ranks=ranks)).permanent for ranks in (1, 4))
     assert one["masters"] == 4 * shape.text
     assert one["gradients"] == 4 * shape.text
     assert one["moments"] == 8 * shape.text
@@ -148,22 +148,22 @@ def test_adapters_train_little_and_keep_the_base_whole() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
     adapters = shape.adapters(32)
     assert 0.005 < adapters / shape.text < 0.02
-    found = trainer_memory(shape, replace(SETUP, adapters=adapters, reference=True))
-    assert found.held["frozen"] == 2 * shape.parameters
-    assert found.held["reference"] == 0  # the base itself
-    assert found.held["moments"] == 8 * adapters / SETUP.ranks
+    result = trainer_memory(shape, replace(SETUP, adapters=adapters, reference=True))
+    assert result.permanent["frozen"] == 2 * shape.parameters
+    assert result.permanent["reference"] == 0  # the base itself
+    assert result.permanent["moments"] == 8 * adapters / SETUP.ranks
 
 
 def test_seven_billion_parameters_keep_225_kilobytes_a_token_and_layer() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
-    assert kept_by_layer(shape, "bfloat16") == pytest.approx(225_000, rel=0.002)
+    assert layer_activations(shape, "bfloat16") == pytest.approx(225_000, rel=0.002)
 
 
 def test_small_models_keep_gradients_whole() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SMALL, 2))
-    found = trainer_memory(shape, SETUP)
-    assert found.held["gradients"] == 4 * shape.text
-    assert found.total > found.peak + CONTEXT
+    result = trainer_memory(shape, SETUP)
+    assert result.permanent["gradients"] == 4 * shape.text
+    assert result.total > result.peak + CONTEXT
 
 
 def test_a_pointer_head_is_counted_and_trained_where_the_policy_points() -> None:
@@ -175,14 +175,14 @@ def test_a_pointer_head_is_counted_and_trained_where_the_policy_points() -> None
     assert (plain.pointer, shape.pointer) == (0, head)
     assert shape.parameters == plain.parameters + head
     assert replace(shape, pointer=0) == plain
-    without = trainer_memory(plain, SETUP).held
+    without = trainer_memory(plain, SETUP).permanent
     points = trainer_memory(shape, replace(SETUP, points=True))
     writes = trainer_memory(shape, SETUP)
     assert {
-        part: size - without[part] for part, size in writes.held.items() if part != "frozen"
+        part: size - without[part] for part, size in writes.permanent.items() if part != "frozen"
     } == (dict.fromkeys(without.keys() - {"frozen"}, 0))
-    assert writes.held["frozen"] == without["frozen"] + 2 * head
-    assert points.held["frozen"] == without["frozen"]
+    assert writes.permanent["frozen"] == without["frozen"] + 2 * head
+    assert points.permanent["frozen"] == without["frozen"]
     for part, each in (("masters", 4), ("gradients", 4), ("moments", 8)):
-        assert points.held[part] - without[part] == pytest.approx(each * head / 8, abs=8)
+        assert points.permanent[part] - without[part] == pytest.approx(each * head / 8, abs=8)
     assert sum(points.passing.values()) - sum(writes.passing.values()) == 4 * head

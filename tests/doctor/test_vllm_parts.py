@@ -35,11 +35,11 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_part_that_is_missing_is_an_error_with_its_cure(box: Path) -> None:
-    found = {each.subject: each for each in vllm_parts.vllm_parts()}
-    assert {each.level for each in found.values()} == {"error"}
-    assert found["compiler"].cure == "apt install build-essential"
-    assert found["Python.h"].cure.startswith("apt install python3-dev")
-    assert "570.86.10, and CUDA 13.0 needs 580 or newer" in found["driver"].text
+    result = {each.subject: each for each in vllm_parts.vllm_parts()}
+    assert {each.level for each in result.values()} == {"error"}
+    assert result["compiler"].cure == "apt install build-essential"
+    assert result["Python.h"].cure.startswith("apt install python3-dev")
+    assert "570.86.10, and CUDA 13.0 needs 580 or newer" in result["driver"].text
 
 
 def test_what_is_there_is_ok(box: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_what_is_there_is_ok(box: Path, monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "include" / "Python.h").touch()
     executable(box / "gcc")
     monkeypatch.setattr(vllm_parts, "ask_torch", lambda: CUDA | {"gpus": 8})  # by its own libraries
-    found = list(vllm_parts.vllm_parts())
-    assert [each.subject for each in found] == ["compiler", "Python.h", "driver"]
-    assert worst(found).level == "ok"
+    findings = list(vllm_parts.vllm_parts())
+    assert [each.subject for each in findings] == ["compiler", "Python.h", "driver"]
+    assert worst(findings).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_the_compiler_is_the_one_that_triton_takes(
 ) -> None:
     executable(box / "gcc")
     executable(box / "my-cc")
-    found = vllm_parts.judge_compiler(chosen)
-    assert found.level == level
-    assert part in found.text
+    result = vllm_parts.check_compiler(chosen)
+    assert result.level == level
+    assert part in result.text
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_the_compiler_is_the_one_that_triton_takes(
     ],
 )
 def test_a_driver_is_held_to_the_cuda_of_torch(version: str, cuda: str, level: str | None) -> None:
-    found = list(vllm_parts.judge_driver(version, CUDA | {"cuda": cuda}))
-    assert [each.level for each in found] == ([level] if level else [])
+    findings = list(vllm_parts.check_driver(version, CUDA | {"cuda": cuda}))
+    assert [each.level for each in findings] == ([level] if level else [])
 
 
 def test_nothing_is_asked_of_a_host_that_serves_on_its_cpu(
@@ -106,7 +106,7 @@ def test_doctor_asks_where_vllm_is_the_engine(
 ) -> None:
     monkeypatch.setattr(
         "dart_cli.doctor.examine.vllm_parts",
-        lambda: iter([vllm_parts.judge_compiler("no-such-cc")]),
+        lambda: iter([vllm_parts.check_compiler("no-such-cc")]),
     )
     path = tmp_path / "run.toml"
     path.write_text(f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "{engine}"\n')

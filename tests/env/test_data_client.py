@@ -65,7 +65,7 @@ async def test_nothing_is_leased_before_data_has_taken_the_settings(tmp_path: Pa
             data = DataClient(requester, leases, PATIENCE_S, told, joined)
             request = LeaseRequest(worker="env-0", slot=0, suites=["mini"])
             asking = asyncio.create_task(data.lease(request))
-            await until(lambda: waits.texts == ["data to take its settings"])
+            await until(lambda: waits.texts == ["the data service to accept its settings"])
             end = trajectory_end("t-1", 0)
             await data.end(end)  # a lease that was asked for would have been asked for before
             assert asked == [end]

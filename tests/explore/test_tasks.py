@@ -20,7 +20,7 @@ from dart_cli.explore.graph import ExploreSettings, open_graph, read_graph
 from dart_cli.explore.rows import is_held_out
 from dart_cli.explore.tasks import candidates, make_tasks, replayed
 from dart_cli.suite_check import CheckOptions
-from dart_cli.suite_check.report import run_check
+from dart_cli.suite_check.check_suite import run_check
 from envs.contract.actions import Done
 from envs.contract.base import Observation
 from envs.contract.elements import Element

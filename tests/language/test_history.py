@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bus.messages import Turn
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.doctor.host_room import EpisodeForm
+from dart_cli.doctor.host_memory import EpisodeForm
 from dart_cli.doctor.plan import episode_tokens
 from dart_cli.language.history import History, history_of
 

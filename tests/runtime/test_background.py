@@ -71,10 +71,10 @@ def test_a_signal_prints_what_there_is_and_cancels_the_work(
     before, waits = signal.getsignal(number), OpenWaits()
     code = run_until_stopped(signalled(number, waits), waits, lambda: typer.echo("so far"))
     assert code == 128 + number
-    printed, said = capsys.readouterr()
+    printed, text = capsys.readouterr()
     assert printed == "so far\n"
     assert (
-        said == f"stopped by {number.name}; it had waited 0 s for the end of time (at most 9 s)\n"
+        text == f"stopped by {number.name}; it had waited 0 s for the end of time (at most 9 s)\n"
     )
     assert signal.getsignal(number) == before
 

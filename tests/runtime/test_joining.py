@@ -71,9 +71,9 @@ async def test_the_settings_go_to_each_data_process_and_only_the_first_may_refus
 ) -> None:
     data = Data(notes=["train has train.lr = 0.5"])
     async with process(run_dir, "train.lr=0.5") as its:
-        assert not its.done.is_set()
+        assert not its.joined.is_set()
         async with data.serving(run_dir):
-            await its.done.wait()
+            await its.joined.wait()
         async with data.serving(run_dir):
             await until(lambda: len(data.asked) == 2)
     first, second = data.asked
@@ -88,7 +88,7 @@ async def test_a_refusal_ends_the_process_with_its_line(run_dir: Path) -> None:
     async with data.serving(run_dir):
         with pytest.raises(ConfigError, match=r"^dart train does not read data\.group_size$"):
             async with process(run_dir) as its:
-                await its.done.wait()
+                await its.joined.wait()
 
 
 async def test_a_data_service_of_another_version_ends_the_process(run_dir: Path) -> None:
@@ -98,7 +98,7 @@ async def test_a_data_service_of_another_version_ends_the_process(run_dir: Path)
             ProtocolError, match=r"^dart data at ipc:.*: run the same dart version$"
         ):
             async with process(run_dir) as its:
-                await its.done.wait()
+                await its.joined.wait()
 
 
 async def test_a_fault_of_the_data_service_is_no_refusal(
@@ -107,7 +107,7 @@ async def test_a_fault_of_the_data_service_is_no_refusal(
     monkeypatch.setattr(joining, "RETRY_S", 0.0)
     data = Data(faults=[StoreError("disk full"), ValueError("a bug")])
     async with data.serving(run_dir), process(run_dir) as its:
-        await its.done.wait()
+        await its.joined.wait()
     assert len(data.asked) == 3
 
 

@@ -18,8 +18,8 @@ from tests.waiting import PATIENCE_S, until
 logger = logging.getLogger(__name__)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings so far."""
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings so far."""
     return [record.getMessage() for record in caplog.records]
 
 
@@ -31,12 +31,12 @@ def test_equal_warnings_of_many_slots_are_one_line_with_their_number(
         for _ in range(64):
             warnings.add("data is absent")
         warnings.add("another")
-        await until(lambda: len(told(caplog)) == 2)
+        await until(lambda: len(warnings_in(caplog)) == 2)
         warnings.add("data is absent")  # too soon for a second line
         warnings.close()
 
     asyncio.run(warn())
-    assert told(caplog) == ["data is absent (64 times)", "another", "data is absent"]
+    assert warnings_in(caplog) == ["data is absent (64 times)", "another", "data is absent"]
 
 
 def test_warnings_that_go_on_are_told_again_after_a_while(
@@ -47,13 +47,13 @@ def test_warnings_that_go_on_are_told_again_after_a_while(
     async def warn() -> None:
         warnings = RepeatedWarnings(logger)
         warnings.add("data is absent")
-        await until(lambda: len(told(caplog)) == 1)
+        await until(lambda: len(warnings_in(caplog)) == 1)
         warnings.add("data is absent")
-        await until(lambda: len(told(caplog)) == 2)
+        await until(lambda: len(warnings_in(caplog)) == 2)
         warnings.close()
 
     asyncio.run(warn())
-    assert told(caplog) == ["data is absent"] * 2
+    assert warnings_in(caplog) == ["data is absent"] * 2
 
 
 def test_a_log_that_has_grown_large_begins_anew_under_the_same_hands(tmp_path: Path) -> None:

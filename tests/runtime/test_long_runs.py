@@ -135,7 +135,7 @@ def test_a_process_that_dies_now_and_then_ends_no_run_of_two_weeks_and_each_noti
     deaths = 2 * WEEK_S // life_s
     assert len(run.told) in (deaths - 1, deaths)  # of which the last may coincide with the end
     assert all("starting it again (1/3" in line for line in run.told), "each is the first in a row"
-    often = [int(found[1]) for line in run.told if (found := re.search(r"(\d+) times", line))]
+    often = [int(result[1]) for line in run.told if (result := re.search(r"(\d+) times", line))]
     assert max(often, default=1) == within_day
     pauses = [
         start - before - life_s for before, start in zip(run.starts, run.starts[1:], strict=False)

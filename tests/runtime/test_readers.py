@@ -84,7 +84,7 @@ class Reads:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    found = Reads()
+    result = Reads()
     keys = {
         kind: {k for k, its in kind.model_fields.items() if not inner_section(its.annotation)}
         for kind in section_types().values()
@@ -93,11 +93,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
     def noting(self: Section, name: str) -> Any:
         if name in keys.get(type(self), ()):
-            found.note(self, name)
+            result.note(self, name)
         return plain(self, name)
 
     monkeypatch.setattr(Section, "__getattribute__", noting)
-    return found
+    return result
 
 
 @pytest.fixture
@@ -141,11 +141,11 @@ async def test_each_process_of_a_run_reads_the_keys_that_the_table_says(
             process.run(its["train"], stop),
         )
     for role in PROCESSES:
-        told = {key for key in KEYS if role in row_of(key).readers}
+        output = {key for key in KEYS if role in row_of(key).readers}
         free = {key for key in KEYS if role in row_of(key).free}
         read = reads.by_role[role]
-        assert read - told - free == set(), f"dart {role} reads more than its rows say"
-        assert told - read - free == NOT_IN_A_SMALL_RUN[role], f"rows of dart {role}"
+        assert read - output - free == set(), f"dart {role} reads more than its rows say"
+        assert output - read - free == NOT_IN_A_SMALL_RUN[role], f"rows of dart {role}"
 
 
 def test_every_key_has_a_reader_and_every_row_has_a_key() -> None:

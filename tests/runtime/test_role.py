@@ -60,9 +60,11 @@ def test_an_error_is_one_line_and_a_traceback_in_the_log(
         raise error
 
     assert run_role("env", config, fail) == code
-    told = [line for line in capfd.readouterr().err.splitlines(True) if line.startswith("error")]
-    assert len(told) == 1
-    assert told[0].startswith(text)
+    messages = [
+        line for line in capfd.readouterr().err.splitlines(True) if line.startswith("error")
+    ]
+    assert len(messages) == 1
+    assert messages[0].startswith(text)
     log = (config.run.dir / "logs" / "env-0.log").read_text()
     assert "Traceback" in log
     assert type(error).__name__ in log
@@ -263,10 +265,10 @@ def test_names_that_are_no_utf_8_are_logged(tmp_path: Path) -> None:
 
 
 def told_of(capfd: pytest.CaptureFixture[str]) -> str:
-    told = capfd.readouterr().err
-    assert "Traceback" not in told
-    assert "Logging error" not in told
-    return told
+    output = capfd.readouterr().err
+    assert "Traceback" not in output
+    assert "Logging error" not in output
+    return output
 
 
 def test_a_full_disk_is_one_line_and_stays_in_the_lock_file_until_the_next_start(
@@ -299,9 +301,9 @@ def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing(
     (config.run.dir / "logs").mkdir()
     (config.run.dir / "logs" / "env-0.log").symlink_to("/dev/full")
     assert run_role("env", config, work) == 0
-    told = told_of(capfd)
-    assert told.count("No space left on device; log lines are lost") == 1
-    assert "line 2" in told
+    output = told_of(capfd)
+    assert output.count("No space left on device; log lines are lost") == 1
+    assert "line 2" in output
 
 
 @pytest.mark.parametrize(
@@ -327,10 +329,10 @@ def test_a_directory_that_cannot_be_written_is_one_line_before_anything_starts(
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(target)
     assert run_role("env", config, never) == code
-    told = told_of(capfd).splitlines()
-    assert len(told) == 1
-    assert told[0].startswith("error: ")
-    assert why in told[0]
+    output = told_of(capfd).splitlines()
+    assert len(output) == 1
+    assert output[0].startswith("error: ")
+    assert why in output[0]
 
 
 @pytest.mark.parametrize("removed", [False, True])

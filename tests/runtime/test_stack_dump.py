@@ -52,11 +52,11 @@ def child(tmp_path: Path) -> subprocess.Popen[str]:
 def test_all_threads_and_tasks_of_all_processes_are_printed_and_they_go_on(
     child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     for _ in range(2):  # the process lives on, and can be asked again
-        told.clear()
-        assert run_stacks(tmp_path / "run", told.append) == 0
-        text = "\n".join(told)
+        messages.clear()
+        assert run_stacks(tmp_path / "run", messages.append) == 0
+        text = "\n".join(messages)
         assert text.startswith(f"=== env-0 (pid {child.pid})")
         assert "in sleep_in_a_thread" in text
         assert "Task the-inner-task:" in text
@@ -71,9 +71,9 @@ def test_a_stopped_process_is_reported_as_stopped(
 ) -> None:
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    told: list[str] = []
-    assert run_stacks(tmp_path / "run", told.append) == 1
-    assert f"kill -CONT {child.pid}" in told[1]
+    messages: list[str] = []
+    assert run_stacks(tmp_path / "run", messages.append) == 1
+    assert f"kill -CONT {child.pid}" in messages[1]
 
 
 def test_a_run_without_processes_has_no_stacks(

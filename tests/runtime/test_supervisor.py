@@ -16,7 +16,7 @@ from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.run_dir import claim, leave_signal
-from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _appended
+from dart_cli.runtime.supervisor import Child, ChildError, Supervisor, _append_to
 from tests.waiting import PATIENCE_S
 
 
@@ -38,17 +38,17 @@ def supervisor(
     is_over: bool = False,
 ) -> tuple[Supervisor, list[str]]:
     """A supervisor and its notices."""
-    told: list[str] = []
+    messages: list[str] = []
     made = Supervisor(
         commands,
         leaders=leaders,
         restarts=restarts,
         log_file=tmp_path / "logs" / "up.log",
-        notice=told.append,
+        notice=messages.append,
         on_kill=on_kill,
         is_over=lambda: is_over,
     )
-    return made, told
+    return made, messages
 
 
 async def _alive(config: Config, worker: str) -> int:
@@ -60,9 +60,9 @@ async def _alive(config: Config, worker: str) -> int:
 
 
 async def test_it_is_done_when_its_leaders_are(tmp_path: Path) -> None:
-    made, told = supervisor(tmp_path, {"one": ["--version"]}, ["one"])
+    made, output = supervisor(tmp_path, {"one": ["--version"]}, ["one"])
     await asyncio.wait_for(made.run(asyncio.Event()), PATIENCE_S)
-    assert told == []
+    assert output == []
     assert (tmp_path / "logs" / "up.log").read_text().startswith("one | dart ")
 
 
@@ -81,7 +81,7 @@ async def test_a_leader_is_ended_after_another_only_where_it_shall_follow(
     )
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
-    await asyncio.wait_for(made._children["one"].ended.wait(), PATIENCE_S)
+    await asyncio.wait_for(made._children["one"].has_ended.wait(), PATIENCE_S)
     for _ in range(100):
         await asyncio.sleep(0)
     assert made._ending.is_set() is is_ended
@@ -105,38 +105,38 @@ async def test_every_character_of_a_child_is_kept_however_it_arrives(tmp_path: P
 
 
 async def test_a_child_is_read_from_though_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
-    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    made, output = supervisor(tmp_path, {"one": []}, ["one"])
     stream, child = asyncio.StreamReader(), Child("one", [])
-    with _appended(Path("/dev/full")) as log:
+    with _append_to(Path("/dev/full")) as log:
         reading = asyncio.create_task(made._read(child, stream, log))
         for number in range(3):
             stream.feed_data(b"WARNING %d\n" % number + b"x" * 20000 + b"\n")
         stream.feed_data(b"progress: all\n")
         stream.feed_eof()
         await reading
-    assert told == [
+    assert output == [
         f"one: {words}" for words in ("WARNING 0", "WARNING 1", "WARNING 2", "progress: all")
     ]
     assert child.last_line == "progress: all"
 
 
 async def test_the_address_of_an_endpoint_is_shown_once_with_its_name(tmp_path: Path) -> None:
-    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    made, output = supervisor(tmp_path, {"one": []}, ["one"])
     stream = asyncio.StreamReader()
     stream.feed_data(b"serve-0: http://127.0.0.1:8480/v1\nother words\n")
     stream.feed_eof()
     await made._read(Child("serve-0", []), stream, io.StringIO())
-    assert told == ["serve-0: http://127.0.0.1:8480/v1"]
+    assert output == ["serve-0: http://127.0.0.1:8480/v1"]
 
 
 async def test_what_a_child_still_finishes_is_shown_once(tmp_path: Path) -> None:
-    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    made, output = supervisor(tmp_path, {"one": []}, ["one"])
     stream = asyncio.StreamReader()
     for doing in ("in its update", "in its update", "writing its last checkpoint"):
         stream.feed_data(f"progress: train is still {doing}\n".encode())
     stream.feed_eof()
     await made._read(Child("train", []), stream, io.StringIO())
-    assert told == [
+    assert output == [
         "train: progress: train is still in its update",
         "train: progress: train is still writing its last checkpoint",
     ]
@@ -152,11 +152,11 @@ async def test_a_full_disk_of_the_log_hides_no_childs_end() -> None:
 
 
 async def test_a_users_mistake_is_not_tried_again(tmp_path: Path) -> None:
-    made, told = supervisor(tmp_path, {"data": ["data", "no.toml"]}, ["data"], restarts=3)
+    made, output = supervisor(tmp_path, {"data": ["data", "no.toml"]}, ["data"], restarts=3)
     with pytest.raises(ChildError, match=r"data ended with 2: no such file: no\.toml") as info:
         await asyncio.wait_for(made.run(asyncio.Event()), PATIENCE_S)
     assert info.value.exit_code == 2
-    assert not any("starting it again" in each for each in told)
+    assert not any("starting it again" in each for each in output)
 
 
 async def test_a_killed_child_is_started_again_and_stop_ends_all(
@@ -167,7 +167,7 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
         "env-0": ["env", str(config_path), "--worker", "env-0"],
         "data": ["data", str(config_path)],
     }
-    made, told = supervisor(tmp_path, commands, ["data"], restarts=1)
+    made, output = supervisor(tmp_path, commands, ["data"], restarts=1)
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
     async with asyncio.timeout(PATIENCE_S):
@@ -178,7 +178,7 @@ async def test_a_killed_child_is_started_again_and_stop_ends_all(
             await asyncio.sleep(0.05)
         stop.set()
         await running
-    assert any("data was ended by SIGKILL" in each and "(1/1)" in each for each in told)
+    assert any("data was ended by SIGKILL" in each and "(1/1)" in each for each in output)
     for worker in ("env-0", "data"):
         with claim(config, worker, worker):
             pass  # no process is left
@@ -192,20 +192,20 @@ async def test_once_the_run_is_over_only_the_process_that_the_others_talk_to_is_
         "env-0": ["env", str(config_path), "--worker", "env-0"],
         "data": ["data", str(config_path)],
     }
-    made, told = supervisor(tmp_path, commands, ["data"], restarts=1, is_over=True)
+    made, output = supervisor(tmp_path, commands, ["data"], restarts=1, is_over=True)
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
     async with asyncio.timeout(PATIENCE_S):
         for worker in ("env-0", "data"):
             os.kill(await _alive(config, worker), signal.SIGKILL)
-        while len(told) < 2:  # noqa: ASYNC110 - a list
+        while len(output) < 2:  # noqa: ASYNC110 - a list
             await asyncio.sleep(0.01)
         stop.set()
         await running
-    [env] = [line for line in told if line.startswith("env-0")]
+    [env] = [line for line in output if line.startswith("env-0")]
     assert env.startswith("env-0 was ended by SIGKILL")
     assert env.endswith("the run is over, so it is not started again")
-    assert any("data was ended by SIGKILL" in line and "(1/1)" in line for line in told)
+    assert any("data was ended by SIGKILL" in line and "(1/1)" in line for line in output)
 
 
 async def test_a_stop_does_not_hang_on_a_child_that_is_to_start_again_later(
@@ -213,12 +213,12 @@ async def test_a_stop_does_not_hang_on_a_child_that_is_to_start_again_later(
 ) -> None:
     monkeypatch.setattr("dart_cli.runtime.supervisor._BACKOFF_S", 1000.0)
     monkeypatch.setattr("dart_cli.runtime.supervisor._MAX_BACKOFF_S", 1000.0)
-    made, told = supervisor(tmp_path, {"data": ["data", str(config_path)]}, ["data"], restarts=1)
+    made, output = supervisor(tmp_path, {"data": ["data", str(config_path)]}, ["data"], restarts=1)
     stop = asyncio.Event()
     running = asyncio.create_task(made.run(stop))
     async with asyncio.timeout(PATIENCE_S):
         os.kill(await _alive(load_config(config_path), "data"), signal.SIGKILL)
-        while not any("starting it again" in each for each in told):  # noqa: ASYNC110 - a list
+        while not any("starting it again" in each for each in output):  # noqa: ASYNC110 - a list
             await asyncio.sleep(0.01)
         stop.set()
         await running
@@ -249,7 +249,7 @@ async def test_a_child_that_reports_progress_as_it_ends_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
     monkeypatch.setattr("dart_cli.runtime.supervisor.GRACE_S", 0.0)
-    made, told = supervisor(tmp_path, {"one": []}, ["one"])
+    made, output = supervisor(tmp_path, {"one": []}, ["one"])
     child, stream, log = Child("one", []), asyncio.StreamReader(), io.StringIO()
     reading = asyncio.create_task(made._read(child, stream, log))
     ending = asyncio.create_task(made._see_end(child))
@@ -257,8 +257,8 @@ async def test_a_child_that_reports_progress_as_it_ends_is_waited_for(
         stream.feed_data(b"progress: one is still writing its last checkpoint\n")
         await asyncio.sleep(0.1)
     if speaks:
-        child.ended.set()
+        child.has_ended.set()
     await asyncio.wait_for(ending, PATIENCE_S)
     stream.feed_eof()
     await reading
-    assert ("one did not end in time; killed" in told) != speaks
+    assert ("one did not end in time; killed" in output) != speaks

@@ -43,11 +43,11 @@ async def test_a_process_that_was_stopped_does_not_say_that_data_is_absent(
     listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, lambda: True)))
     await until(lambda: subscriber.asked >= 2)
     paused = 40.0  # SIGSTOP and, later, SIGCONT
-    asked = subscriber.asked
-    await until(lambda: subscriber.asked > asked + 1)
+    request = subscriber.asked
+    await until(lambda: subscriber.asked > request + 1)
     subscriber.says.set()
     assert await listening == STATE
-    assert "has heard nothing" not in caplog.text
+    assert "no message from the connected data service" not in caplog.text
 
 
 async def test_the_silence_of_a_data_process_that_is_not_there_is_no_warning(
@@ -57,17 +57,17 @@ async def test_the_silence_of_a_data_process_that_is_not_there_is_no_warning(
     monkeypatch.setattr(endpoints, "DEADLINE_S", 0.05)
     config = Config.model_validate({"run": {"dir": tmp_path}})
     subscriber: Any = Silent()
-    asked = []
+    requests = []
 
     def is_there() -> bool:
-        asked.append(subscriber.asked)
+        requests.append(subscriber.asked)
         return False
 
     listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, is_there)))
-    await until(lambda: asked)
+    await until(lambda: requests)
     subscriber.says.set()
     assert await listening == STATE
-    assert "has heard nothing" not in caplog.text
+    assert "no message from the connected data service" not in caplog.text
 
 
 async def test_a_long_silence_is_told(
@@ -78,6 +78,6 @@ async def test_a_long_silence_is_told(
     config = Config.model_validate({"run": {"dir": tmp_path}})
     subscriber: Any = Silent()
     listening = asyncio.create_task(anext(receive_telemetry(subscriber, config, lambda: True)))
-    await until(lambda: "has heard nothing from dart data" in caplog.text)
+    await until(lambda: "no message from the connected data service" in caplog.text)
     subscriber.says.set()
     assert await listening == STATE

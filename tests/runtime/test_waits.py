@@ -16,7 +16,7 @@ from bus.heartbeat import awaited
 from bus.messages import Role
 from dart_cli.data.workers import WORKING
 from dart_cli.runtime import waits
-from dart_cli.runtime.waits import OpenWaits, told_waits
+from dart_cli.runtime.waits import OpenWaits, announced_waits
 from tests.simulated import QUICK
 from tests.waiting import PATIENCE_S, until, wait_until
 
@@ -141,22 +141,22 @@ async def test_a_wait_is_told_once_again_after_long_and_when_it_is_over(
 ) -> None:
     monkeypatch.setattr(waits, "LOOK_S", 0.01)
     monkeypatch.setattr(waits, "SAY_AFTER_S", 0.02)
-    said: list[str] = []
+    text: list[str] = []
     wait = awaited("data", at="ipc:///a/b")
-    async with told_waits(lambda: wait, said.append):
-        await until(lambda: said)
+    async with announced_waits(lambda: wait, text.append):
+        await until(lambda: text)
         await asyncio.sleep(0.1)
-        assert said == ["waits for dart data at ipc:///a/b: start `dart data CONFIG`"]
+        assert text == ["waits for dart data at ipc:///a/b: start `dart data CONFIG`"]
         monkeypatch.setattr(waits, "AGAIN_S", 0.05)
-        await until(lambda: len(said) > 1)
-        assert "has waited" in said[1]
+        await until(lambda: len(text) > 1)
+        assert "has waited" in text[1]
         monkeypatch.setattr(waits, "AGAIN_S", 600.0)
-        number = len(said)
+        number = len(text)
         wait = awaited("rollout")
-        await until(lambda: len(said) > number)
+        await until(lambda: len(text) > number)
         wait = ""
-        await until(lambda: len(said) > number + 1)
-    assert said[number:] == [
+        await until(lambda: len(text) > number + 1)
+    assert text[number:] == [
         "waits for dart rollout: start `dart rollout CONFIG`",
         "no longer waits for dart rollout",
     ]
@@ -164,16 +164,16 @@ async def test_a_wait_is_told_once_again_after_long_and_when_it_is_over(
 
 async def test_a_short_wait_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "LOOK_S", 0.001)
-    said: list[str] = []
+    text: list[str] = []
     looks: list[str] = []
 
     def what() -> str:
         looks.append("dart data: start it" if len(looks) % 100 else "")
         return looks[-1]
 
-    async with told_waits(what, said.append):
+    async with announced_waits(what, text.append):
         await until(lambda: len(looks) > 500)
-    assert said == []
+    assert text == []
 
 
 def test_open_waits_are_told_with_their_time_the_longest_first() -> None:
@@ -193,21 +193,21 @@ async def test_a_wait_that_lasts_is_a_line_of_progress_and_again_ever_more_rarel
 ) -> None:
     monkeypatch.setattr(waits, "LOOK_S", 0.0)
     now = [0.0]
-    said: list[str] = []
+    text: list[str] = []
 
     def clock() -> float:
-        said.extend(capsys.readouterr().err.splitlines())
+        text.extend(capsys.readouterr().err.splitlines())
         return now[0]
 
     open_waits = OpenWaits(clock)
-    async with open_waits.shown():
+    async with open_waits.show():
         await asyncio.sleep(0)  # it begins to look
         with open_waits.waiting("a reset"), open_waits.waiting("another"):
             for second in range(1, 41):
                 now[0] = float(second)
                 for _ in range(4):  # it looks at each second
                     await asyncio.sleep(0)
-    assert [line.split(" s for ")[0] for line in said] == [
+    assert [line.split(" s for ")[0] for line in text] == [
         f"progress: has waited {seconds}" for seconds in (5, 15, 35)
     ]
-    assert said[0].endswith("5 s for another, and for 1 other")
+    assert text[0].endswith("5 s for another, and for 1 other")

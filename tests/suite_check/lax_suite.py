@@ -1,4 +1,4 @@
-"""A suite whose tasks each have another mistake: an evaluator that passes too much, or an error."""
+"""A suite in which each task has a different mistake: an evaluator that passes too much, or an error."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LaxEnv:
         count = next(_COUNTER)
         if self.kind == "other-words":
             return self._look(), {"instruction": f"click {count}"}
-        shown = self._look(count if self.kind == "other-pixels" else 0)
-        sent = {"no-image": b"xx", "half-image": shown.screenshot[:45]}
-        return replace(shown, screenshot=sent.get(self.kind, shown.screenshot)), {}
+        visible = self._look(count if self.kind == "other-pixels" else 0)
+        sent = {"no-image": b"xx", "half-image": visible.screenshot[:45]}
+        return replace(visible, screenshot=sent.get(self.kind, visible.screenshot)), {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self.steps += 1

@@ -11,7 +11,7 @@ import torch
 
 from bus.messages import Batch
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
-from dart_cli.doctor.parity import Trial, play_trial
+from dart_cli.doctor.logprob_check import Trial, play_trial
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bus.errors import ProtocolError
 from bus.messages import Batch, Sample
 from dart_cli.config.schema import Config, ModelConfig, PolicyConfig, TrainConfig
-from dart_cli.doctor.parity import Trial, play_trial
+from dart_cli.doctor.logprob_check import Trial, play_trial
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import encoder_outputs, image_features

@@ -9,7 +9,7 @@ from bus.messages import Batch, VersionSpan
 from bus.packed import float64s, int32s
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
-from dart_cli.doctor.parity import draw
+from dart_cli.doctor.logprob_check import draw
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.packs.batch_tokens import pad_of
 from dart_cli.train.packs.pack import Pack, PackFeed

@@ -170,7 +170,7 @@ def test_a_taken_port_is_one_line_and_without_a_port_the_next_one_is_taken(
         assert "name a free one, or --port 0 for any" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"--host no\.such\.host"):
         listen("no.such.host.invalid", 0, FIRST_PORT)
-    with pytest.raises(UserError, match=r"--host a\.\.b: is no name of a host"):
+    with pytest.raises(UserError, match=r"--host a\.\.b is not a host name"):
         listen("a..b", 0, FIRST_PORT)
 
 
