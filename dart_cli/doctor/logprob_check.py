@@ -38,9 +38,8 @@ from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
-from dart_cli.hardware.device import check_memory
 from dart_cli.language.history import History, history_of
-from dart_cli.policy.loader import LoadedPolicy, fits
+from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.runtime.findings import error, error_of, ok, warning
 from dart_cli.runtime.role import limit_threads
 from dart_cli.train.logprob_check import (
@@ -82,7 +81,7 @@ def check_logprobs(config: Config) -> Iterator[Finding]:
         gc.collect()  # frees the engine's copy of the model
         sampled_s = time.monotonic() - began
         model = TrainModel.load_frozen(config)
-        with fits("the trainer's forward pass", model.policy.device, _FEWER):
+        with check_memory("the trainer's forward pass", model.policy.device, _FEWER):
             small, large = split_batch(batch)
             compared = rescore(model, small, config.train.pack_tokens)
             run_tokens = rescore(model, large, config.train.pack_tokens)
@@ -131,7 +130,7 @@ def compare_with_limit(
 
     `run_tokens` are from prompts as large as the run's, whose size `run_sizes` describes.
     """
-    kinds = {_NAMES[kind]: gap for kind, gap in compared.by_seen().items()}
+    kinds = {_NAMES[kind]: gap for kind, gap in compared.by_screens().items()}
     if run_tokens is not None and run_tokens.engine.size:
         kinds[_OWN] = run_tokens.mismatch()
     for name, gap in kinds.items():

@@ -203,10 +203,12 @@ def _engine(
         return EnginePlan(wide * shape.parameters, cache + prefix_cache, passing, prompts)
     image_tokens = screens_in_play(config) * screen
     if memory is None:
-        room = divide_on_cpu(config.vllm, shape, wide=wide, length=length, shown=image_tokens)
+        room = divide_on_cpu(
+            config.vllm, shape, wide=wide, length=length, screen_tokens=image_tokens
+        )
     else:
         room = divide(
-            config.vllm, shape, wide=wide, memory=memory, length=length, shown=image_tokens
+            config.vllm, shape, wide=wide, memory=memory, length=length, screen_tokens=image_tokens
         )
     return EnginePlan(
         weights=room.weights,

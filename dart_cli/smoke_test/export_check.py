@@ -20,7 +20,7 @@ from dart_cli.data.loading import chained
 from dart_cli.data.store.open import open_reader
 from dart_cli.player.chosen_model import newest_announced
 from dart_cli.policy.loader import weight_tensors
-from dart_cli.train.parity import limit_of, rescore
+from dart_cli.train.logprob_check import limit_of, rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 

@@ -24,7 +24,7 @@ from dart_cli.doctor.logprob_check import (
 )
 from dart_cli.policy.loader import load_policy
 from dart_cli.runtime.findings import is_healthy
-from dart_cli.train.parity import LIMITS, ComparedTokens
+from dart_cli.train.logprob_check import LIMITS, ComparedTokens
 from tests.doctor.parts import doctor
 
 Family = Callable[[str], Path]
