@@ -143,7 +143,7 @@ def list_(
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.find import check_reason, check_tasks, find_run
+    from dart_cli.inspection.run_lookup import check_reason, check_tasks, find_run
     from dart_cli.inspection.terminal import left_out_note, print_list
     from dart_cli.inspection.trajectories import Choice, Subject, listed, subject_json
 
@@ -196,15 +196,15 @@ def show(
     Example: dart data show g000001-00 --film first.gif
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.explain import explain_trajectory
-    from dart_cli.inspection.find import find_run, find_subject
+    from dart_cli.inspection.run_lookup import find_run, find_subject
     from dart_cli.inspection.terminal import print_trajectory
     from dart_cli.inspection.trajectories import read_trajectory, shown_json
+    from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
         shown = read_trajectory(reader, find_subject(reader, trajectory))
         if film is not None:
-            from dart_cli.inspection.report import draw_trajectory
+            from dart_cli.inspection.film_pictures import draw_trajectory
 
             draw_trajectory(film, reader, shown)
         if as_json:
@@ -223,8 +223,8 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.counts import count, counts_json
-    from dart_cli.inspection.find import find_run
+    from dart_cli.inspection.run_counts import count, counts_json
+    from dart_cli.inspection.run_lookup import find_run
     from dart_cli.inspection.terminal import print_counts
 
     with open_reader(find_run(target)) as reader:
@@ -245,10 +245,10 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
     Example: dart data why g000001-00 --run runs/quickstart
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.explain import explain_trajectory
-    from dart_cli.inspection.find import find_run, find_subject
+    from dart_cli.inspection.run_lookup import find_run, find_subject
     from dart_cli.inspection.terminal import print_events
     from dart_cli.inspection.trajectories import read_trajectory, subject_json
+    from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
         shown = read_trajectory(reader, find_subject(reader, trajectory))
@@ -278,8 +278,8 @@ def draw(
     Example: dart data draw runs/quickstart --out pictures
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.find import find_run
     from dart_cli.inspection.pictures import draw_all
+    from dart_cli.inspection.run_lookup import find_run
 
     with open_reader(find_run(target)) as reader:
         for path in draw_all(reader, out or reader.path.parent / "pictures"):
@@ -323,8 +323,8 @@ def judge(
     """
     from bus.snapshot import JudgeView
     from dart_cli.evaluation.judging import JudgeOptions, judge_run
-    from dart_cli.inspection.find import find_run
-    from dart_cli.status.page import judge_lines
+    from dart_cli.inspection.run_lookup import find_run
+    from dart_cli.status.judges import judge_lines
 
     given = read_options(settings or []) | {
         key: value for key, value in (("url", url), ("model", model)) if value
@@ -391,7 +391,7 @@ def export(
     """
     from dart_cli.data.exchange.transfer import Choice, chosen, export_run
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.find import check_tasks, find_run
+    from dart_cli.inspection.run_lookup import check_tasks, find_run
     from dart_cli.runtime.tables import progress
 
     if pool and outcome:

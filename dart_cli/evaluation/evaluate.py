@@ -44,8 +44,8 @@ from dart_cli.evaluation.episodes import (
 )
 from dart_cli.evaluation.films import Film, FilmFrame, Films, films_dir, write_shot
 from dart_cli.evaluation.results import EpisodeRow, Evaluation, Mode, eval_dir
+from dart_cli.evaluation.score_tables import deviation_lines, pass_at_table, score_table, summary
 from dart_cli.evaluation.settings import dart_version, left_out_of, settings_of
-from dart_cli.evaluation.text import deviation_lines, pass_at_table, score_table, summary
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
 from dart_cli.player.episodes import PlannedEpisode, PlayedEpisode, answered_by, each_of, play
 from dart_cli.runtime.background import run_until_stopped

@@ -32,7 +32,7 @@ from dart_cli.judge.judge import Judge, JudgeLimits
 from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.tables import Advance, progress
 from dart_cli.runtime.waits import OpenWaits
-from dart_cli.status.page import judge_json
+from dart_cli.status.judges import judge_json
 
 logger = logging.getLogger(__name__)
 

@@ -30,6 +30,9 @@ from dart_cli.runtime.work_folder import KeptSettings, StoredModel
 Mode = Literal["sampled", "greedy", "random"]
 """How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""
 
+BEFORE, AFTER = "before", "after"
+"""Names of the two evaluations that `dart up` makes around a run."""
+
 SCHEMA = 2
 """Of the files that are written."""
 
@@ -253,6 +256,12 @@ def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
     if not path.exists():
         return None
     return read_file(path)
+
+
+def score_of(evaluation: Evaluation | None, mode: Mode) -> ModeScore:
+    """Return the score of one mode; a score without episodes where the mode was not played."""
+    score = evaluation.modes.get(mode) if evaluation else None
+    return score or ModeScore(tasks=[], compositions=[])
 
 
 def read_file(path: Path) -> Evaluation:

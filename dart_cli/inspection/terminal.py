@@ -17,9 +17,9 @@ from bus.snapshot import JudgeView
 from dart_cli.data.stalls import INVALID_SHARE, TELLING_INVALID
 from dart_cli.data.store.rows import SizesRow, TrajectoryRow
 from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.counts import RunCounts, StateCount, counts_of, unaccounted
-from dart_cli.inspection.explain import Event
+from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of, unaccounted
 from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject, patch_words
+from dart_cli.inspection.trajectory_history import Event
 from dart_cli.runtime.tables import (
     fraction,
     moment,
@@ -28,7 +28,7 @@ from dart_cli.runtime.tables import (
     verdict_words,
     versions,
 )
-from dart_cli.status.page import judge_lines
+from dart_cli.status.judges import judge_lines
 
 _TEXT_LINES = 12
 """Shown of the text beside a screenshot."""

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from bus.errors import ConfigError, DeadlineError, MissingPartError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
-from dart_cli.status.page import problems
+from dart_cli.status.run_sections import problems
 from dart_cli.status.watch import looks
 
 HOST = "127.0.0.1"

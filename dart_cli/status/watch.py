@@ -24,9 +24,9 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.run_dir import last_snapshot
 from dart_cli.runtime.waits import data_awaited
-from dart_cli.status.page import problems
-from dart_cli.status.processes import ended_badly, ended_well, over, why_absent
-from dart_cli.status.window import StatusPage
+from dart_cli.status.host_processes import ended_badly, ended_well, over, why_absent
+from dart_cli.status.run_sections import problems
+from dart_cli.status.status_page import StatusPage
 
 ANSWER_S = 5.0
 """Seconds a data process may take to answer before it counts as absent."""

@@ -28,7 +28,7 @@ from dart_cli.evaluation.results import (
 from dart_cli.inspection.curves import Series
 from dart_cli.view.charts import legend, line_chart
 from dart_cli.view.run_pages import evaluated_page
-from dart_cli.view.screens import action_marks, image_size, screenshot
+from dart_cli.view.screenshot_svg import action_marks, image_size, screenshot
 from dart_cli.view.site import Query, Site, Values
 from envs.contract.own_code import did_you_mean
 

@@ -23,9 +23,9 @@ from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Merge, Outcome, 
 from dart_cli.explore.graph_statistics import paths_from, steady, tried
 from dart_cli.explore.phrasing import labels_of, spoken
 from dart_cli.inspection.curves import Series
-from dart_cli.inspection.find import written_at
+from dart_cli.inspection.run_lookup import written_at
 from dart_cli.view.charts import TASK_COLOURS, legend, line_chart
-from dart_cli.view.screens import screenshot
+from dart_cli.view.screenshot_svg import screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
 from envs.contract.elements import Element
 

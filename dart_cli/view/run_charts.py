@@ -19,7 +19,7 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint
 from dart_cli.inspection import curves
 from dart_cli.inspection.axes import AXES, TITLES, Axis, Places
-from dart_cli.status.page import METRICS
+from dart_cli.status.run_sections import METRICS
 from dart_cli.view import charts
 from dart_cli.view.site import Query, QueryError, Values
 

@@ -26,14 +26,12 @@ from bus.errors import StoreError, UserError
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint, GroupRow, GroupState, RunRow, TrajectoryRow
-from dart_cli.evaluation.results import read_evaluation
+from dart_cli.evaluation.results import BEFORE, read_evaluation
 from dart_cli.inspection import curves
 from dart_cli.inspection.axes import Places
 from dart_cli.inspection.comparison import read_note
-from dart_cli.inspection.counts import OUTCOMES, RunCounts, count, counts_of
-from dart_cli.inspection.explain import explain_trajectory
-from dart_cli.inspection.find import find_subject, nearest, process_ends
-from dart_cli.inspection.report import BEFORE
+from dart_cli.inspection.run_counts import OUTCOMES, RunCounts, count, counts_of
+from dart_cli.inspection.run_lookup import find_subject, nearest, process_ends
 from dart_cli.inspection.trajectories import (
     CANCELLED,
     STATES,
@@ -43,6 +41,7 @@ from dart_cli.inspection.trajectories import (
     read_trajectory,
     why_left_out,
 )
+from dart_cli.inspection.trajectory_history import explain_trajectory
 from dart_cli.view import charts
 from dart_cli.view.run_charts import (
     SUCCESS,
@@ -53,7 +52,7 @@ from dart_cli.view.run_charts import (
     scope_of,
     success_chart,
 )
-from dart_cli.view.screens import action_marks, heat_marks, image_size, screenshot
+from dart_cli.view.screenshot_svg import action_marks, heat_marks, image_size, screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
 from envs.contract.own_code import did_you_mean
 

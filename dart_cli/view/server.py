@@ -33,10 +33,10 @@ from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import evaluations_in
 from dart_cli.explore.graph import DATABASE as GRAPH
 from dart_cli.explore.graph import GraphReader, read_graph
-from dart_cli.inspection.find import written_at
+from dart_cli.inspection.run_lookup import written_at
 from dart_cli.runtime.http_server import LOOPBACK, HttpGuard, address, listen, make_server
 from dart_cli.view import compare_pages, evaluation_pages, graph_pages, run_pages
-from dart_cli.view.screens import reduced
+from dart_cli.view.screenshot_svg import reduced
 from dart_cli.view.site import POLICY, File, Query, QueryError, Site, Values, stylesheet
 from envs.contract.base import image_type
 

@@ -17,9 +17,9 @@ from dart_cli.evaluation.compare import (
     comparison_table,
     difference_text,
 )
+from dart_cli.evaluation.leaderboard import as_markdown, row_of
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings, Evaluation, ProtocolCheck
 from dart_cli.evaluation.scores import mode_score
-from dart_cli.evaluation.text import as_markdown, row_of
 from tests.evaluation.parts import episode
 
 

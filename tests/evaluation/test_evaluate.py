@@ -21,7 +21,7 @@ from dart_cli.evaluation.episodes import Kept, KeptEpisodes
 from dart_cli.evaluation.evaluate import plan_eval, run_eval
 from dart_cli.evaluation.films import films_dir, read_films
 from dart_cli.evaluation.results import read_evaluation
-from dart_cli.evaluation.text import score_table, summary
+from dart_cli.evaluation.score_tables import score_table, summary
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in

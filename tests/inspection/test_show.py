@@ -11,7 +11,7 @@ from PIL import Image
 
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.run_lookup import find_subject
 from dart_cli.inspection.trajectories import read_trajectory
 from tests.data.parts import (
     DRAG,

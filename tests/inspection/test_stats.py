@@ -11,7 +11,7 @@ import pytest
 
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.counts import count, counts_json, unaccounted
+from dart_cli.inspection.run_counts import count, counts_json, unaccounted
 from tests.data.parts import pool_member, small_config
 from tests.inspection.parts import Played, run
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.evaluation.films import Film, FilmFrame, Films, films_dir, write_shot
+from dart_cli.evaluation.leaderboard import as_markdown, row_of
 from dart_cli.evaluation.results import (
     EvalSettings,
     Evaluation,
@@ -17,7 +18,6 @@ from dart_cli.evaluation.results import (
     read_evaluation,
 )
 from dart_cli.evaluation.scores import METHOD, mode_score
-from dart_cli.evaluation.text import as_markdown, row_of
 from tests.evaluation.parts import episode
 from tests.view.parts import Bones, Server, png, serving
 from tests.view.test_hostile import BENIGN, HOSTILE

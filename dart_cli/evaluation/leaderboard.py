@@ -1,126 +1,16 @@
-"""An evaluation for people and scripts.
+"""An evaluation as a row of a leaderboard, with everything that makes its score repeatable.
 
-score_table      a mode's scores by task
-pass_at_table    success within k attempts
-deviation_lines  how it deviates from its protocol, and what else is to be known
-summary          the evaluation as one JSON object
-row_of           it as a row of a leaderboard, with everything that makes its score repeatable
-as_markdown      the row as a table of one line, and a list of the rest below
+row_of       the row of one mode, as plain values
+as_markdown  the row as a table of one line, and a list of the rest below it
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.table import Table
-
 from bus.errors import UserError
-from dart_cli.evaluation.results import Evaluation, Mode, ModeScore
-from dart_cli.runtime.tables import fraction, moment, page_table
-
-
-def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
-    """Success by task with its interval, and the mean reward where scores are partial; compositions below."""
-    version = "(base weights)" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
-    title = "random clicks" if mode == "random" else f"{evaluation.model} {version}, {mode}"
-    is_partial = any(row.is_partial for row in (*score.tasks, *score.compositions))
-    reward = ("mean reward",) if is_partial else ()
-    numbers = ("success", "95 % interval", *reward, "episodes", "invalid", "mean steps")
-    table = page_table(title, "task", *numbers, right=numbers)
-    for rows, whole in ((score.tasks, score.overall), (score.compositions, score.composed)):
-        if not rows:
-            continue
-        for row in (*rows, whole):
-            low, high = row.interval
-            table.add_row(
-                row.task_id,
-                fraction(row.success),
-                f"{low:.2f} - {high:.2f}",
-                *((fraction(row.mean_reward),) if is_partial else ()),
-                str(row.episodes),
-                str(row.invalid),
-                "-" if row.mean_steps is None else f"{row.mean_steps:.1f}",
-                style="bold" if row is whole else "",
-                end_section=row is whole,
-            )
-    return table
-
-
-def pass_at_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
-    """pass@k and pass^k over the tasks, and over the compositions, with their intervals."""
-    numbers = ("k", "pass@k", "95 % interval", "pass^k", "95 % interval", "instances")
-    table = page_table(
-        f"within k of {evaluation.attempts} attempts, {mode}", "", *numbers, right=numbers
-    )
-    for name, rows in (("all tasks", score.pass_at), ("all compositions", score.composed_pass_at)):
-        for row in rows:
-            table.add_row(
-                name,
-                str(row.k),
-                f"{row.any:.3f}",
-                between(row.any_interval),
-                f"{row.every:.3f}",
-                between(row.every_interval),
-                str(row.instances),
-                end_section=row is rows[-1],
-            )
-    return table
-
-
-def between(interval: tuple[float, float] | None) -> str:
-    """`0.12 - 0.34`, `-` without one."""
-    return "-" if interval is None else f"{interval[0]:.2f} - {interval[1]:.2f}"
-
-
-def deviation_lines(evaluation: Evaluation) -> list[str]:
-    """Return a line for each deviation from the protocol, and for each note."""
-    lines = []
-    protocol = evaluation.protocol
-    if protocol is not None:
-        if not protocol.deviations:
-            lines.append(f"protocol {protocol.name}: as published")
-        lines += [f"protocol {protocol.name}, deviates: {line}" for line in protocol.deviations]
-        lines += [f"protocol {protocol.name}, left open: {line}" for line in protocol.left_to_model]
-    lines += [f"note: {line}" for line in evaluation.notes]
-    if evaluation.left_out:
-        lines.append(f"note: {len(evaluation.left_out)} tasks of the suite cannot be played here")
-    return lines
-
-
-def summary(evaluation: Evaluation) -> dict[str, object]:
-    """Return the evaluation as one flat JSON object, for `--json`."""
-    result: dict[str, object] = {
-        "model": evaluation.model,
-        "weights": evaluation.weights,
-        "policy_version": evaluation.policy_version,
-        "attempts": evaluation.attempts,
-        "protocol": evaluation.protocol.name if evaluation.protocol else "none",
-        "deviations": evaluation.protocol.deviations if evaluation.protocol else [],
-        "notes": evaluation.notes,
-        "wall_s": round(evaluation.wall_s, 3),
-    }
-    for mode, score in evaluation.modes.items():
-        for name, rows, whole, estimates in (
-            ("tasks", score.tasks, score.overall, score.pass_at),
-            ("compositions", score.compositions, score.composed, score.composed_pass_at),
-        ):
-            result[f"{mode}_{name}"] = {
-                "success": whole.success,
-                "interval": list(whole.interval),
-                "mean_reward": whole.mean_reward,
-                "episodes": whole.episodes,
-                "invalid": whole.invalid,
-                "mean_steps": whole.mean_steps,
-                "ends": whole.ends,
-                "pass_at": {str(each.k): each.any for each in estimates},
-                "pass_hat": {str(each.k): each.every for each in estimates},
-                "per_task": {row.task_id: row.success for row in rows},
-                "mean_reward_per_task": {row.task_id: row.mean_reward for row in rows},
-            }
-    return result
-
-
-# --- a row of a leaderboard ------------------------------------------------------------------
+from dart_cli.evaluation.results import Evaluation, Mode
+from dart_cli.runtime.tables import moment
 
 _IN_TABLE = (
     "benchmark",

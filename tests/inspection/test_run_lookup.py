@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.data.store.rows import DROP_REASONS
-from dart_cli.inspection.find import find_run
+from dart_cli.inspection.run_lookup import find_run
 from tests.inspection.parts import Played, run
 
 

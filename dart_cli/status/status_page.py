@@ -20,18 +20,18 @@ from rich.segment import Segment
 from rich.text import Text
 
 from bus.snapshot import Snapshot
-from dart_cli.status.page import (
+from dart_cli.status.judges import judge_lines
+from dart_cli.status.process_sections import SYNC_COLUMNS, processes, utilisation, weights_taken
+from dart_cli.status.run_sections import (
     TASK_COLUMNS,
     header,
-    judge_lines,
     pipeline,
     problems,
     task_results,
     throughput,
     training,
 )
-from dart_cli.status.page_layout import Lines, Section, fit, narrowed, whole
-from dart_cli.status.workers import SYNC_COLUMNS, processes, utilisation, weights_taken
+from dart_cli.status.window_fit import Lines, Section, fit, narrowed, whole
 
 LOAD_WIDTH = 80
 """Columns of a window from which on the processes' load is shown."""

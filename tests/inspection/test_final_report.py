@@ -17,15 +17,10 @@ from PIL import Image
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import CurvePoint, Remainder, ReplayCounts, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir
-from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
+from dart_cli.inspection.film_pictures import draw_films, pick_films
+from dart_cli.inspection.final_report import summarize, why_short, write_report
 from dart_cli.inspection.pictures import draw_curve
-from dart_cli.inspection.report import (
-    draw_films,
-    pick_films,
-    summarize,
-    why_short,
-    write_report,
-)
+from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of
 from tests.inspection.parts import Played, evaluation
 
 

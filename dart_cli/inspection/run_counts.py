@@ -23,7 +23,7 @@ from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, Remainder, ReplayCounts
 from dart_cli.inspection.trajectories import STATES
-from dart_cli.status.page import judge_json
+from dart_cli.status.judges import judge_json
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _LIFE = ("open", "leased", "playing", "finished", "ready", "batched", "trained", "dropped")

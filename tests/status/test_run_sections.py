@@ -24,9 +24,9 @@ from dart_cli.data import overview
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.tables import minutes
 from dart_cli.status import watch
-from dart_cli.status.page import problems, progress_line, sparkline
+from dart_cli.status.run_sections import problems, progress_line, sparkline
+from dart_cli.status.status_page import StatusPage
 from dart_cli.status.watch import Watcher, run_status
-from dart_cli.status.window import StatusPage
 from tests.data.client import serving
 from tests.data.parts import small_config
 from tests.snapshots import process, snapshot, sync

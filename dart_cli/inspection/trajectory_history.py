@@ -30,7 +30,7 @@ from dart_cli.data.store.rows import (
 )
 from dart_cli.data.versions import Lineage
 from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.find import has_ended
+from dart_cli.inspection.run_lookup import has_ended
 from dart_cli.inspection.trajectories import Shown, Step, patch_words, why_left_out
 from dart_cli.runtime.tables import verdict_words
 
