@@ -26,11 +26,10 @@ def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
         if not rows:
             continue
         for row in (*rows, whole):
-            low, high = row.interval
             table.add_row(
                 row.task_id,
                 fraction(row.success),
-                f"{low:.2f} - {high:.2f}",
+                between(row.interval),
                 *((fraction(row.mean_reward),) if is_partial else ()),
                 str(row.episodes),
                 str(row.invalid),

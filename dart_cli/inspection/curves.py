@@ -195,6 +195,11 @@ def recent(curve: Sequence[CurvePoint]) -> float | None:
     return _merged(part).success if part else None
 
 
+def recent_by_task(points: Iterable[CurvePoint]) -> dict[str, float | None]:
+    """Return `recent` of each task, by its id."""
+    return {task: recent(curve) for task, curve in _of_tasks(points).items()}
+
+
 def _mean(version: int, tasks: Sequence[CurvePoint]) -> Point:
     success = sum(point.success for point in tasks) / len(tasks)
     half = Z_95 * sqrt(sum(map(_variance, tasks))) / len(tasks)

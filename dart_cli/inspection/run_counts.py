@@ -61,6 +61,11 @@ class Counts:
         return numbers
 
     @property
+    def is_partial(self) -> bool:
+        """Whether rewards tell more than success: some lie between 0 and 1."""
+        return self.mean_reward != self.success
+
+    @property
     def dropped(self) -> list[StateCount]:
         """Why trajectories were dropped, the most frequent reason first."""
         return [each for each in self.states if each.state == "dropped"]

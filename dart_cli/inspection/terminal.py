@@ -16,7 +16,6 @@ from rich.table import Table
 from bus.snapshot import JudgeView
 from dart_cli.data.stalls import INVALID_SHARE, TELLING_INVALID
 from dart_cli.data.store.rows import SizesRow, TrajectoryRow
-from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of, unaccounted
 from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject, patch_words
 from dart_cli.inspection.trajectory_history import Event
@@ -107,7 +106,7 @@ def print_trajectory(console: Console, place: str, shown: Shown, events: Sequenc
     columns: dict[str, Callable[[Step], str]] = {
         ">step": lambda step: str(step.step),
         "text": lambda step: step.text,
-        "action": lambda step: action_words(step.action) if step.action else f"none: {step.error}",
+        "action": lambda step: step.action_text,
         ">reward": lambda step: or_dash(step.reward, ".3g"),
         ">log-prob": lambda step: or_dash(step.logprob, ".3f"),
         ">entropy": lambda step: or_dash(step.entropy, ".3f"),
@@ -226,7 +225,7 @@ def _tasks(place: str, counts: RunCounts) -> Table:
         ">mean steps": lambda name: or_dash(fared[name].mean_steps, ".1f"),
         "pool": lambda name: _listed(counts.pool.get(name, {})),
     }
-    if not any(each.mean_reward != each.success for each in fared.values()):
+    if not any(each.is_partial for each in fared.values()):
         del columns[">reward"]
     if not counts.expected:
         del columns[">expected"]

@@ -30,6 +30,7 @@ from dart_cli.data.store.rows import (
     TrajectoryState,
 )
 from dart_cli.data.store.steps import StepRow
+from dart_cli.evaluation.marks import action_words
 from dart_cli.language.pointer_tokens import DrawnPatch, drawn, drawn_patches
 from dart_cli.runtime.tables import or_dash
 
@@ -136,6 +137,11 @@ class Step(StepRow):
     def versions(self) -> list[int]:
         """The weights that sampled it, if they are known."""
         return sorted({span.version for span in self.spans if span.version >= 0})
+
+    @property
+    def action_text(self) -> str:
+        """The action as one short line, or why the text was none."""
+        return action_words(self.action) if self.action else f"no action: {self.error}"
 
 
 @dataclass(frozen=True)

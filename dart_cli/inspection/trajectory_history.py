@@ -29,7 +29,6 @@ from dart_cli.data.store.rows import (
     TrajectoryRow,
 )
 from dart_cli.data.versions import Lineage
-from dart_cli.evaluation.marks import action_words
 from dart_cli.inspection.run_lookup import has_ended
 from dart_cli.inspection.trajectories import Shown, Step, patch_words, why_left_out
 from dart_cli.runtime.tables import verdict_words
@@ -102,8 +101,7 @@ def _played(row: TrajectoryRow, group: GroupRow, steps: Sequence[Step]) -> Itera
 
 
 def _did(step: Step) -> str:
-    did = action_words(step.action) if step.action else f"no action: {step.error}"
-    return f"step {step.step}: {' '.join(step.text.split())} -> {did}"
+    return f"step {step.step}: {' '.join(step.text.split())} -> {step.action_text}"
 
 
 def _weights(step: Step) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bus.errors import DartError
+from bus.errors import DartError, UserError
 from dart_cli.data.store.open import open_reader
 from dart_cli.inspection import curves
 from dart_cli.inspection.comparison import read_note, settings_that_differ
@@ -27,7 +27,7 @@ from dart_cli.view.run_charts import (
     success_chart,
 )
 from dart_cli.view.run_pages import run_of, run_row
-from dart_cli.view.site import Query, Values
+from dart_cli.view.site import Query, QueryError, Values
 
 MOST_COMPARED = TASK_COLOURS
 """So that each has a line of its own."""
@@ -47,10 +47,7 @@ class ComparedRun:
     @property
     def lately(self) -> dict[str, float | None]:
         """Task -> success over its newest trajectories."""
-        return {
-            name: curves.recent([each for each in self.plot.success if each.task_id == name])
-            for name in {each.task_id for each in self.plot.success}
-        }
+        return curves.recent_by_task(self.plot.success)
 
     def line(self, task: str | None) -> curves.Series:
         """Return success of a task, or the mean over tasks, with its interval."""
@@ -80,7 +77,7 @@ def compare(folder: Sequence[Path], query: Query) -> Values:
         except DartError as error:
             faults[path.name] = str(error)
     tasks = sorted({each.task_id for run in runs for each in run.plot.success})
-    task = query.one_of("task", tasks) if runs else None
+    task = _task_of(query, tasks) if runs else None
     lately = [run.lately for run in runs]
     return {
         "all_runs": [path.name for path in folder],
@@ -96,6 +93,14 @@ def compare(folder: Sequence[Path], query: Query) -> Values:
         "settings": settings_that_differ([run.config for run in runs]),
         "tasks": [(name, [success.get(name) for success in lately]) for name in tasks],
     }
+
+
+def _task_of(query: Query, tasks: Sequence[str]) -> str | None:
+    """Return the task that the query names, None without one. Raises UserError for an unknown task."""
+    try:
+        return query.one_of("task", tasks)
+    except QueryError as error:
+        raise UserError(str(error)) from None
 
 
 def _read(path: Path, scope: Scope, kind: str) -> ComparedRun:

@@ -128,14 +128,11 @@ def run_row(reader: Reader) -> Values:
     """Return a run in a few numbers, for the list of several."""
     curve, started, version = curves.read_curve(reader), run_of(reader), reader.newest_version()
     mean = [(each.version, each.success) for each in curves.over_tasks(curve)]
-    lately = [
-        curves.recent([e for e in curve if e.task_id == name])
-        for name in {e.task_id for e in curve}
-    ]
-    known = [value for value in lately if value is not None]
+    by_task = curves.recent_by_task(curve).values()
+    successes = [success for success in by_task if success is not None]
     return {
         "curve": charts.sparkline(mean, "mean over tasks"),
-        "lately": fmean(known) if known else None,
+        "lately": fmean(successes) if successes else None,
         "version": None if version is None else version.policy_version,
         "batches": reader.total("batches"),
         "trajectories": reader.count_trajectories(),
@@ -196,11 +193,17 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
 
 def _task_rows(counts: RunCounts, curve: Sequence[CurvePoint]) -> list[Values]:
     rows = []
-    for name, fared in counts.tasks.items():
-        own = [point for point in curve if point.task_id == name]
-        points = [(each.version, each.success) for each in curves.by_task(own).get(name, ())]
-        spark = charts.sparkline(points, f"success of {name}")
-        rows.append({"id": name, "counts": fared, "recent": curves.recent(own), "curve": spark})
+    points, recent = curves.by_task(curve), curves.recent_by_task(curve)
+    for name, task_counts in counts.tasks.items():
+        line = [(point.version, point.success) for point in points.get(name, ())]
+        rows.append(
+            {
+                "id": name,
+                "counts": task_counts,
+                "recent": recent.get(name),
+                "curve": charts.sparkline(line, f"success of {name}"),
+            }
+        )
     return rows
 
 
