@@ -1,9 +1,11 @@
-"""What is known of a run's processes on this host, without its data process.
+"""The processes of a run on this host, read from the run directory, without its data service.
 
-why_absent   why no data process answers, from what it left in the run directory
-over         why the run is over; ended_well and ended_badly, how its data process ended
-last_error   the error that ended a process, by its log
-run_stacks   `dart status --stacks`: the stacks of every process
+why_absent   why the data service does not answer, which processes wait for it, and the likely fix
+over         a line on a run that has ended normally
+ended_well   why the run was over when its data service ended
+ended_badly  the error that ended its data service
+last_error   the error that ended a process, read from its log
+run_stacks   prints the stacks of every process: `dart status --stacks`
 """
 
 from __future__ import annotations
@@ -28,100 +30,107 @@ _OVER = re.compile(r": the run is over: (.+)")
 
 
 def why_absent(run_dir: Path, *, tcp: bool = False) -> str:
-    """Return the state of the run's data process, the processes that wait for it, and the likely cure.
+    """Return the state of the data service, the processes that wait for it, and the likely fix.
 
-    Over `tcp` it may run well, with other keys than ours.
+    Over `tcp` the service may run well and only have other keys in its configuration.
     """
     workers = {worker.name: worker for worker in workers_of(run_dir)}
-    data = workers.pop("data", None)
-    where = f"data (pid {data.pid})" if data else ""
-    if data is None or not data.liveness:
-        what = f"waits for {awaited('data')} or `dart up CONFIG`"
-        what += f"; {_OVER_TCP}" if tcp else ""
-    elif data.liveness == "stopped":
-        what = f"{where} is stopped (SIGSTOP or Ctrl-Z); kill -CONT {data.pid} lets it go on"
-    elif data.liveness == "gone":
-        what = _how_it_ended(where, run_dir, data.error)
+    service = workers.pop("data", None)
+    name = f"data (pid {service.pid})" if service else ""
+    if service is None or not service.liveness:
+        parts = [f"waits for {awaited('data')} or `dart up CONFIG`", *([_OVER_TCP] if tcp else [])]
+    elif service.liveness == "stopped":
+        parts = [f"{name} is stopped (SIGSTOP or Ctrl-Z); kill -CONT {service.pid} lets it go on"]
+    elif service.liveness == "gone":
+        parts = [_how_it_ended(name, run_dir, service.error)]
     else:
-        what = f"{where} runs but does not answer; dart status --stacks shows what it does"
-        what = f"{what}; {_OVER_TCP}" if tcp else what
-    waiting = [name for name, each in workers.items() if each.liveness not in ("", "gone")]
-    ended = [f"{name} has ended: {each.error}" for name, each in workers.items() if each.error]
-    return "; ".join([what, *([f"{', '.join(waiting)} wait for it"] if waiting else []), *ended])
+        parts = [f"{name} runs but does not answer; dart status --stacks shows what it does"]
+        parts += [_OVER_TCP] if tcp else []
+    waiting = [other for other, worker in workers.items() if worker.liveness not in ("", "gone")]
+    parts += [f"{', '.join(waiting)} wait for it"] if waiting else []
+    parts += [
+        f"{other} has ended: {worker.error}" for other, worker in workers.items() if worker.error
+    ]
+    return "; ".join(parts)
 
 
-def _how_it_ended(where: str, run_dir: Path, error: str) -> str:
-    """`error` is what it left itself: its log may lack it, e.g. as the disk is full."""
-    again = f"{start('dart data')} or `dart up CONFIG`"
+def _how_it_ended(name: str, run_dir: Path, error: str) -> str:
+    """Return how the data service ended.
+
+    `error` is what it recorded itself; its log may lack it, e.g. if the disk is full.
+    """
+    restart = f"{start('dart data')} or `dart up CONFIG`"
     if error := error or ended_badly(run_dir):
-        return f"{where} has ended: {error}; fix that and {again}"
-    return over(run_dir) or f"{where} has ended; {again}"
+        return f"{name} has ended: {error}; fix that and {restart}"
+    return over(run_dir) or f"{name} has ended; {restart}"
 
 
 def over(run_dir: Path) -> str:
-    """One line about a run that has ended normally: why, and how to view it; empty otherwise."""
+    """Return a line on a run that has ended normally: why, and how to view it; empty for other runs."""
     reason = ended_well(run_dir)
     return f"the run is over: {reason}; `dart view {run_dir}` shows it" if reason else ""
 
 
 def ended_badly(run_dir: Path) -> str:
-    """Return the error that ended the run's data process; empty if none did."""
+    """Return the error that ended the run's data service; empty if no error did."""
     return last_error(log_dir(run_dir) / "data.log")
 
 
 def ended_well(run_dir: Path) -> str:
-    """Why the run was over when its data process ended; empty if it was not, or an error ended it."""
-    return "" if ended_badly(run_dir) else _found_last(log_dir(run_dir) / "data.log", _OVER)
+    """Return why the run was over when its data service ended; empty if it was not, or an error ended it."""
+    return "" if ended_badly(run_dir) else _last_match(log_dir(run_dir) / "data.log", _OVER)
 
 
 def last_error(log_file: Path) -> str:
-    """Return the error that ended the process whose log this is, in one line; empty if none did."""
-    return _found_last(log_file, _ERROR)
+    """Return the error that ended the process with this log, in one line; empty if no error did."""
+    return _last_match(log_file, _ERROR)
 
 
-def _found_last(log_file: Path, wanted: re.Pattern[str]) -> str:
-    """Return the match in the newest matching line since the process last started; empty without one."""
+def _last_match(log_file: Path, pattern: re.Pattern[str]) -> str:
+    """Return the group in the newest line since the last start that matches; empty if no line matches."""
     lines = _read(log_file, max(0, _size(log_file) - _TAIL_BYTES)).splitlines()
     for line in reversed(lines):
         if _STARTS in line:
             return ""
-        if found := wanted.search(line):
-            return found[1]
+        if match := pattern.search(line):
+            return match[1]
     return ""
 
 
 # --- stacks ----------------------------------------------------------------------------------
 
 DUMP_S = 5.0
-"""Seconds that all processes together have to write their stacks."""
+"""Seconds within which all processes must have written their stacks."""
 _LOOK_S = 0.05
-_LOGS = {"up": "dart-up"}  # of `dart up`; up.log holds what its children print
-_ASKED = ("running", "blocked")
+_LOGS = {"up": "dart-up"}  # the log of `dart up` itself; up.log has the output of its children
+_ABLE_TO_ANSWER = ("running", "blocked")
 
 
 def run_stacks(run_dir: Path, say: Callable[[str], None]) -> int:
-    """Ask all living processes for their stacks and print them; 1 where one gave none.
+    """Ask all living processes for their stacks and print them; return 1 if one wrote none, else 0.
 
-    Needs no data process. Raises RunDirectoryError where no process of the run lives on this host.
+    The data service need not answer. Raises RunDirectoryError if no process of the run lives on this host.
     """
     living = [worker for worker in workers_of(run_dir) if worker.liveness not in ("", "gone")]
     if not living:
         raise RunDirectoryError(f"{run_dir}: no process of this run lives on this host")
     begins = {worker.name: _size(_log_of(run_dir, worker)) for worker in living}
     for worker in living:
-        if worker.liveness in _ASKED:
+        if worker.liveness in _ABLE_TO_ANSWER:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(worker.pid, DUMP_SIGNAL)
     deadline = time.monotonic() + DUMP_S
-    return max(_say_one(run_dir, worker, begins[worker.name], deadline, say) for worker in living)
+    return max(
+        _print_stacks(run_dir, worker, begins[worker.name], deadline, say) for worker in living
+    )
 
 
-def _say_one(
+def _print_stacks(
     run_dir: Path, worker: RunProcess, begin: int, deadline: float, say: Callable[[str], None]
 ) -> int:
-    """Print one process's stacks once they are complete, or what was written by the deadline."""
+    """Print the stacks of one process once they are complete, or what it wrote until the deadline."""
     say(f"=== {worker.name} (pid {worker.pid})")
-    if worker.liveness not in _ASKED:
+    if worker.liveness not in _ABLE_TO_ANSWER:
         say(f"is stopped (SIGSTOP or Ctrl-Z); kill -CONT {worker.pid} lets it go on")
         return 1
     log_file = _log_of(run_dir, worker)

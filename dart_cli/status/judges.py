@@ -13,49 +13,50 @@ from dart_cli.algo.statistics import Agreement
 
 
 def judge_lines(judge: JudgeView) -> list[str]:
-    """Return what it decided, how far it agrees with the evaluators, what it cost."""
+    """Return lines with the judge's verdicts, its agreement with the evaluators, and its cost."""
     name, lines = f"judge {judge.judge}", []
     if judge.verdicts:
-        said = ", ".join(
+        verdicts = ", ".join(
             f"{judge.verdicts.get(outcome, 0)} {outcome}" for outcome in ("pass", "fail", "invalid")
         )
         lines.append(
             f"{name} gave the verdict of {sum(judge.verdicts.values())} trajectories "
-            f"of tasks without an evaluator: {said}"
+            f"of tasks without an evaluator: {verdicts}"
         )
-    found = _agreement(judge)
-    if found.n and found.share is not None:
-        low, high = found.share_interval
-        kappa = "kappa undefined, both say the same of all"
-        if found.kappa is not None and (interval := found.kappa_interval) is not None:
-            kappa = f"kappa {found.kappa:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+    agreement = _agreement(judge)
+    if agreement.n and agreement.share is not None:
+        low, high = agreement.share_interval
+        kappa = "kappa undefined, because both gave one verdict to all"
+        if agreement.kappa is not None and (interval := agreement.kappa_interval) is not None:
+            kappa = f"kappa {agreement.kappa:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
         lines.append(
-            f"{name} beside the evaluators, n = {found.n}: agree {found.share:.2f} "
-            f"[{low:.2f}, {high:.2f}], {kappa}; both pass {found.both_pass}, both fail {found.both_fail}, "
-            f"the judge passes what the evaluator fails {found.judge_alone}, the reverse "
-            f"{found.evaluator_alone}"
+            f"{name} compared with the evaluators, n = {agreement.n}: agree {agreement.share:.2f} "
+            f"[{low:.2f}, {high:.2f}], {kappa}; both pass {agreement.both_pass}, "
+            f"both fail {agreement.both_fail}, only the judge passes {agreement.judge_alone}, "
+            f"only the evaluator passes {agreement.evaluator_alone}"
         )
-    each_s = judge.seconds / judge.judged if judge.judged else 0.0
-    without = f"; {judge.unanswered} without an answer" if judge.unanswered else ""
+    seconds_each = judge.seconds / judge.judged if judge.judged else 0.0
+    unanswered = f"; {judge.unanswered} without an answer" if judge.unanswered else ""
     lines.append(
         f"{name}: {judge.judged} trajectories, {judge.calls} calls, {judge.prompt_tokens} + "
-        f"{judge.completion_tokens} tokens, {each_s:.1f} s each{without}"
+        f"{judge.completion_tokens} tokens, {seconds_each:.1f} s each{unanswered}"
     )
     return lines
 
 
 def judge_json(judge: JudgeView) -> dict[str, Any]:
-    """With the agreement and its 95 % intervals."""
-    found = _agreement(judge)
+    """Return the counts of the judge, its agreement with the evaluators, and the 95 % intervals."""
+    agreement = _agreement(judge)
+    kappa_interval = agreement.kappa_interval
     return judge.model_dump() | {
-        "n": found.n,
-        "agreement": found.share,
-        "agreement_interval": list(found.share_interval),
-        "kappa": found.kappa,
-        "kappa_interval": None if found.kappa_interval is None else list(found.kappa_interval),
+        "n": agreement.n,
+        "agreement": agreement.share,
+        "agreement_interval": list(agreement.share_interval),
+        "kappa": agreement.kappa,
+        "kappa_interval": None if kappa_interval is None else list(kappa_interval),
     }
 
 
 def _agreement(judge: JudgeView) -> Agreement:
-    """Over the trajectories of which judge and evaluator have an opinion."""
+    """Return the agreement over the trajectories that both the judge and the evaluator have decided."""
     return Agreement(judge.both_pass, judge.both_fail, judge.judge_alone, judge.evaluator_alone)
