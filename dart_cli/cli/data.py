@@ -145,26 +145,31 @@ def list_(
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.run_lookup import check_reason, check_tasks, find_run
     from dart_cli.inspection.terminal import left_out_note, print_list
-    from dart_cli.inspection.trajectories import Choice, Subject, listed, subject_json
+    from dart_cli.inspection.trajectories import (
+        Subject,
+        TrajectoryFilter,
+        subject_json,
+        subjects_of,
+    )
 
     if pool and (outcome or state or reason):
         raise typer.BadParameter(
             "--pool lists successes of the pool: only --task and --limit choose among them"
         )
-    wanted = Choice(task, outcome, state, reason)
+    wanted = TrajectoryFilter(task, outcome, state, reason)
     with open_reader(find_run(target)) as reader:
         check_tasks(reader, [task] if task else [])
         check_reason(reader, reason)
         if pool:  # members that it no longer has, too
             found = [Subject.of_pool(row) for row in reader.pool(task_id=task, evicted=True)]
         else:  # one more tells that there are others
-            found = listed(reader, reader.trajectories(**wanted.conditions, limit=limit + 1))
+            found = subjects_of(reader, reader.trajectories(**wanted.conditions, limit=limit + 1))
         if as_json:
             for row in found[-limit:]:
                 _say_json(subject_json(row))
         else:
             print_list(_console(), str(reader.path.parent), found, limit, pool=pool)
-        if not pool and (note := left_out_note(wanted.left_out(reader))):
+        if not pool and (note := left_out_note(wanted.count_hidden(reader))):
             typer.echo(note, err=as_json)
 
 
@@ -198,7 +203,7 @@ def show(
     from dart_cli.data.store.open import open_reader
     from dart_cli.inspection.run_lookup import find_run, find_subject
     from dart_cli.inspection.terminal import print_trajectory
-    from dart_cli.inspection.trajectories import read_trajectory, shown_json
+    from dart_cli.inspection.trajectories import details_json, read_trajectory
     from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
@@ -208,7 +213,7 @@ def show(
 
             draw_trajectory(film, reader, shown)
         if as_json:
-            _say_json(shown_json(shown))
+            _say_json(details_json(shown))
             return
         place, events = str(reader.path.parent), explain_trajectory(reader, shown)
         print_trajectory(_console(), place, shown, events)

@@ -4,10 +4,10 @@ run_lookup           finds the run that a command means, and the trajectory with
 trajectories         a trajectory with its steps and their use in batches
 trajectory_history   what happened to a trajectory, in order, with reasons
 run_counts           how much a run holds of everything, and the results of its tasks
-curves               success over policy versions: points of enough episodes, their intervals, the mean over tasks
+curves               success over policy versions: points with intervals, and the mean over tasks
 axes                 the x axes of curves: versions, trajectories, or minutes of training
 comparison           the settings in which runs differ, and a person's notes on them
-terminal             all this on a terminal: `dart data ls`, `show`, `why`, `stats`; dart_cli/view has it as pages
+terminal             prints all this on a terminal: `dart data ls`, `show`, `why`, `stats`
 pictures             a run drawn by Matplotlib: `dart data draw`, and the report's curve
 film_pictures        films of episodes as picture files
 learning             whether a run learned

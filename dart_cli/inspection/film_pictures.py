@@ -18,16 +18,16 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir
 from dart_cli.evaluation.filmstrip_png import film_strip, save_animation
 from dart_cli.evaluation.results import AFTER, BEFORE
-from dart_cli.inspection.trajectories import Shown
+from dart_cli.inspection.trajectories import TrajectoryDetails
 
 MAX_FILMS = 3
 """Pairs of films in a report."""
 
 
 def pick_films(before: Sequence[Film], after: Sequence[Film]) -> list[tuple[Film, Film]]:
-    """Episodes played in both, one per task, the clearest first, at most `MAX_FILMS`.
+    """Return pairs of films of the same episode, one per task, the clearest first, at most `MAX_FILMS`.
 
-    Clearest: failed before and passed after, in many steps.
+    A pair is clear if the episode failed before and passed after, in many steps.
     """
     earlier = {(film.task_id, film.seed): film for film in before}
     pairs = [
@@ -47,7 +47,7 @@ def pick_films(before: Sequence[Film], after: Sequence[Film]) -> list[tuple[Film
 
 
 def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) -> Path:
-    """One picture: for each pair its instruction, then a strip before and a strip after."""
+    """Draw the pairs as one picture, each with its instruction, and return the path."""
     strips = []
     for was, now in pairs:
         strips.append(film_strip(films_dir(run_dir, BEFORE), was, BEFORE, _heading(was)))
@@ -62,28 +62,31 @@ def draw_films(path: Path, run_dir: Path, pairs: Sequence[tuple[Film, Film]]) ->
     return path
 
 
-def draw_trajectory(path: Path, reader: Reader, shown: Shown) -> Path:
-    """All steps of one trajectory as a picture, a moving one for `.gif`. Raises UserError if its screens were removed."""
-    subject, row = shown.subject, shown.subject.trajectory
-    keys = [step.screenshot for step in shown.steps]
+def draw_trajectory(path: Path, reader: Reader, details: TrajectoryDetails) -> Path:
+    """Draw all steps of one trajectory, as an animation if `path` ends in `.gif`, and return the path.
+
+    Raises UserError if its screenshots were removed, or if the file cannot be written.
+    """
+    subject, row = details.subject, details.subject.trajectory
+    keys = [step.screenshot for step in details.steps]
     if row is not None and row.final_screenshot is not None:
         keys.append(row.final_screenshot)
     images = reader.screenshots(keys)
-    if not shown.steps or len(images) < len(set(keys)):
+    if not details.steps or len(images) < len(set(keys)):
         removed = "its screenshots were removed to keep data.max_gb"
-        why = removed if shown.steps else "it has no step yet"
+        why = removed if details.steps else "it has no step yet"
         raise UserError(f"no film of {subject.id}: {why}; choose another trajectory")
     film = Film(
         task_id=subject.task_id,
         seed=subject.task_seed,
-        instruction=shown.instruction,
+        instruction=details.instruction,
         outcome=(row.outcome if row is not None else "pass") or "invalid",
         reason=(row.verdict_reason if row is not None else "") or "",
         frames=[
             FilmFrame(
                 screenshot=step.screenshot, text=step.text, action=step.action, pointed=step.pointed
             )
-            for step in shown.steps
+            for step in details.steps
         ],
         last=keys[-1],
     )

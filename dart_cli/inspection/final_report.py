@@ -1,6 +1,6 @@
 """The final report of a run: a summary, a success curve, films before and after, one JSON line.
 
-write_report  writes RUN/report/{curve.png, films.png, report.json}, prints the summary, ends stdout with the JSON
+write_report  writes RUN/report/{curve.png, films.png, report.json}, prints the summary and the JSON line
 summarize     the numbers of held-out success in the JSON line
 why_short     why a run made fewer updates than planned
 """
@@ -41,10 +41,10 @@ MOSTLY_DROPPED = 0.9
 
 
 def write_report(config: Config, *, minutes_total: float, ended_by: str = "") -> dict[str, Any]:
-    """Draw, print the summary and, as the last line of stdout, its JSON; returns that object.
+    """Write the files of the report, print the summary, and return the JSON object.
 
-    `minutes_total` is how long this `dart up` took; earlier ones may have done parts of the run.
-    `ended_by` is the trouble that ended it, if any did.
+    If stdout is not a terminal, the object is its last line. `minutes_total` is how long this `dart up` took;
+    earlier ones may have done parts of the run. `ended_by` is the error that ended the run, if there is one.
     Raises RunDirectoryError if there is no run.
     """
     run_dir = config.run.dir
@@ -55,16 +55,16 @@ def write_report(config: Config, *, minutes_total: float, ended_by: str = "") ->
         version = reader.newest_version()
         own = restored_play(reader, config.data.reward).view(counts.replays.updates)
     before, after = read_evaluation(run_dir, BEFORE), read_evaluation(run_dir, AFTER)
-    parts_s = run.active_s + sum(each.wall_s for each in (before, after) if each)
+    parts_s = run.active_s + sum(part.wall_s for part in (before, after) if part)
     result = summarize(before, after) | {
         "minutes": round(run.active_s / 60, 2),
         "minutes_total": round(max(minutes_total, parts_s / 60), 2),
         "trajectories": counts.all.verdicts["pass"] + counts.all.verdicts["fail"],
-        "unaccounted": counts.remainder.total,  # of what was played, in no account: 0
+        "unaccounted": counts.remainder.total,  # what does not add up; 0 if all does
         "policy_version": -1 if version is None else version.policy_version,
         "updates": counts.replays.updates,
         "updates_planned": config.train.updates,
-        "stopped_at": run.learned or None,  # success that was proved when train.stop_at ended it
+        "stopped_at": run.learned or None,  # the success that was proved, if train.stop_at ended it
         "note": "; ".join(filter(None, [why_short(config, run, counts), ended_by])),
         **assess_learning(config, own, before, after, curve)._asdict(),
         "seed": config.run.seed,
@@ -87,24 +87,24 @@ def write_report(config: Config, *, minutes_total: float, ended_by: str = "") ->
 
 
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
-    """Held-out success before and after: sampled, greedy, by task, and of compositions.
+    """Return held-out success before and after: sampled, greedy, by task, and of compositions.
 
-    A figure is None where its evaluation was not made.
+    A figure is None if its evaluation was not made.
     """
-    sampled = [score_of(each, "sampled") for each in (before, after)]
-    greedy = [score_of(each, "greedy") for each in (before, after)]
-    guess, last = score_of(before, "random"), sampled[1].overall
+    sampled = [score_of(evaluation, "sampled") for evaluation in (before, after)]
+    greedy = [score_of(evaluation, "greedy") for evaluation in (before, after)]
+    random_clicks, last = score_of(before, "random"), sampled[1].overall
     return {
         "success_before": sampled[0].overall.success,
         "success_after": last.success,
-        "success_after_interval": [round(each, 4) for each in last.interval]
+        "success_after_interval": [round(bound, 4) for bound in last.interval]
         if last.episodes
         else None,
-        "random_clicks": guess.overall.success,
+        "random_clicks": random_clicks.overall.success,
         "greedy_before": greedy[0].overall.success,
         "greedy_after": greedy[1].overall.success,
         "episodes": last.episodes,
-        "invalid": sum(mode.overall.invalid for mode in (*sampled, *greedy, guess)),
+        "invalid": sum(mode.overall.invalid for mode in (*sampled, *greedy, random_clicks)),
         "per_task": _by_task(*(mode.tasks for mode in (*sampled, *greedy))),
         "compositions": {
             "before": sampled[0].composed.success,
@@ -115,7 +115,7 @@ def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, 
 
 
 def why_short(config: Config, run: RunRow, counts: RunCounts) -> str:
-    """Why a run made fewer updates than planned, and the cure; empty where it made them all."""
+    """Return why a run made fewer updates than planned, and the fix; empty if it made all of them."""
     train, updates = config.train, counts.replays.updates
     if updates >= train.updates or 0 < train.stop_at <= run.learned:
         return ""
@@ -128,12 +128,12 @@ def why_short(config: Config, run: RunRow, counts: RunCounts) -> str:
         text += (
             f" in train.max_trajectories = {train.max_trajectories}; raise it to go on from here"
         )
-    dropped = [each for each in counts.groups if each.state == "dropped"]
-    groups = sum(each.number for each in counts.groups)
-    if dropped and sum(each.number for each in dropped) >= MOSTLY_DROPPED * groups:
-        most = dropped[0]  # the most frequent reason
-        text += f"; {most.number} of {groups} groups were dropped as {most.reason}"
-        text += f": {NO_GRADIENT[most.reason]}" if most.reason in NO_GRADIENT else ""
+    dropped = [row for row in counts.groups if row.state == "dropped"]
+    groups = sum(row.number for row in counts.groups)
+    if dropped and sum(row.number for row in dropped) >= MOSTLY_DROPPED * groups:
+        commonest = dropped[0]
+        text += f"; {commonest.number} of {groups} groups were dropped as {commonest.reason}"
+        text += f": {NO_GRADIENT[commonest.reason]}" if commonest.reason in NO_GRADIENT else ""
     return text
 
 
@@ -147,7 +147,7 @@ def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]
 
 
 def _print_summary(
-    result: Mapping[str, Any], run: RunRow, report: Path, lost: Sequence[str]
+    result: Mapping[str, Any], run: RunRow, report: Path, errors: Sequence[str]
 ) -> None:
     console = Console(markup=False, highlight=False)
     composed = result["compositions"]
@@ -159,16 +159,16 @@ def _print_summary(
             (composed["per_task"], "all compositions", (composed["before"], composed["after"])),
         ):
             for task_id, row in rows.items():
-                greedy = _arrow(row["greedy_before"], row["greedy_after"])
-                table.add_row(task_id, _arrow(row["before"], row["after"]), greedy)
+                greedy = _before_after(row["greedy_before"], row["greedy_after"])
+                table.add_row(task_id, _before_after(row["before"], row["after"]), greedy)
             if rows:
-                table.add_row(name, _arrow(*whole), "", style="bold", end_section=True)
+                table.add_row(name, _before_after(*whole), "", style="bold", end_section=True)
         console.print(table)
-    played = f"{result['trajectories']} trajectories, policy version {result['policy_version']}"
+    totals = f"{result['trajectories']} trajectories, policy version {result['policy_version']}"
     lines = [
-        f"{played}, {minutes(run.active_s)} of training; everything is in {result['run_dir']}",
+        f"{totals}, {minutes(run.active_s)} of training; everything is in {result['run_dir']}",
         *([f"note: {result['note']}"] if result["note"] else []),
-        *(f"error: {each}: see `dart data stats {result['run_dir']}`" for each in lost),
+        *(f"error: {line}: see `dart data stats {result['run_dir']}`" for line in errors),
         *(f"{name}: {result[name]}" for name in ("curve", "films") if name in result),
         *([result["why"]] if result["why"] else []),
         *([f"report: {report}"] if console.is_terminal else []),
@@ -177,5 +177,5 @@ def _print_summary(
         console.print(line, soft_wrap=True)
 
 
-def _arrow(before: float | None, after: float | None) -> str:
+def _before_after(before: float | None, after: float | None) -> str:
     return f"{fraction(before)} -> {fraction(after)}"

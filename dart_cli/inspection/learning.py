@@ -18,16 +18,16 @@ from dart_cli.evaluation.results import Evaluation, TaskScore, score_of
 from dart_cli.inspection import curves
 
 LEAST_TRAJECTORIES = 128
-"""Trajectories below which a run shows nothing: of the policy's own, and of both ends of the curve together."""
+"""Trajectories below which a run shows nothing: its own, or those of both ends of the curve together."""
 SOLVED = 0.9
-"""Success from which on there is little to learn, so that a level line is no fault."""
+"""Success from which on there is little to learn, so that a flat curve is no fault."""
 
 
 class Learning(NamedTuple):
-    """Two keys of the report."""
+    """The verdict on a run: two keys of the report."""
 
-    learned: bool | None  # None where the evidence is too thin to say
-    why: str  # of a run that shows no improvement: figures and cure; else empty
+    learned: bool | None  # None if the evidence is too thin to decide
+    why: str  # the figures and the fix if the run shows no improvement; else empty
 
 
 def assess_learning(
@@ -37,40 +37,45 @@ def assess_learning(
     after: Evaluation | None,
     curve: Sequence[CurvePoint],
 ) -> Learning:
-    """Whether success rose beyond chance, held out or while training; False needs clear evidence, too."""
+    """Return whether success rose by more than chance, on held-out tasks or while training.
+
+    `own` counts the policy's own trajectories, `curve` is success while training. Both True and False need
+    clear evidence.
+    """
     if config.train.learner != "torch":
         return Learning(None, "")
     held_out = _held_out(before, after)
     ends = curves.ends(curve)
-    training = ends if ends and sum(e.episodes for e in ends) >= LEAST_TRAJECTORIES else None
+    training = ends if ends and sum(end.episodes for end in ends) >= LEAST_TRAJECTORIES else None
     if held_out is not None and held_out[1].interval[0] > held_out[0].interval[1]:
         return Learning(True, "")
     if training is not None and _rose(*training):
         return Learning(True, "")
     malformed = malformed_text(own)
-    played = own.passed + own.failed_since
+    trajectories = own.passed + own.failed_since
     if not own.passed and own.failed_since >= LEAST_TRAJECTORIES:
         if own.reward > own.reward_first + RISE:  # rewards as values rose without a pass
             return Learning(True, "")
-        figures = [f"none of its {played} trajectories passed", *_told(held_out, None)]
-        return Learning(False, _line("nothing was learned", figures, malformed))
+        figures = [f"none of its {trajectories} trajectories passed", *_figures(held_out, None)]
+        return Learning(False, _explanation("nothing was learned", figures, malformed))
     if training is not None and _solved(held_out, training):
         return Learning(None, "")
     if training is None and not malformed:
         return Learning(None, "")
-    return Learning(False, _line("no improvement is shown", _told(held_out, training), malformed))
+    figures = _figures(held_out, training)
+    return Learning(False, _explanation("no improvement is shown", figures, malformed))
 
 
 def _held_out(
     before: Evaluation | None, after: Evaluation | None
 ) -> tuple[TaskScore, TaskScore] | None:
-    """Return the sampled episodes of both evaluations; None where one has none."""
-    was, now = (score_of(each, "sampled").overall for each in (before, after))
-    return (was, now) if was.episodes and now.episodes else None
+    """Return the scores of the sampled episodes of both evaluations; None if one has no such episode."""
+    first, last = (score_of(evaluation, "sampled").overall for evaluation in (before, after))
+    return (first, last) if first.episodes and last.episodes else None
 
 
 def _rose(first: curves.Point, last: curves.Point) -> bool:
-    """Whether the last success is above the first by more than chance explains, 95 %."""
+    """Return True if the last success is above the first by more than chance explains (95 %)."""
     noise = hypot(first.high - first.low, last.high - last.low) / 2
     return last.success - first.success > noise
 
@@ -82,29 +87,29 @@ def _solved(
     return (training[1].success if after is None else after) >= SOLVED
 
 
-def _told(
+def _figures(
     held_out: tuple[TaskScore, TaskScore] | None,
     training: tuple[curves.Point, curves.Point] | None,
 ) -> list[str]:
-    """Success at both ends, with its 95 % intervals."""
-    found = []
+    """Return success before and after, with 95 % intervals: held out, and while training."""
+    figures = []
     if held_out is not None:
         before, after = (
-            f"{each.success:.2f} ({each.interval[0]:.2f} to {each.interval[1]:.2f})"
-            for each in held_out
+            f"{score.success:.2f} ({score.interval[0]:.2f} to {score.interval[1]:.2f})"
+            for score in held_out
         )
-        found.append(f"held out {before} -> {after}")
+        figures.append(f"held out {before} -> {after}")
     if training is not None:
         first, last = (
-            f"{each.success:.2f} ({each.low:.2f} to {each.high:.2f})" for each in training
+            f"{point.success:.2f} ({point.low:.2f} to {point.high:.2f})" for point in training
         )
-        found.append(
+        figures.append(
             f"while training {first} in the first fifth of its versions, {last} in the last"
         )
-    return found
+    return figures
 
 
-def _line(verdict: str, figures: Sequence[str], malformed: str) -> str:
-    cure = "" if SUCCESSES_FIRST in malformed else f"What helps: {SUCCESSES_FIRST}"
-    told = "; ".join(each for each in (*figures, malformed) if each)
-    return f"{verdict}: {told}. {cure}".rstrip()
+def _explanation(verdict: str, figures: Sequence[str], malformed: str) -> str:
+    fix = "" if SUCCESSES_FIRST in malformed else f"What helps: {SUCCESSES_FIRST}"
+    reasons = "; ".join(filter(None, (*figures, malformed)))
+    return f"{verdict}: {reasons}. {fix}".rstrip()

@@ -35,10 +35,10 @@ from dart_cli.inspection.run_lookup import find_subject, nearest, process_ends
 from dart_cli.inspection.trajectories import (
     CANCELLED,
     STATES,
-    Choice,
     Step,
-    listed,
+    TrajectoryFilter,
     read_trajectory,
+    subjects_of,
     why_left_out,
 )
 from dart_cli.inspection.trajectory_history import explain_trajectory
@@ -107,7 +107,7 @@ def run(reader: Reader, site: Site, query: Query) -> Values:
         "tasks": _task_rows(counts, run_curves.success),
         "metrics": metric_cards(scope, [("", "line", run_curves)]),
         "note": read_note(reader.path.parent),
-        "newest": listed(reader, newest[: -NEWEST - 1 : -1]),
+        "newest": subjects_of(reader, newest[: -NEWEST - 1 : -1]),
         "processes": _processes(reader, now),
         "config": config,
         "config_text": json.dumps(config, indent=2),
@@ -262,13 +262,13 @@ def trajectories(reader: Reader, site: Site, query: Query) -> Values:
     }
     asked: Values = {key: query.one_of(key, words) for key, words in choices.items()}
     asked["version"] = query.whole("version")
-    choice = Choice(*asked.values())
+    choice = TrajectoryFilter(*asked.values())
     page = page_of(query, reader.count_trajectories(**choice.conditions))
     rows = reader.trajectories(**choice.conditions, limit=ROWS, offset=page.offset)
     return _page(reader, site, query, reload=False) | {
-        "rows": listed(reader, rows[::-1]),
+        "rows": subjects_of(reader, rows[::-1]),
         "page": page,
-        "left_out": choice.left_out(reader),
+        "left_out": choice.count_hidden(reader),
         "asked": asked,
         "choices": choices,
     }

@@ -38,7 +38,7 @@ def test_ls_is_a_table_that_names_what_it_leaves_out(
     out = capsys.readouterr().out
     assert played.playing in out
     assert f"{played.mixed}-00" not in out
-    assert "the newest 3 that fit; --limit shows more" in out
+    assert "the newest 3 that match; --limit shows more" in out
     assert run("ls", played.config.run.dir, "--pool") == 0
     pool = capsys.readouterr().out
     assert run("ls", played.config.run.dir, "--pool", "--json") == 0

@@ -43,7 +43,7 @@ def reused(tmp_path: Path) -> Iterator[Reader]:
 def test_a_trajectory_says_when_it_was_trained_on_again_and_why_not(reused: Reader) -> None:
     first, second = (reused.batch_groups(number)[0] for number in (1, 2))
     told = events_text(reused, f"{first}-00")
-    assert "batch 1 comes again (use 2) as batch 3, which is trained: weights v3" in told
+    assert "batch 1 is replayed (use 2) as batch 3, which is trained: weights v3" in told
     assert "not trained on again" not in told
     told = events_text(reused, f"{second}-00")
     assert (
@@ -68,7 +68,7 @@ def test_a_replay_that_was_skipped_is_none_that_was_trained_on(tmp_path: Path) -
         store.commit()
         with open_reader(config.run.dir) as reader:
             told = events_text(reader, f"{group}-00")
-            assert "batch 1 comes again (use 2) as batch 3, which the trainer skipped" in told
+            assert "batch 1 is replayed (use 2) as batch 3, which the trainer skipped" in told
             assert "batch 1 is not trained on again (low_ess)" in told
             counts = reader.replay_counts()
             assert (counts.updates, counts.replays, counts.refused) == (3, 0, {"low_ess": 1})
@@ -79,7 +79,7 @@ def test_a_trajectory_shows_the_batches_that_trained_on_it_again(
 ) -> None:
     name = f"{reused.batch_groups(1)[0]}-00"
     assert run("show", name, "--run", reused.path.parent) == 0
-    assert "batch 1 comes again (use 2) as batch 3" in " ".join(capsys.readouterr().out.split())
+    assert "batch 1 is replayed (use 2) as batch 3" in " ".join(capsys.readouterr().out.split())
     assert run("show", name, "--run", reused.path.parent, "--json") == 0
     assert json.loads(capsys.readouterr().out)["again_in"] == [3]
 

@@ -40,7 +40,7 @@ def test_a_run_is_named_by_directory_or_configuration_or_is_the_newest(
         ("g999999-00", "its groups go from g000001 to g0"),
         ("what", "ids look like g0"),
         ("xzz", "`dart data ls --pool` lists its members"),
-        ("xa", "2 of its members begin with it"),
+        ("xa", "the ids of 2 members begin with it"),
     ],
 )
 def test_a_wrong_id_is_one_line_with_the_nearest_cure(

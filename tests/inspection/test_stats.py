@@ -54,12 +54,12 @@ def test_a_run_that_holds_a_pool_alone_is_counted(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("DELETE FROM steps WHERE step = 1 AND trajectory_id = :id", "as many steps stored"),
+        ("DELETE FROM steps WHERE step = 1 AND trajectory_id = :id", "another number of steps stored"),
         ("DELETE FROM batch_samples WHERE step = 1 AND trajectory_id = :id", "each of their steps"),
-        ("UPDATE trajectories SET state = 'dropped' WHERE id = :id", "for no reason"),
+        ("UPDATE trajectories SET state = 'dropped' WHERE id = :id", "without a reason"),
         (
             "INSERT INTO metrics SELECT 'samples', batch_id, 0, 1 FROM trajectories WHERE id = :id",
-            "other numbers of steps than were planned",
+            "another number of steps than was planned",
         ),
     ],
 )

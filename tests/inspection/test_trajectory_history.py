@@ -50,7 +50,7 @@ def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: 
         else:
             group = row.trajectory_id.rpartition("-")[0]
             kept = [r.entropy for r in rows if r.weight and r.trajectory_id.startswith(group)]
-            assert f"the least of those kept in its group has {min(kept):.4f} nats" in text
+            assert f"the lowest entropy that is trained on in its group is {min(kept):.4f} nats" in text
 
 
 def test_a_pool_member_and_the_group_it_joined_name_each_other(
@@ -87,7 +87,7 @@ def test_a_success_of_the_same_instance_says_so_and_what_the_trackers_expected(
         next_batch(ledger, 0)
         text = events_text(store, lease.trajectory_id)
         assert f"it played the same instance, seed {first}" in text
-        assert "step 0 is trained on (tracked): advantage -0.500 of a reward where 0.500" in text
+        assert "step 0 is trained on (tracked): advantage -0.500 (expected reward 0.500" in text
         assert f"({lease.group_id} (the same instance" not in events_text(store, "xa")
         assert f"group {lease.group_id} (the same instance" in events_text(store, "xa")
 
