@@ -23,13 +23,13 @@ _IN_TABLE = (
     "episodes",
     "mode",
 )
-"""What stands in the table; the others are listed below it."""
+"""Keys in the table; the other keys are listed below it."""
 
 
 def row_of(
     evaluation: Evaluation, mode: Mode | None = None, *, composed: bool = False
 ) -> dict[str, object]:
-    """Return the row of one mode, by default the first. Raises UserError for a mode that was not played."""
+    """Return the row of one mode, by default the first. Raises UserError if the mode has no score."""
     mode = mode or next(iter(evaluation.modes))
     if mode not in evaluation.modes:
         raise UserError(
@@ -39,12 +39,12 @@ def row_of(
     whole, rows = (score.composed, score.compositions) if composed else (score.overall, score.tasks)
     if whole.success is None:
         raise UserError(
-            f"{evaluation.name}: no episode of mode {mode} was judged; there is no score"
+            f"{evaluation.name}: no episode of mode {mode} has a verdict, so there is no score"
         )
     estimates = score.composed_pass_at if composed else score.pass_at
     settings, protocol = evaluation.settings, evaluation.protocol
     values: Mapping[str, object] = settings.values
-    played = [row for row in evaluation.episodes if (row.mode, row.composed) == (mode, composed)]
+    episodes = [row for row in evaluation.episodes if (row.mode, row.composed) == (mode, composed)]
     first = estimates[0] if estimates else None
     return {
         "benchmark": protocol.title if protocol else settings.suite,
@@ -56,7 +56,7 @@ def row_of(
         "suite options": values.get("env.options", {}),
         "part": "compositions" if composed else "tasks",
         "tasks": len(rows),
-        "instances": len({(row.task_id, row.seed) for row in played}),
+        "instances": len({(row.task_id, row.seed) for row in episodes}),
         "attempts": evaluation.attempts if mode != "greedy" else 1,
         "episodes": whole.episodes,
         "invalid": whole.invalid,
@@ -68,8 +68,8 @@ def row_of(
         "pass@1": first.any if first else whole.success,
         "pass@1 interval": first.any_interval if first else whole.interval,
         "interval method": evaluation.interval_method if first else "95 %, Wilson",
-        "pass@k": {str(each.k): each.any for each in estimates},
-        "pass^k": {str(each.k): each.every for each in estimates},
+        "pass@k": {str(estimate.k): estimate.any for estimate in estimates},
+        "pass^k": {str(estimate.k): estimate.every for estimate in estimates},
         "mean reward": whole.mean_reward,
         "mean steps": whole.mean_steps,
         "model": evaluation.model,
@@ -77,7 +77,7 @@ def row_of(
         "weights": evaluation.weights,
         "weights digest": settings.weights_digest,
         "policy version": evaluation.policy_version,
-        "versions that answered": sorted({each for row in played for each in row.versions}),
+        "versions that answered": sorted({version for row in episodes for version in row.versions}),
         "action_parser": values.get("policy.action_parser"),
         "coordinates": values.get("policy.coordinates"),
         "history": {
@@ -85,12 +85,12 @@ def row_of(
             for key, value in values.items()
             if key.startswith("policy.history")
         },
-        "screen": sorted({f"{row.screen[0]}x{row.screen[1]}" for row in played if row.screen}),
+        "screen": sorted({f"{row.screen[0]}x{row.screen[1]}" for row in episodes if row.screen}),
         "temperature": 0.0 if mode == "greedy" else values.get("rollout.temperature"),
         "max_tokens": values.get("rollout.max_tokens"),
         "engine": values.get("rollout.engine"),
         "dtype": values.get("model.dtype"),
-        "seeds": _range([row.seed for row in played]),
+        "seeds": _range([row.seed for row in episodes]),
         "run seed": values.get("run.seed"),
         "settings digest": settings.digest,
         "dart": evaluation.dart,
@@ -101,24 +101,24 @@ def row_of(
 
 
 def _limit(evaluation: Evaluation) -> str:
-    """Return the step limit in words: a number for all tasks, or each task's own."""
+    """Return the step limit in words: a number for all tasks, or `each task's own`."""
     limit = evaluation.settings.values.get("eval.max_steps")
     return str(limit) if limit else "each task's own"
 
 
 def as_markdown(row: Mapping[str, object]) -> str:
-    """Return the row as Markdown: what a leaderboard shows, and below what a repetition needs."""
-    shown = [key for key in _IN_TABLE if row[key] not in (None, "", {}, [])]
+    """Return the row as Markdown: a table for a leaderboard, and below it what a repetition needs."""
+    columns = [key for key in _IN_TABLE if row[key] not in (None, "", {}, [])]
     lines = [
-        "| " + " | ".join(shown) + " |",
-        "|" + "---|" * len(shown),
-        "| " + " | ".join(_cell(key, row) for key in shown) + " |",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+        "| " + " | ".join(_cell(key, row) for key in columns) + " |",
         "",
     ]
     lines += [
         f"- {key}: {_text(value)}"
         for key, value in row.items()
-        if key not in shown and value not in (None, "", {}, [])
+        if key not in columns and value not in (None, "", {}, [])
     ]
     return "\n".join(lines) + "\n"
 
@@ -139,7 +139,7 @@ def _text(value: object) -> str:
         case float():
             return f"{value:.4g}"
         case dict():
-            return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+            return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
         case list() | tuple():
             return "; ".join(map(_text, value))
     return str(value)

@@ -1,8 +1,8 @@
-"""An evaluation for people and scripts.
+"""An evaluation as tables for people, and as JSON for scripts.
 
-score_table      a mode's scores by task
-pass_at_table    success within k attempts
-deviation_lines  how it deviates from its protocol, and what else is to be known
+score_table      a table of the scores of one mode by task
+pass_at_table    a table of success within k attempts
+deviation_lines  lines on deviations from the protocol, and notes
 summary          the evaluation as one JSON object
 """
 
@@ -15,7 +15,7 @@ from dart_cli.runtime.tables import fraction, page_table
 
 
 def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
-    """Success by task with its interval, and the mean reward where scores are partial; compositions below."""
+    """Return a table of success by task, with compositions below; with mean rewards if scores are partial."""
     version = "(base weights)" if evaluation.policy_version < 0 else f"v{evaluation.policy_version}"
     title = "random clicks" if mode == "random" else f"{evaluation.model} {version}, {mode}"
     is_partial = any(row.is_partial for row in (*score.tasks, *score.compositions))
@@ -41,7 +41,7 @@ def score_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
 
 
 def pass_at_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table:
-    """pass@k and pass^k over the tasks, and over the compositions, with their intervals."""
+    """Return a table of pass@k and pass^k with intervals, over the tasks and over the compositions."""
     numbers = ("k", "pass@k", "95 % interval", "pass^k", "95 % interval", "instances")
     table = page_table(
         f"within k of {evaluation.attempts} attempts, {mode}", "", *numbers, right=numbers
@@ -62,7 +62,7 @@ def pass_at_table(evaluation: Evaluation, mode: Mode, score: ModeScore) -> Table
 
 
 def between(interval: tuple[float, float] | None) -> str:
-    """`0.12 - 0.34`, `-` without one."""
+    """Return an interval as text, e.g. `0.12 - 0.34`; a dash for None."""
     return "-" if interval is None else f"{interval[0]:.2f} - {interval[1]:.2f}"
 
 
@@ -106,8 +106,8 @@ def summary(evaluation: Evaluation) -> dict[str, object]:
                 "invalid": whole.invalid,
                 "mean_steps": whole.mean_steps,
                 "ends": whole.ends,
-                "pass_at": {str(each.k): each.any for each in estimates},
-                "pass_hat": {str(each.k): each.every for each in estimates},
+                "pass_at": {str(row.k): row.any for row in estimates},
+                "pass_hat": {str(row.k): row.every for row in estimates},
                 "per_task": {row.task_id: row.success for row in rows},
                 "mean_reward_per_task": {row.task_id: row.mean_reward for row in rows},
             }

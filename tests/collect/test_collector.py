@@ -30,7 +30,7 @@ from envs.contract.registry import find_task, make_env
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in
 
-SUITES = Path(__file__).parents[1] / "suites"
+SUITES = Path(__file__).parents[1] / "own_suites"
 
 
 def test_the_oracles_steps_are_what_a_rollout_would_have_handed_in(
@@ -77,9 +77,9 @@ def test_what_was_collected_before_is_neither_played_nor_kept_twice(config: Conf
     first = run_collect(config, CollectOptions(per_task=2))
     again = run_collect(config, CollectOptions(per_task=2))
     more = run_collect(config, CollectOptions(per_task=3))
-    assert [quota.played for quota in first] == [2, 2, 2]
-    assert [(quota.played, quota.existing) for quota in again] == 3 * [(0, 2)]
-    assert [(quota.played, quota.existing) for quota in more] == 3 * [(1, 2)]
+    assert [quota.episodes for quota in first] == [2, 2, 2]
+    assert [(quota.episodes, quota.existing) for quota in again] == 3 * [(0, 2)]
+    assert [(quota.episodes, quota.existing) for quota in more] == 3 * [(1, 2)]
     with open_reader(config.run.dir) as reader:
         assert len(reader.pool()) == 9
 

@@ -93,7 +93,7 @@ def test_the_line_says_what_the_test_and_the_interval_are_about() -> None:
     )
     assert difference_text(few, few.modes[0]) == (
         "b - a = +0.333; for these 3 tasks p = 1.91e-06 by McNemar's exact test over 60 instances; only a passed "
-        "0 of the instances, only b 20; for other tasks of this kind no interval: it takes 10 tasks"
+        "0 of the instances, only b 20; for other tasks of this kind no interval: it needs 10 tasks"
     )
     names = [f"t{number}" for number in range(10)]
     many = compare(

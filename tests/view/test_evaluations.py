@@ -93,7 +93,7 @@ def test_all_evaluations_are_listed_also_those_that_cannot_be_read(
     evaluated: tuple[Server, str],
 ) -> None:
     text = Bones.of(evaluated[0].page("/")).text
-    for part in ("first", "second", "webarena, 1 deviations", "broken.json is no evaluation"):
+    for part in ("first", "second", "webarena, 1 deviations", "broken.json is not an evaluation"):
         assert part in text
     assert f"first v3 of {BENIGN} sampled" in text  # the weights name their model
 
