@@ -140,7 +140,7 @@ def _collect(config: Config, options: CollectOptions, quotas: Sequence[Quota], k
 
         def print_stopped() -> None:
             bar.close()
-            _print_table(config, quotas, options.out, options.as_json, stopped=True)
+            _print_table(config, quotas, options.out, options.as_json, is_stopped=True)
 
         return run_until_stopped(play_all(), waits, print_stopped)
 
@@ -370,10 +370,10 @@ def _print_table(
     out: Path | None,
     as_json: bool,
     *,
-    stopped: bool = False,
+    is_stopped: bool = False,
 ) -> None:
     if as_json:
-        result = summary(config, quotas, out) | {"stopped": stopped}
+        result = summary(config, quotas, out) | {"stopped": is_stopped}
         sys.stdout.write(f"{json.dumps(result)}\n")
         return
     numbers = ("collected", "existing", "episodes", "missing")
@@ -390,7 +390,7 @@ def _print_table(
             "data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. to 0.125"
         )
     for quota in quotas:
-        if quota.missing and (quota.reasons or not stopped):
+        if quota.missing and (quota.reasons or not is_stopped):
             why = "; ".join(reason for reason, _ in quota.reasons.most_common(1))
             console.print(
                 f"{quota.task.id}: {quota.missing} missing, {why or 'its other episodes failed'}",
