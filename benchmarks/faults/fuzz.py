@@ -296,12 +296,12 @@ async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]
 def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that reads files of a run, by name."""
     from dart_cli.evaluation.results import read_evaluation
-    from dart_cli.inspection.explain import explain_trajectory
-    from dart_cli.inspection.find import find_subject
+    from dart_cli.inspection.run_lookup import find_subject
     from dart_cli.inspection.trajectories import read_trajectory
+    from dart_cli.inspection.trajectory_history import explain_trajectory
     from dart_cli.runtime.liveness import workers_of
     from dart_cli.runtime.run_dir import read_run
-    from dart_cli.status.processes import why_absent
+    from dart_cli.status.host_processes import why_absent
     from dart_cli.train.checkpoints.checkpoint import load_newest
     from dart_cli.weights.manifest import check_announced, check_files, newest_version
 

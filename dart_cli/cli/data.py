@@ -143,28 +143,33 @@ def list_(
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.find import check_reason, check_tasks, find_run
+    from dart_cli.inspection.run_lookup import check_reason, check_tasks, find_run
     from dart_cli.inspection.terminal import left_out_note, print_list
-    from dart_cli.inspection.trajectories import Choice, Subject, listed, subject_json
+    from dart_cli.inspection.trajectories import (
+        Subject,
+        TrajectoryFilter,
+        subject_json,
+        subjects_of,
+    )
 
     if pool and (outcome or state or reason):
         raise typer.BadParameter(
             "--pool lists successes of the pool: only --task and --limit choose among them"
         )
-    wanted = Choice(task, outcome, state, reason)
+    wanted = TrajectoryFilter(task, outcome, state, reason)
     with open_reader(find_run(target)) as reader:
         check_tasks(reader, [task] if task else [])
         check_reason(reader, reason)
         if pool:  # members that it no longer has, too
             found = [Subject.of_pool(row) for row in reader.pool(task_id=task, evicted=True)]
         else:  # one more tells that there are others
-            found = listed(reader, reader.trajectories(**wanted.conditions, limit=limit + 1))
+            found = subjects_of(reader, reader.trajectories(**wanted.conditions, limit=limit + 1))
         if as_json:
             for row in found[-limit:]:
                 _say_json(subject_json(row))
         else:
             print_list(_console(), str(reader.path.parent), found, limit, pool=pool)
-        if not pool and (note := left_out_note(wanted.left_out(reader))):
+        if not pool and (note := left_out_note(wanted.count_hidden(reader))):
             typer.echo(note, err=as_json)
 
 
@@ -196,19 +201,19 @@ def show(
     Example: dart data show g000001-00 --film first.gif
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.explain import explain_trajectory
-    from dart_cli.inspection.find import find_run, find_subject
+    from dart_cli.inspection.run_lookup import find_run, find_subject
     from dart_cli.inspection.terminal import print_trajectory
-    from dart_cli.inspection.trajectories import read_trajectory, shown_json
+    from dart_cli.inspection.trajectories import details_json, read_trajectory
+    from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
         shown = read_trajectory(reader, find_subject(reader, trajectory))
         if film is not None:
-            from dart_cli.inspection.report import draw_trajectory
+            from dart_cli.inspection.film_pictures import draw_trajectory
 
             draw_trajectory(film, reader, shown)
         if as_json:
-            _say_json(shown_json(shown))
+            _say_json(details_json(shown))
             return
         place, events = str(reader.path.parent), explain_trajectory(reader, shown)
         print_trajectory(_console(), place, shown, events)
@@ -223,8 +228,8 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.counts import count, counts_json
-    from dart_cli.inspection.find import find_run
+    from dart_cli.inspection.run_counts import count, counts_json
+    from dart_cli.inspection.run_lookup import find_run
     from dart_cli.inspection.terminal import print_counts
 
     with open_reader(find_run(target)) as reader:
@@ -245,10 +250,10 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
     Example: dart data why g000001-00 --run runs/quickstart
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.explain import explain_trajectory
-    from dart_cli.inspection.find import find_run, find_subject
+    from dart_cli.inspection.run_lookup import find_run, find_subject
     from dart_cli.inspection.terminal import print_events
     from dart_cli.inspection.trajectories import read_trajectory, subject_json
+    from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
         shown = read_trajectory(reader, find_subject(reader, trajectory))
@@ -278,8 +283,8 @@ def draw(
     Example: dart data draw runs/quickstart --out pictures
     """
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.find import find_run
     from dart_cli.inspection.pictures import draw_all
+    from dart_cli.inspection.run_lookup import find_run
 
     with open_reader(find_run(target)) as reader:
         for path in draw_all(reader, out or reader.path.parent / "pictures"):
@@ -323,8 +328,8 @@ def judge(
     """
     from bus.snapshot import JudgeView
     from dart_cli.evaluation.judging import JudgeOptions, judge_run
-    from dart_cli.inspection.find import find_run
-    from dart_cli.status.page import judge_lines
+    from dart_cli.inspection.run_lookup import find_run
+    from dart_cli.status.judges import judge_lines
 
     given = read_options(settings or []) | {
         key: value for key, value in (("url", url), ("model", model)) if value
@@ -391,7 +396,7 @@ def export(
     """
     from dart_cli.data.exchange.transfer import Selection, export_run, select_ids
     from dart_cli.data.store.open import open_reader
-    from dart_cli.inspection.find import check_tasks, find_run
+    from dart_cli.inspection.run_lookup import check_tasks, find_run
     from dart_cli.runtime.tables import progress
 
     if pool and outcome:

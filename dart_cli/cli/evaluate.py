@@ -154,7 +154,7 @@ def row(
     """
     import json
 
-    from dart_cli.evaluation.text import as_markdown, row_of
+    from dart_cli.evaluation.leaderboard import as_markdown, row_of
 
     found = row_of(_read(file), mode, composed=compositions)
     typer.echo(json.dumps(found) if as_json else as_markdown(found), nl=as_json)

@@ -20,9 +20,9 @@ from bus.errors import BusError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
 from dart_cli.runtime.tables import clock
-from dart_cli.status.page import progress_line
+from dart_cli.status.run_sections import progress_line
+from dart_cli.status.status_page import StatusPage
 from dart_cli.status.watch import Watcher
-from dart_cli.status.window import StatusPage
 
 logger = logging.getLogger(__name__)
 

@@ -393,12 +393,12 @@ def status(
     from dart_cli.status.watch import run_status
 
     if target is None:
-        from dart_cli.inspection.find import find_run
+        from dart_cli.inspection.run_lookup import find_run
 
         target = find_run(None, overrides or [])
     config = config_of(target, overrides)
     if stacks:
-        from dart_cli.status.processes import run_stacks
+        from dart_cli.status.host_processes import run_stacks
 
         raise typer.Exit(run_stacks(config.run.dir, typer.echo))
     if prometheus is not None:

@@ -84,7 +84,7 @@ def view(
 
     if trajectory and export is None:
         raise ConfigError("--trajectory chooses what --export writes: add --export FILE.html")
-    from dart_cli.inspection.find import find_run
+    from dart_cli.inspection.run_lookup import find_run
 
     try:
         from dart_cli.view.server import (

@@ -35,8 +35,8 @@ from dart_cli.config.task_split import composed_tasks
 from dart_cli.data.run_end import learned_line
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.doctor.plan_findings import refuse_full
-from dart_cli.evaluation.results import Evaluation, read_evaluation
-from dart_cli.inspection.report import AFTER, BEFORE, write_report
+from dart_cli.evaluation.results import AFTER, BEFORE, Evaluation, read_evaluation
+from dart_cli.inspection.final_report import write_report
 from dart_cli.runtime.commands import commands_of
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import ignore_dumps, log_dir, logging_to, stacks_to

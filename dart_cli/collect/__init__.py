@@ -1,9 +1,9 @@
-"""`dart data collect`: successes of the training tasks, for the experience pool.
+"""`dart data collect`: plays training tasks and keeps the successes for the experience pool.
 
-collector        the verb: plays, keeps the successes in the pool or a folder, prints a table
-quotas     how many successes of which tasks, and which seed is tried next
+collector   the command: plays, keeps the successes in the pool or in a folder, prints a table
+quotas      how many successes of each task are wanted, and which seed is tried next
 
-Below are the options of the verb.
+Below are the options of the command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dart_cli.runtime.options import AsJson, Overrides, check_folder
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """What is collected."""
+    """The options of `dart data collect`."""
 
     per_task: Annotated[int, typer.Option(min=1, help="Successes wanted of each task.")] = 8
     tasks: Annotated[
@@ -27,7 +27,7 @@ class CollectOptions:
         typer.Option(
             "--task",
             metavar="PATTERN",
-            help="Only these: mini/popup, mini/p*, !mini/page; may be given again.",
+            help="Only these tasks: mini/popup, mini/p*, !mini/page; may be repeated.",
         ),
     ] = None
     player: Annotated[
@@ -38,19 +38,21 @@ class CollectOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="policy: a weight set; default the run's newest, or the model's own.",
+            help="policy: a weight set; default the newest of the run, or the model's own.",
         ),
     ] = None
     hints: Annotated[
         bool,
-        typer.Option("--hints", help="policy: its prompt names the next step; stored without."),
+        typer.Option(
+            "--hints", help="policy: the prompt names the next step; it is stored without the hint."
+        ),
     ] = False
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
             callback=check_folder,
-            help="Write a new folder instead, for `dart tune`, `import` or data.pool; it must not exist yet.",
+            help="Write a new folder instead, for `dart tune`, `import` or data.pool; it must not exist.",
         ),
     ] = None
     overrides: Overrides = None
@@ -58,5 +60,5 @@ class CollectOptions:
 
     @property
     def source(self) -> Literal["oracle", "demonstration"]:
-        """The source of its members in the pool."""
+        """The source of the successes, as the pool records it."""
         return "oracle" if self.player == "oracle" else "demonstration"

@@ -1,17 +1,19 @@
-"""Successes for the experience pool, played in this process: `dart data collect`.
+"""The `dart data collect` command: plays training tasks in this process and keeps the successes.
 
-    run_collect   plays training tasks, keeps the successes, prints what there is now
-    play_quotas   plays until each task has enough
-    OraclePolicy  answers with the environment's own solution, in the policy's tokens
-    HintedPolicy  samples from the policy, which sees the next step of the solution
+    run_collect      plays training tasks, keeps the successes, prints a table
+    collected_tasks  the tasks that are played
+    play_quotas      plays until each task has enough successes
+    OraclePolicy     answers with the environment's own solution, in the tokens of the policy
+    HintedPolicy     samples from a policy whose prompt names the next step of the solution
 
-Episodes are those of `dart env` (play_episode), so that a kept step has the prompt, the history and
-the tokens that a rollout would have had. Seeds follow from run.seed and the task: a success that
-exists already is neither played nor kept again.
+Episodes are played as in `dart env` (play_episode), so that a kept step has the same prompt, history and
+tokens as a step of a run. Seeds follow from run.seed and the task: a success that exists already is neither
+played nor kept again.
 
-The oracle's tokens were sampled by no policy: their log-probabilities are unknown. A policy's are
-those of the distribution they were sampled from, with the hint in the prompt; the stored prompt is
-without it. The ratio pi(a | s) / mu(a | s, hint) is then the importance weight of such a step.
+No policy sampled the tokens of the oracle, so their log-probabilities are unknown. The tokens of a policy
+have the log-probabilities of the distribution from which they were sampled, with the hint in the prompt;
+the prompt is stored without the hint. So pi(a | s) / mu(a | s, hint) is the importance weight of such a
+step.
 """
 
 from __future__ import annotations
@@ -68,11 +70,11 @@ logger = logging.getLogger(__name__)
 
 
 def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
-    """Collect into the pool of the run, or into the folder --out, and print what it holds now.
+    """Collect successes into the pool of the run, or into the folder --out, and print a table.
 
-    Where a signal stops it, it prints and keeps what was collected so far, and raises SystemExit. Raises
-    TaskError, ConfigError without a GPU for the model, RunDirectoryError while the run is live, ExchangeError,
-    UserError if there is no success at all.
+    A signal ends the collection: the successes so far are kept and printed, and SystemExit is raised. Raises
+    TaskError, ConfigError if there is no GPU for the model, RunDirectoryError while the run is live,
+    ExchangeError, and UserError if there is no success at all.
     """
     tasks, out = collected_tasks(config, options), options.out
     limit_threads(config.rollout.threads)
@@ -89,64 +91,65 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
         quotas = [Quota(task, options, config.run.seed, config.env.seeds) for task in tasks]
         for quota in quotas:
             quota.skip(existing)
-        stopped = 0
+        exit_code = 0
         if any(quota.missing for quota in quotas):
-            stopped = _collect(config, options, quotas, keep)
-        if not any(quota.kept for quota in quotas):
-            if stopped:
-                raise SystemExit(stopped)  # which makes no folder
+            exit_code = _collect(config, options, quotas, keep)
+        if not any(quota.successes for quota in quotas):
+            if exit_code:
+                raise SystemExit(exit_code)  # within the block, so that no folder is made
             reasons = Counter[str]()
             for quota in quotas:
                 reasons.update(quota.reasons)
             why = reasons.most_common(1)[0][0] if reasons else "every episode failed"
             raise UserError(f"no success was collected: {why}")
-    if stopped:
-        raise SystemExit(stopped)
-    _print(config, quotas, out, options.as_json)
+    if exit_code:
+        raise SystemExit(exit_code)
+    _print_table(config, quotas, out, options.as_json)
     return quotas
 
 
 def collected_tasks(config: Config, options: CollectOptions) -> list[Task]:
-    """Return the tasks that are played. Raises TaskError for one that is unknown or held out."""
+    """Return the tasks that are played. Raises TaskError for a task that is unknown or held out."""
     if not options.tasks:
         return training_tasks(config)
-    held = {task.id for task in heldout_tasks(config)}
-    free = [task for task in tasks_of(config.env.suite) if task.id not in held]
-    found = select_tasks(config.env.suite, options.tasks, free)
-    for task in found:
-        if task.id in held:
+    heldout_ids = {task.id for task in heldout_tasks(config)}
+    others = [task for task in tasks_of(config.env.suite) if task.id not in heldout_ids]
+    tasks = select_tasks(config.env.suite, options.tasks, others)
+    for task in tasks:
+        if task.id in heldout_ids:
             raise TaskError(f"--task {task.id} is held out: it is never trained on")
-    return found
+    return tasks
 
 
 # --- playing ---------------------------------------------------------------------------------
 
 
 Keep = Callable[[Trajectory], None]
+"""Keeps one success."""
 
 
 def _collect(config: Config, options: CollectOptions, quotas: Sequence[Quota], keep: Keep) -> int:
-    """Play until a signal comes or all is over; returns the exit code of the signal, else 0."""
+    """Play until all quotas are done, or a signal comes; return the exit code of the signal, else 0."""
     waits, missing = OpenWaits(), sum(quota.missing for quota in quotas)
-    with contextlib.ExitStack() as shown:
-        advance = shown.enter_context(progress("collecting", missing, "successes"))
+    with contextlib.ExitStack() as bar:
+        advance = bar.enter_context(progress("collecting", missing, "successes"))
 
         async def play_all() -> None:
-            async with _player(config, options, waits) as policy_of:
+            async with _open_player(config, options, waits) as policy_of:
                 await play_quotas(config, quotas, policy_of, options.source, keep, advance, waits)
 
         def print_stopped() -> None:
-            shown.close()
-            _print(config, quotas, options.out, options.as_json, stopped=True)
+            bar.close()
+            _print_table(config, quotas, options.out, options.as_json, is_stopped=True)
 
         return run_until_stopped(play_all(), waits, print_stopped)
 
 
 @contextlib.asynccontextmanager
-async def _player(
+async def _open_player(
     config: Config, options: CollectOptions, waits: OpenWaits
 ) -> AsyncIterator[PolicyOf]:
-    """Yield the policies of the episodes; the model is loaded until the end of the block."""
+    """Yield a function that returns the policy of an episode. A model stays loaded during the block."""
     action_spec = action_spec_of(config)
     if options.player == "oracle":
         with waits.waiting("the tokenizer to load"):
@@ -170,7 +173,7 @@ async def play_quotas(
     advance: Callable[[int], None] = lambda _: None,
     waits: OpenWaits | None = None,
 ) -> None:
-    """Play until every quota is filled or given up; each success is kept at once.
+    """Play until every quota is filled or has no seed left. Each success is kept at once.
 
     `advance(1)` is called after each success. Raises what `keep` raises.
     """
@@ -179,62 +182,62 @@ async def play_quotas(
 
     async def next_episode() -> PlannedEpisode | None:
         while True:
-            quota = next((each for each in quotas if each.wants_more), None)
+            quota = next((quota for quota in quotas if quota.wants_more), None)
             if quota is not None:
                 task, seed = quota.task, quota.next_seed()
                 changed.set()
                 return PlannedEpisode(task, seed, name=f"{task.id}#{seed}")
-            if not any(each.in_play for each in quotas):
+            if not any(quota.in_play for quota in quotas):
                 changed.set()
                 return None
             changed.clear()
             await changed.wait()
 
-    def ended(played: PlayedEpisode) -> None:
-        by_task[played.task.id].ended(played.end)
+    def on_end(episode: PlayedEpisode) -> None:
+        by_task[episode.task.id].add_episode(episode.end)
         changed.set()
-        if played.end.outcome == "pass":
-            keep(_trajectory(played, source))
+        if episode.end.outcome == "pass":
+            keep(_trajectory(episode, source))
             advance(1)
 
     missing = sum(quota.missing for quota in quotas)
-    await play(config, next_episode, policy_of, ended, most=missing, name="collect", waits=waits)
+    await play(config, next_episode, policy_of, on_end, most=missing, name="collect", waits=waits)
 
 
-def _trajectory(played: PlayedEpisode, source: PoolSource) -> Trajectory:
-    lease, end = played.lease, played.end
+def _trajectory(episode: PlayedEpisode, source: PoolSource) -> Trajectory:
+    lease, end = episode.lease, episode.end
     return Trajectory(
         id=lease.trajectory_id,
         suite=lease.suite,
         task_id=lease.task_id,
         task_seed=lease.task_seed,
-        instruction=played.instruction,
+        instruction=episode.instruction,
         source=source,
         origin="",
         outcome=end.outcome,
         reward=end.reward,
         verdict_reason=end.reason,
         stop_reason=end.stop_reason,
-        steps=[_step(record) for record in played.records],
-        images={content_hash(record.screenshot): record.screenshot for record in played.records},
+        steps=[_step(record) for record in episode.records],
+        images={content_hash(record.screenshot): record.screenshot for record in episode.records},
         final_screenshot=end.screenshot,
     )
 
 
 def _step(record: StepRecord) -> StepRow:
-    """As the store has it."""
-    alike = {each.name for each in fields(StepRow)} & set(StepRecord.model_fields)
-    values = {name: getattr(record, name) for name in alike}
+    """Return a step as the store has it."""
+    common = {field.name for field in fields(StepRow)} & set(StepRecord.model_fields)
+    values = {name: getattr(record, name) for name in common}
     values["prompt_token_ids"] = record.prompt_token_ids.tolist()
     values["screenshot"] = record.image_hashes[-1]
     return StepRow(**values, at=time.time())
 
 
-# --- players that know the solution --------------------------------------------------------
+# --- policies with the solution --------------------------------------------------------------
 
 
 class OraclePolicy:
-    """Answers with the environment's own solution, as the policy would have written it."""
+    """A policy that answers with the environment's own solution, in the action language of the policy."""
 
     def __init__(
         self, env: AsyncEnv, prompt_encoder: PromptEncoder, action_spec: ActionSpec, max_tokens: int
@@ -245,7 +248,7 @@ class OraclePolicy:
         self._max_tokens = max_tokens
 
     async def act(self, request: ActRequest) -> Completion:
-        """Return the next step of the solution. Raises EnvError, EngineError where it cannot be written."""
+        """Return the next step of the solution. Raises EnvError, and EngineError if it cannot be written."""
         action, _hint = await self._env.solve()
         coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
@@ -271,7 +274,7 @@ class OraclePolicy:
 
 
 class HintedPolicy:
-    """Answers as the policy samples when it sees the next step; the prompt returned is without it."""
+    """A policy that samples with a hint on the next step in its prompt, and returns the prompt without it."""
 
     def __init__(self, responder: Responder, env: AsyncEnv, action_spec: ActionSpec) -> None:
         self._responder = responder
@@ -279,15 +282,15 @@ class HintedPolicy:
         self._action_spec = action_spec
 
     async def act(self, request: ActRequest) -> Completion:
-        """Return a completion under the hint. Raises EnvError, EngineError."""
-        instruction = await self._hinted(request)
+        """Return a completion that was sampled with the hint. Raises EnvError, EngineError."""
+        instruction = await self._instruction_with_hint(request)
         hinted = request.model_copy(update={"instruction": instruction})
         completion = await self._responder.answer(hinted)
         plain_prompt = self._responder.prompt_encoder.encode_prompt(request)
         return completion.model_copy(update={"prompt_token_ids": int32s(plain_prompt)})
 
-    async def _hinted(self, request: ActRequest) -> str:
-        """Return the instruction that names the next step: in words, else as the action's text."""
+    async def _instruction_with_hint(self, request: ActRequest) -> str:
+        """Return the instruction with the next step: the environment's hint, else the text of the action."""
         action, hint = await self._env.solve()
         if hint:
             return hint
@@ -304,7 +307,7 @@ class HintedPolicy:
 
 @contextlib.contextmanager
 def _into_pool(config: Config) -> Iterator[tuple[set[tuple[str, str, int]], Keep]]:
-    """(successes that exist already, what keeps one more): the pool of the run."""
+    """Yield the successes that the pool of the run has, and a function that adds one."""
     try:
         store = open_store(config.run.dir)
     except RunDirectoryError as error:
@@ -327,7 +330,7 @@ def _key(row: PoolRow) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def _into_folder(config: Config, out: Path) -> Iterator[tuple[set[tuple[str, str, int]], Keep]]:
-    """Yield what `_into_pool` does, for a folder as `dart data export` writes it; it appears at the end."""
+    """Yield the same as `_into_pool`, for a folder like one of `dart data export`; it appears at the end."""
     facts = model_facts(config)
     about = {"run": "", "vocabulary": "" if facts is None else facts.fingerprint}
     with write_folder(out, about) as shards:
@@ -342,17 +345,17 @@ def _into_folder(config: Config, out: Path) -> Iterator[tuple[set[tuple[str, str
 
 
 def summary(config: Config, quotas: Sequence[Quota], out: Path | None) -> dict[str, object]:
-    """Return what was collected, for `--json`."""
+    """Return the counts of each task as plain values, for `--json`."""
     return {
         "into": str(out or config.run.dir),
-        "collected": sum(quota.kept - quota.existing for quota in quotas),
+        "collected": sum(quota.successes - quota.existing for quota in quotas),
         "there": sum(quota.existing for quota in quotas),
         "missing": sum(quota.missing for quota in quotas),
         "tasks": {
             quota.task.id: {
-                "collected": quota.kept - quota.existing,
+                "collected": quota.successes - quota.existing,
                 "there": quota.existing,
-                "played": quota.played,
+                "played": quota.episodes,
                 "missing": quota.missing,
                 "reasons": dict(quota.reasons),
             }
@@ -361,31 +364,33 @@ def summary(config: Config, quotas: Sequence[Quota], out: Path | None) -> dict[s
     }
 
 
-def _print(
+def _print_table(
     config: Config,
     quotas: Sequence[Quota],
     out: Path | None,
     as_json: bool,
     *,
-    stopped: bool = False,
+    is_stopped: bool = False,
 ) -> None:
     if as_json:
-        found = summary(config, quotas, out) | {"stopped": stopped}
-        sys.stdout.write(f"{json.dumps(found)}\n")
+        result = summary(config, quotas, out) | {"stopped": is_stopped}
+        sys.stdout.write(f"{json.dumps(result)}\n")
         return
     numbers = ("collected", "existing", "episodes", "missing")
     table = page_table(f"successes in {out or config.run.dir}", "task", *numbers, right=numbers)
     for quota in quotas:
-        new = quota.kept - quota.existing
-        table.add_row(quota.task.id, *map(str, (new, quota.existing, quota.played, quota.missing)))
+        new = quota.successes - quota.existing
+        table.add_row(
+            quota.task.id, *map(str, (new, quota.existing, quota.episodes, quota.missing))
+        )
     console = Console(markup=False, highlight=False)
     console.print(table)
     if out is None and not config.data.pool_ratio:
         console.print(
-            "data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. 0.125"
+            "data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. to 0.125"
         )
     for quota in quotas:
-        if quota.missing and (quota.reasons or not stopped):
+        if quota.missing and (quota.reasons or not is_stopped):
             why = "; ".join(reason for reason, _ in quota.reasons.most_common(1))
             console.print(
                 f"{quota.task.id}: {quota.missing} missing, {why or 'its other episodes failed'}",

@@ -1,17 +1,18 @@
-"""`dart eval`: success on held-out tasks, compared and told; `dart data judge`: a judge's opinion of a run.
+"""`dart eval`: success on held-out tasks; `dart data judge`: a judge model's verdicts on a run.
 
-evaluate         `dart eval CONFIG`: plays what is left of an evaluation, in this process or in several
-episodes    its plan, and what is over of it, in a folder that a second start goes on with
-settings    what its episodes depend on
-protocols   how benchmarks are evaluated, and what deviates from it
-scores      scores from episodes: by task, within k attempts; all of it as one result
-results     what an evaluation found, and its files in RUN/eval
-text        an evaluation for people and scripts, and as a row of a leaderboard
-compare     two evaluations over the instances that both have played
-films       some of its episodes as a person would watch them
-marks       how an action, and where a pointer looked, are marked on a screenshot
-filmstrip_png   episodes as pictures
-judging     `dart data judge`: what a judge model says of a run that is over
+evaluate        the `dart eval CONFIG` command: plays what is left of an evaluation
+episodes        the plan of an evaluation, and its episodes in a folder, with which a second start goes on
+settings        everything on which the outcome of the episodes depends
+protocols       published protocols of benchmarks, and deviations from them
+scores          scores from episodes: by task, and within k attempts
+results         the result of an evaluation, and its file in RUN/eval
+score_tables    an evaluation as tables and as JSON
+leaderboard     an evaluation as a row of a leaderboard
+compare         the comparison of two evaluations
+films           the stored films of some episodes: screenshots, texts and actions
+marks           an action in words, and the marks of actions and pointers over a screenshot
+filmstrip_png   films as pictures and animations
+judging         the `dart data judge` command
 
 Below are the options of `dart eval CONFIG`.
 """
@@ -29,7 +30,7 @@ from dart_cli.runtime.options import AsJson, DryRun, Overrides
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What is played, and how it is told."""
+    """The options of `dart eval CONFIG`."""
 
     overrides: Overrides = None
     weights: Annotated[
@@ -50,8 +51,8 @@ class EvalOptions:
     mode: Annotated[
         Literal["sampled", "greedy", "both", "random", "all"],
         typer.Option(
-            help="How actions are chosen. `random`: clicks anywhere, the baseline, without a model; "
-            "`all`: these, too."
+            help="How actions are chosen. `random`: clicks anywhere, as a baseline without a model; "
+            "`all`: sampled, greedy and random."
         ),
     ] = "both"
     tasks: Annotated[
@@ -59,8 +60,8 @@ class EvalOptions:
         typer.Option(
             "--tasks",
             metavar="TASK",
-            help="Play only this task, or those of a pattern: mini/popup*, !mini/click; may be "
-            "given again.",
+            help="Play only this task, or the tasks of a pattern: mini/popup*, !mini/click; may be "
+            "repeated.",
         ),
     ] = None
     attempts: Annotated[
@@ -75,7 +76,7 @@ class EvalOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Play what a benchmark publishes, and tell what deviates: osworld-verified, miniwob, "
+            help="Play by a published protocol, and list deviations: osworld-verified, miniwob, "
             "webarena, androidworld.",
         ),
     ] = ""
@@ -84,15 +85,15 @@ class EvalOptions:
         typer.Option(
             min=0,
             max=1024,
-            help="Processes that play, each with a model of its own, on the GPUs of up.rollout_gpus; 0: this one.",
+            help="Processes that play, each with its own model, on up.rollout_gpus; 0: this process.",
         ),
     ] = 0
     part: Annotated[
         str,
         typer.Option(
             metavar="I/N",
-            help="Play the I-th of N parts alone, e.g. 1/4, on hosts that share the folder; the last one to end "
-            "keeps the result.",
+            help="Play only part I of N, e.g. 1/4, on hosts that share the folder; the part that ends last "
+            "writes the result.",
         ),
     ] = ""
     keep_as: Annotated[

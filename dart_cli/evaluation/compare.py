@@ -1,8 +1,12 @@
-"""Two evaluations beside each other, over the instances (task and seed) that both have played.
+"""The comparison of two evaluations, over the instances (task and seed) that both have played.
 
-compare        the second against the first: `dart eval compare`, and the page of an evaluation
-Comparison     what came of it, by mode; ModeComparison with its test, by task
-comparison_table, difference_text, difference_lines   for people
+compare             compares two evaluations: `dart eval compare`, and the page of an evaluation
+Comparison          the result
+ModeComparison      the result for one mode, with a statistical test
+TaskComparison      the result for one task
+comparison_table    a table of one mode by task
+difference_text     the difference of one mode in one line
+difference_lines    lines on the settings that differ
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from dart_cli.runtime.tables import page_table
 from dart_cli.runtime.work_folder import StoredModel
 
 Pairs = Mapping[Instance, tuple[Sequence[bool], Sequence[bool]]]
-"""Instance -> whether the attempts of the first passed, and those of the second."""
+"""Instance -> whether each attempt passed, in the first evaluation and in the second."""
 
 MCNEMAR = "McNemar's exact test"
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
@@ -30,7 +34,7 @@ SIGN_FLIP = f"random signs of the instances' differences, {DRAWS:,} draws, seed 
 
 
 class TaskComparison(StoredModel):
-    """The instances of one task."""
+    """The comparison over the instances of one task."""
 
     task_id: str
     instances: int
@@ -39,60 +43,62 @@ class TaskComparison(StoredModel):
 
 
 class ModeComparison(StoredModel):
-    """One mode, over the tasks or over the compositions."""
+    """The comparison in one mode, over the tasks or over the compositions."""
 
     mode: Mode
     composed: bool
-    instances: int  # that both have judged
+    instances: int  # with a verdict in both evaluations
     first: float  # mean over tasks of the mean over their instances
     second: float
     difference: float  # second - first
-    interval: tuple[float, float] | None  # 95 %, of the difference for other tasks of this kind
-    p: float  # two-sided, for these tasks
+    interval: tuple[float, float] | None  # 95 %, for the difference on other tasks of this kind
+    p: float  # two-sided, for the difference on these tasks
     test: str
-    first_only: int | None  # instances that the first alone passed; None with several attempts
+    first_only: (
+        int | None
+    )  # instances that only the first passed; None if there are several attempts
     second_only: int | None
     tasks: list[TaskComparison]
 
 
 class Comparison(StoredModel):
-    """The second evaluation against the first."""
+    """The comparison of a second evaluation with a first."""
 
     first: str
     second: str
     modes: list[ModeComparison]
-    settings: list[str]  # what differs in what the episodes depend on
+    settings: list[str]  # a line for each setting that differs
     interval_method: str
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Return the second against the first. Raises UserError where they share no instance of a mode."""
-    for each in (first, second):
-        if not each.episodes:
-            raise UserError(f"{each.name} has no single episodes; play it again")
+    """Compare the second evaluation with the first. Raises UserError if they share no instance of a mode."""
+    for evaluation in (first, second):
+        if not evaluation.episodes:
+            raise UserError(f"{evaluation.name} has no single episodes; play it again")
     modes = [mode for mode in first.modes if mode in second.modes]
-    found = [
-        compared
+    comparisons = [
+        comparison
         for mode in modes
         for composed in (False, True)
-        if (compared := _compared(first, second, mode, composed=composed)) is not None
+        if (comparison := _compare_mode(first, second, mode, composed=composed)) is not None
     ]
-    if not found:
+    if not comparisons:
         raise UserError(
-            f"{first.name} and {second.name} have no episode of the same mode, task and seed: {_played(first)}; "
-            f"{_played(second)}"
+            f"{first.name} and {second.name} have no episode of the same mode, task and seed: "
+            f"{_content(first)}; {_content(second)}"
         )
     return Comparison(
         first=first.name,
         second=second.name,
-        modes=found,
+        modes=comparisons,
         settings=list(_differences(first, second)),
         interval_method=METHOD,
     )
 
 
 def difference_text(comparison: Comparison, mode: ModeComparison) -> str:
-    """Return the difference with its test and its interval, and what each of them is about, in one line."""
+    """Return one line with the difference, its test, and its interval."""
     alone = ""
     if mode.first_only is not None and mode.second_only is not None:
         alone = (
@@ -108,17 +114,17 @@ def difference_text(comparison: Comparison, mode: ModeComparison) -> str:
 
 
 def _interval_text(mode: ModeComparison) -> str:
-    """Return the interval with what it is about, or why there is none."""
+    """Return the interval with the tasks to which it applies, or why there is none."""
     one_task = len(mode.tasks) == 1
     others = "other instances of this task" if one_task else "other tasks of this kind"
     if mode.interval is None:
-        drawn = "instances" if one_task else "tasks"
-        return f"for {others} no interval: it takes {LEAST_DRAWN} {drawn}"
+        units = "instances" if one_task else "tasks"
+        return f"for {others} no interval: it needs {LEAST_DRAWN} {units}"
     return f"for {others} {mode.interval[0]:+.3f} to {mode.interval[1]:+.3f} (95 %)"
 
 
 def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
-    """Return a mode by task."""
+    """Return a table of one mode by task."""
     what = "compositions" if mode.composed else "tasks"
     numbers = ("instances", comparison.first, comparison.second, "difference")
     table = page_table(f"{mode.mode}, {what}", "task", *numbers, right=numbers)
@@ -143,20 +149,22 @@ def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
-    """Return what differs in the settings, a line each; of a digest its first 12 digits."""
+    """Return a line for each setting that differs; digests are cut to their first 12 digits."""
     return [_DIGEST.sub(r"\1", line) for line in comparison.settings]
 
 
-def _compared(
+def _compare_mode(
     first: Evaluation, second: Evaluation, mode: Mode, *, composed: bool
 ) -> ModeComparison | None:
-    """One mode over tasks or compositions; None without an instance of both."""
+    """Compare one mode over tasks or compositions; return None if the evaluations share no instance."""
     verdicts = [
-        by_instance(row for row in each.episodes if (row.mode, row.composed) == (mode, composed))
-        for each in (first, second)
+        by_instance(row for row in part.episodes if (row.mode, row.composed) == (mode, composed))
+        for part in (first, second)
     ]
     pairs = {
-        name: (verdicts[0][name], each) for name, each in verdicts[1].items() if name in verdicts[0]
+        name: (verdicts[0][name], after)
+        for name, after in verdicts[1].items()
+        if name in verdicts[0]
     }
     if not pairs:
         return None
@@ -164,7 +172,7 @@ def _compared(
     for (task, _), (before, after) in pairs.items():
         differences[task].append(_mean(after) - _mean(before))
     difference, interval = over_tasks(list(differences.values()), seed=SEED)
-    alone = _alone(pairs)
+    only_one = _passed_by_one(pairs)
     tasks = list(_by_task(pairs))
     return ModeComparison(
         mode=mode,
@@ -174,18 +182,21 @@ def _compared(
         second=fsum(row.second for row in tasks) / len(tasks),
         difference=difference,
         interval=interval,
-        p=mcnemar(*alone)
-        if alone
-        else sign_flip([each for part in differences.values() for each in part], seed=SEED),
-        test=MCNEMAR if alone else SIGN_FLIP,
-        first_only=alone[0] if alone else None,
-        second_only=alone[1] if alone else None,
+        p=mcnemar(*only_one)
+        if only_one
+        else sign_flip([value for part in differences.values() for value in part], seed=SEED),
+        test=MCNEMAR if only_one else SIGN_FLIP,
+        first_only=only_one[0] if only_one else None,
+        second_only=only_one[1] if only_one else None,
         tasks=tasks,
     )
 
 
-def _alone(pairs: Pairs) -> tuple[int, int] | None:
-    """Instances that one of the two alone passed; None where some has several attempts."""
+def _passed_by_one(pairs: Pairs) -> tuple[int, int] | None:
+    """Return the numbers of instances that only the first passed, and only the second.
+
+    Returns None if an instance has several attempts.
+    """
     if any(len(before) != 1 or len(after) != 1 for before, after in pairs.values()):
         return None
     both = [(before[0], after[0]) for before, after in pairs.values()]
@@ -194,12 +205,12 @@ def _alone(pairs: Pairs) -> tuple[int, int] | None:
 
 def _by_task(pairs: Pairs) -> Iterator[TaskComparison]:
     for name in dict.fromkeys(task for task, _ in pairs):
-        mine = [each for (task, _), each in pairs.items() if task == name]
+        verdicts = [pair for (task, _), pair in pairs.items() if task == name]
         yield TaskComparison(
             task_id=name,
-            instances=len(mine),
-            first=fsum(_mean(before) for before, _ in mine) / len(mine),
-            second=fsum(_mean(after) for _, after in mine) / len(mine),
+            instances=len(verdicts),
+            first=fsum(_mean(before) for before, _ in verdicts) / len(verdicts),
+            second=fsum(_mean(after) for _, after in verdicts) / len(verdicts),
         )
 
 
@@ -207,15 +218,16 @@ def _mean(passed: Sequence[bool]) -> float:
     return sum(passed) / len(passed)
 
 
-def _played(evaluation: Evaluation) -> str:
-    """Return what an evaluation has played, in words."""
+def _content(evaluation: Evaluation) -> str:
+    """Return the modes, tasks and seeds of an evaluation in words."""
     seeds = [row.seed for row in evaluation.episodes]
     tasks = len({row.task_id for row in evaluation.episodes})
-    return f"{evaluation.name} has {', '.join(evaluation.modes)}, {tasks} tasks, seeds {min(seeds)} to {max(seeds)}"
+    modes = ", ".join(evaluation.modes)
+    return f"{evaluation.name} has {modes}, {tasks} tasks, seeds {min(seeds)} to {max(seeds)}"
 
 
 def _differences(first: Evaluation, second: Evaluation) -> Iterator[str]:
-    """Yield what the two do not share, a line each."""
+    """Yield a line for each setting that differs."""
     for name, one, other in differences(first.settings, second.settings):
         none = "base weights" if name == "weights" else "-"
         yield f"{name}: {one or none}, {other or none}"

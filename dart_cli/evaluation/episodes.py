@@ -1,13 +1,15 @@
-"""The episodes of one evaluation: its plan, and what is over of it, line by line.
+"""The episodes of one evaluation: the plan, and the folder in which finished episodes are kept.
 
-    Plan           the tasks of an evaluation and their episodes in order; plan_of, what a configuration asks for
-    KeptEpisodes   the folder RUN/eval/NAME: what is over, what is left for this process
-    evaluation_of  scores, protocol, notes and all episodes as one Evaluation
-    Part           a share of the plan: every N-th episode, for a process of its own
+    Plan           the tasks of an evaluation and their episodes in order; plan_of makes it
+    Planned        one episode of the plan
+    Part           a share of the plan for one process: every N-th episode
+    EpisodeFolder  the folder RUN/eval/NAME: the finished episodes, and those that are left for this process
+    EpisodeRecord  one finished episode
+    evaluation_of  all episodes with scores, protocol and notes as one Evaluation
 
-RUN/eval/NAME/settings.json        what the episodes depend on
-RUN/eval/NAME/episodes-1-of-1.jsonl   a line for each episode as it ends, so that a kill loses at most those
-                                   that were being played; a file for each part
+RUN/eval/NAME/settings.json           the settings on which the outcomes depend
+RUN/eval/NAME/episodes-1-of-1.jsonl   a line for each episode, written when it ends, so that a kill loses only
+                                      the episodes in play; each part has a file
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ from envs.contract.base import Task
 FILMS_PER_TASK = 3
 """Episodes of each task whose screenshots are kept: the first ones."""
 RANDOM_EPISODES = 100
-"""Of random clicks, at most, where nothing else is asked for: a baseline needs no narrower interval."""
+"""Episodes of random clicks by default, at most: a baseline does not need a narrower interval."""
 
 Key = tuple[Mode, str, int, int]
+"""Mode, task id, seed and attempt of an episode."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,13 @@ class Planned:
 
     @property
     def key(self) -> Key:
-        """The same for each try of it."""
+        """A key, which is the same for each try of this episode."""
         return self.mode, self.task_id, self.seed, self.attempt
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an evaluation plays."""
+    """The tasks and episodes that an evaluation plays."""
 
     trained: list[Task]  # on held-out seeds
     composed: list[Task]  # never trained on
@@ -75,67 +78,74 @@ class Plan:
 
     @property
     def by_id(self) -> dict[str, Task]:
-        """The tasks by id, with the steps that the evaluation gives them."""
+        """Task id -> task, with the step limit of the evaluation."""
         return {task.id: task for task in (*self.trained, *self.composed)}
 
     def count(self, mode: Mode) -> int:
-        """Instances (task and seed) of a mode, of the kind of task that has more."""
-        first = [each for each in self.episodes if each.mode == mode and not each.attempt]
-        composed = sum(each.composed for each in first)
-        return max(composed, len(first) - composed)
+        """Return the larger number of instances (task and seed) of a mode: of tasks, or of compositions."""
+        instances = [row for row in self.episodes if row.mode == mode and not row.attempt]
+        composed = sum(row.composed for row in instances)
+        return max(composed, len(instances) - composed)
 
 
 def plan_of(
     config: Config, tasks: Sequence[str], modes: Sequence[Mode], episodes: int | None = None
 ) -> Plan:
-    """Return the episodes of each mode in turn, attempt by attempt; `episodes` in place of eval.episodes.
+    """Return the plan of a configuration: the episodes of each mode in turn, attempt by attempt.
 
-    A protocol's step limit and number of instances hold. Raises TaskError where there is none.
+    `episodes` replaces eval.episodes. A protocol sets the step limit and the number of instances. Raises
+    TaskError if there is no episode to play.
     """
     limit = step_limit(config)
     parts = [
-        [replace(task, max_steps=limit) if limit else task for task in found]
-        for found in (trained_tasks(config, tasks), composed_tasks(config, tasks))
+        [replace(task, max_steps=limit) if limit else task for task in part]
+        for part in (trained_tasks(config, tasks), composed_tasks(config, tasks))
     ]
     protocol = protocol_of(config)
     per_task = protocol.per_task if protocol and episodes is None else 0
-    asked = config.eval.episodes if episodes is None else episodes
-    if not (per_task or asked) or not any(parts):
+    per_mode = config.eval.episodes if episodes is None else episodes
+    if not (per_task or per_mode) or not any(parts):
         raise TaskError("nothing to evaluate: set eval.episodes >= 1 and name a task")
-    filmed = next((mode for mode in reversed(modes) if mode != "random"), modes[-1])
+    filmed_mode = next((mode for mode in reversed(modes) if mode != "random"), modes[-1])
 
     def of_mode(mode: Mode) -> Iterator[Planned]:
-        most = RANDOM_EPISODES if mode == "random" and episodes is None else asked
+        most = RANDOM_EPISODES if mode == "random" and episodes is None else per_mode
         for attempt in range(attempts_of(config, mode)):
             first = TRAIN_SEEDS
-            for composed, found in enumerate(parts):
-                count = per_task * len(found) or min(asked, most)
-                for index, each in enumerate(planned(found, count, first)):
-                    shown = mode == filmed and not attempt and index < FILMS_PER_TASK * len(found)
-                    key = mode, each.task.id, each.seed, attempt
-                    yield Planned(*key, composed=bool(composed), filmed=shown)
-                first += count if per_task else asked
+            for composed, part in enumerate(parts):
+                count = per_task * len(part) or min(per_mode, most)
+                for index, episode in enumerate(planned(part, count, first)):
+                    is_early = index < FILMS_PER_TASK * len(part)
+                    yield Planned(
+                        mode=mode,
+                        task_id=episode.task.id,
+                        seed=episode.seed,
+                        attempt=attempt,
+                        composed=bool(composed),
+                        filmed=mode == filmed_mode and not attempt and is_early,
+                    )
+                first += count if per_task else per_mode
 
-    every = [each for mode in modes for each in of_mode(mode)]
-    return Plan(trained=parts[0], composed=parts[1], modes=modes, episodes=every)
+    all_episodes = [episode for mode in modes for episode in of_mode(mode)]
+    return Plan(trained=parts[0], composed=parts[1], modes=modes, episodes=all_episodes)
 
 
 def attempts_of(config: Config, mode: Mode) -> int:
-    """Episodes of each instance; a greedy policy would repeat itself."""
+    """Return the number of attempts at each instance: 1 for a greedy policy, which would repeat itself."""
     return 1 if mode == "greedy" else config.eval.attempts
 
 
 def step_limit(config: Config) -> int:
-    """Return the step limit of every episode, by the protocol; 0 for each task's own."""
+    """Return the step limit of the protocol for every episode; 0 if each task has its own."""
     protocol = protocol_of(config)
     return min(protocol.max_steps) if protocol and protocol.max_steps != "task" else 0
 
 
-# --- what is over ----------------------------------------------------------------------------
+# --- finished episodes -----------------------------------------------------------------------
 
 
-class Kept(StoredModel):
-    """An episode that is over, and its film where it has one."""
+class EpisodeRecord(StoredModel):
+    """A finished episode, with its film if it has one."""
 
     row: EpisodeRow
     film: Film | None = None
@@ -145,7 +155,7 @@ class Kept(StoredModel):
 
 @dataclass(frozen=True)
 class Counts:
-    """How far the plan, or a part of it, is."""
+    """The progress of a plan, or of a part of it, in episodes."""
 
     total: int
     over: int
@@ -155,22 +165,22 @@ class Counts:
 
 @dataclass(frozen=True)
 class Part:
-    """Every `count`-th episode of a plan, from `number` on, counted from 1."""
+    """A part of a plan: every `count`-th episode, from the `number`-th on, counted from 1."""
 
     number: int = 1
     count: int = 1
 
     @property
     def file(self) -> str:
-        """Its lines."""
+        """The name of the file with its episodes."""
         return f"episodes-{self.number}-of-{self.count}.jsonl"
 
 
 WHOLE = Part()
 
 
-class KeptEpisodes:
-    """The episodes of RUN/eval/NAME. Use as a context manager."""
+class EpisodeFolder:
+    """The episodes of an evaluation in the folder RUN/eval/NAME. Use as a context manager."""
 
     def __init__(
         self,
@@ -182,33 +192,38 @@ class KeptEpisodes:
         *,
         fresh: bool = False,
     ) -> None:
-        """Begin, or go on: what is over counts, but for invalid episodes, which are played again.
+        """Start an evaluation, or go on with it: finished episodes count, and invalid ones are played again.
 
-        An older evaluation of other settings, or with `fresh` any, is set aside with its result and films as
-        NAME.1, NAME.2, ... Without a `part` nothing is played here. Raises UserError where another process has
-        the folder, or the part.
+        An older evaluation with other settings (with `fresh`, any older evaluation) is set aside as NAME.1,
+        NAME.2, ..., with its result and films. If `part` is None, this process plays nothing. Raises
+        UserError if another process has the folder or the part.
         """
         make_private_dir(eval_dir(run_dir))
         self.plan, self.settings = plan, settings
         self.folder = eval_dir(run_dir) / name
-        self._kept = WorkFolder(
+        self._work_folder = KeptFolder(
             self.folder, settings, fresh=fresh, aside=True, shared=part != WHOLE
         )
-        self.told = ""  # of an older one
-        if (moved := self._kept.moved) is not None:
+        self.set_aside = ""  # a message on an older evaluation that was set aside
+        if (moved := self._work_folder.moved) is not None:
             for before, after in (
                 (f"{name}.json", eval_dir(run_dir) / f"{moved.name}.json"),
                 (films_dir(run_dir, name).name, films_dir(run_dir, moved.name)),
             ):
                 if (eval_dir(run_dir) / before).exists():
                     (eval_dir(run_dir) / before).rename(after)
-            self.told = f"{self.folder} begins anew ({self._kept.why}); the older one is kept as {moved.name}"
-        self._by_key: dict[Key, list[Kept]] = {}
-        self._read: dict[Path, int] = {}  # bytes so far, of each part's file
-        self._own: JsonLines[Kept] | None = None
+            self.set_aside = (
+                f"{self.folder} begins anew ({self._work_folder.why}); the older evaluation is kept as "
+                f"{moved.name}"
+            )
+        self._by_key: dict[Key, list[EpisodeRecord]] = {}
+        self._bytes_read: dict[Path, int] = {}  # of the file of each part
+        self._own: KeptLines[EpisodeRecord] | None = None
         try:
             if part is not None:
-                self._own = JsonLines(self.folder / part.file, TypeAdapter(Kept), self._kept.busy)
+                self._own = KeptLines(
+                    self.folder / part.file, TypeAdapter(EpisodeRecord), self._work_folder.busy
+                )
             self.refresh()
         except BaseException:
             self.close()
@@ -219,7 +234,7 @@ class KeptEpisodes:
             for key, tries in self._by_key.items()
             if tries[-1].row.outcome == "invalid"
         }
-        self.left = [each for each in share if not self._is_over(each)]
+        self.left = [episode for episode in share if not self._is_over(episode)]
 
     def __enter__(self) -> Self:
         return self
@@ -228,87 +243,99 @@ class KeptEpisodes:
         self.close()
 
     def close(self) -> None:
-        """Free the folder."""
+        """Release the folder."""
         if self._own is not None:
             self._own.close()
-        self._kept.close()
+        self._work_folder.close()
 
-    def keep(self, kept: Kept) -> None:
-        """Keep an episode of this process that is over."""
+    def add(self, record: EpisodeRecord) -> None:
+        """Write a finished episode of this process into the folder."""
         assert self._own is not None
-        row = kept.row
+        row = record.row
         tries = len(self._by_key.get((row.mode, row.task_id, row.seed, row.attempt), ())) + 1
-        kept = kept.model_copy(update={"row": row.model_copy(update={"tries": tries})})
-        self._own.add(kept)
-        self._read[self._own.path] = self._own.size
-        self._note(kept)
+        record = record.model_copy(update={"row": row.model_copy(update={"tries": tries})})
+        self._own.add(record)
+        self._bytes_read[self._own.path] = self._own.size
+        self._note(record)
 
     def refresh(self) -> None:
-        """Read what was kept since, by any process."""
+        """Read the episodes that any process has written since the last call."""
         for path in sorted(self.folder.glob("episodes-*.jsonl")):
-            known = self._read.get(path, 0)
+            begin = self._bytes_read.get(path, 0)
             with path.open("rb") as file:
-                file.seek(known)
+                file.seek(begin)
                 content = file.read()
-            whole = content[: content.rfind(b"\n") + 1]
-            self._read[path] = known + len(whole)
-            for kept in read_lines(path, TypeAdapter(Kept), whole):
-                self._note(kept)
+            lines = content[: content.rfind(b"\n") + 1]  # the last line may be incomplete
+            self._bytes_read[path] = begin + len(lines)
+            for record in read_lines(path, TypeAdapter(EpisodeRecord), lines):
+                self._note(record)
 
-    def _note(self, kept: Kept) -> None:
-        row = kept.row
+    def _note(self, record: EpisodeRecord) -> None:
+        row = record.row
         key = row.mode, row.task_id, row.seed, row.attempt
-        self._by_key.setdefault(key, []).append(kept)
+        self._by_key.setdefault(key, []).append(record)
 
-    def _is_over(self, each: Planned) -> bool:
-        return len(self._by_key.get(each.key, ())) > self._before.get(each.key, 0)
+    def _is_over(self, episode: Planned) -> bool:
+        return len(self._by_key.get(episode.key, ())) > self._before.get(episode.key, 0)
 
     @property
-    def over(self) -> list[Kept]:
-        """The newest try of each planned episode that is over, in the order of the plan."""
-        return [self._by_key[each.key][-1] for each in self.plan.episodes if self._is_over(each)]
+    def over(self) -> list[EpisodeRecord]:
+        """The newest try of each finished episode, in the order of the plan."""
+        return [
+            self._by_key[episode.key][-1]
+            for episode in self.plan.episodes
+            if self._is_over(episode)
+        ]
 
     def counts(self, mode: Mode | None = None, *, composed: bool | None = None) -> Counts:
-        """How far the plan is, or a part of it."""
-        some = [
-            each
-            for each in self.plan.episodes
-            if mode in (None, each.mode) and composed in (None, each.composed)
+        """Return the progress of the plan, or of one mode, or of its tasks or compositions."""
+        episodes = [
+            episode
+            for episode in self.plan.episodes
+            if mode in (None, episode.mode) and composed in (None, episode.composed)
         ]
-        outcomes = [self._by_key[each.key][-1].row.outcome for each in some if self._is_over(each)]
-        passed, invalid = outcomes.count("pass"), outcomes.count("invalid")
-        return Counts(len(some), len(outcomes), passed, invalid)
+        outcomes = [
+            self._by_key[episode.key][-1].row.outcome
+            for episode in episodes
+            if self._is_over(episode)
+        ]
+        return Counts(
+            total=len(episodes),
+            over=len(outcomes),
+            passed=outcomes.count("pass"),
+            invalid=outcomes.count("invalid"),
+        )
 
     def counts_by_part(self, mode: Mode | None = None) -> dict[tuple[Mode, bool], Counts]:
-        """Return the counts of each mode's tasks and, under True, compositions, in the order of the plan."""
-        parts = dict.fromkeys((e.mode, e.composed) for e in self.plan.episodes)
+        """Return (mode, whether compositions) -> progress, in the order of the plan."""
+        parts = dict.fromkeys((episode.mode, episode.composed) for episode in self.plan.episodes)
         return {
-            (each, composed): self.counts(each, composed=composed)
-            for each, composed in parts
-            if mode in (None, each)
+            (part_mode, composed): self.counts(part_mode, composed=composed)
+            for part_mode, composed in parts
+            if mode in (None, part_mode)
         }
 
     def rows(self, mode: Mode) -> list[EpisodeRow]:
-        """Return the planned episodes of one mode that are over, in the order of the plan."""
-        return [kept.row for kept in self.over if kept.row.mode == mode]
+        """Return the finished episodes of one mode, in the order of the plan."""
+        return [record.row for record in self.over if record.row.mode == mode]
 
     def films(self) -> list[Film]:
-        """Return the films of the planned episodes, in the order of the plan."""
-        return [kept.film for kept in self.over if kept.film is not None]
+        """Return the films of finished episodes, in the order of the plan."""
+        return [record.film for record in self.over if record.film is not None]
 
     def film_bytes(self) -> int:
-        """Bytes of the screenshots that are kept."""
-        return sum(kept.film_bytes for tries in self._by_key.values() for kept in tries)
+        """Return the bytes of all screenshots in the folder."""
+        return sum(record.film_bytes for tries in self._by_key.values() for record in tries)
 
     def wall_s(self) -> float:
-        """Seconds in which at least one episode was played, over all starts."""
-        every = [kept for tries in self._by_key.values() for kept in tries]
+        """Return the seconds in which at least one episode was played, over all starts."""
+        all_tries = [record for tries in self._by_key.values() for record in tries]
         total, until = 0.0, 0.0
-        for began, ended in sorted(
-            (each.ended_at - each.row.wall_s, each.ended_at) for each in every
+        for start, end in sorted(
+            (record.ended_at - record.row.wall_s, record.ended_at) for record in all_tries
         ):
-            total += max(0.0, ended - max(until, began))
-            until = max(until, ended)
+            total += max(0.0, end - max(until, start))
+            until = max(until, end)
         return total
 
 
@@ -316,52 +343,57 @@ class KeptEpisodes:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The weights that are played."""
+class ChosenWeights:
+    """The weights that are evaluated."""
 
-    directory: Path | None  # None for the model as it comes
-    version: int  # -1 likewise
+    directory: Path | None  # None for the model without training
+    version: int  # -1 for the model without training
 
 
 def evaluation_of(
-    config: Config, kept: KeptEpisodes, chosen: Chosen, *, dart: str, left_out: Mapping[str, str]
+    config: Config,
+    episodes: EpisodeFolder,
+    weights: ChosenWeights,
+    *,
+    dart: str,
+    left_out: Mapping[str, str],
 ) -> Evaluation:
-    """All episodes of the plan, which are over, as one result."""
-    plan = kept.plan
+    """Return the result of an evaluation. All episodes of the plan must be finished."""
+    plan = episodes.plan
     trained = [task.id for task in plan.trained]
     composed = [task.id for task in plan.composed]
-    rows = {mode: kept.rows(mode) for mode in plan.modes}
-    every = [row for part in rows.values() for row in part]
+    rows = {mode: episodes.rows(mode) for mode in plan.modes}
+    all_rows = [row for part in rows.values() for row in part]
     limits = [task.max_steps for task in plan.by_id.values()]
     return Evaluation(
         schema_version=SCHEMA,
-        name=kept.folder.name,
+        name=episodes.folder.name,
         model=config.model.path,
-        weights=str(chosen.directory or ""),
-        policy_version=chosen.version,
+        weights=str(weights.directory or ""),
+        policy_version=weights.version,
         seed=TRAIN_SEEDS,
-        wall_s=kept.wall_s(),
+        wall_s=episodes.wall_s(),
         modes={
             mode: mode_score(part, trained, composed, config.eval.attempts)
             for mode, part in rows.items()
         },
         attempts=config.eval.attempts,
-        settings=kept.settings,
-        protocol=check(config, every, limits),
+        settings=episodes.settings,
+        protocol=check(config, all_rows, limits),
         dart=dart,
         finished_at=time.time(),
         interval_method=METHOD,
         left_out=dict(left_out),
-        notes=list(_notes(every, chosen.version)),
-        episodes=every,
+        notes=list(_notes(all_rows, weights.version)),
+        episodes=all_rows,
     )
 
 
 def _notes(rows: Sequence[EpisodeRow], policy_version: int) -> Iterator[str]:
     versions = {version for row in rows if row.mode != "random" for version in row.versions}
     if versions - {policy_version}:
-        told = ", ".join(f"v{each}" for each in sorted(versions))
-        yield f"weights of several versions have answered ({told}): these scores are of none of them"
-    again = sum(row.tries > 1 for row in rows)
-    if again:
-        yield f"{again} episodes were played again, as earlier starts left them invalid"
+        names = ", ".join(f"v{version}" for version in sorted(versions))
+        yield f"weights of several versions have answered ({names}): these scores belong to none of them"
+    replayed = sum(row.tries > 1 for row in rows)
+    if replayed:
+        yield f"{replayed} episodes were played again, because they were invalid at earlier starts"

@@ -1,13 +1,14 @@
-"""Held-out evaluation: the `dart eval CONFIG` verb.
+"""The `dart eval CONFIG` command: evaluates weights on held-out tasks.
 
-    run_eval    plays what is left of an evaluation, prints a table, keeps the result in RUN/eval
-    plan_eval   what it would play, for `--dry-run`
+    run_eval        plays what is left of an evaluation, prints a table, and writes the result into RUN/eval
+    plan_eval       what run_eval would play, for `--dry-run`
+    progress_note   the progress of an evaluation in words
 
-Each episode is kept as it ends (episodes.py), so that a second start goes on. They are played in this
-process, or with --workers by several beside it, each a `dart eval --part I/N` with a model and environments
-of its own. Rollout workers of a run would not do: they take each newer version while they serve; here the
-weights are those that the evaluation has chosen. Nothing is stored for training. Seeds from TRAIN_SEEDS on
-are never trained on, and are the same for every set of weights.
+Each episode is written when it ends (episodes.py), so that a second start goes on. Episodes are played in
+this process or, with --workers, by several processes beside it, each a `dart eval --part I/N` with its own
+model and environments. The rollout workers of a run cannot be used, because they take each newer version
+while they serve, and an evaluation needs fixed weights. Nothing is stored for training. Seeds from
+TRAIN_SEEDS on are never trained on, and are the same for every set of weights.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from dart_cli.config.devices import absent, gpus_here, gpus_of, gpus_per_worker,
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.evaluation import EvalOptions
 from dart_cli.evaluation.episodes import (
-    Chosen,
+    ChosenWeights,
     Counts,
-    Kept,
-    KeptEpisodes,
+    EpisodeFolder,
+    EpisodeRecord,
     Part,
     Planned,
     attempts_of,
@@ -44,8 +45,8 @@ from dart_cli.evaluation.episodes import (
 )
 from dart_cli.evaluation.films import Film, FilmFrame, Films, films_dir, write_shot
 from dart_cli.evaluation.results import EpisodeRow, Evaluation, Mode, eval_dir
+from dart_cli.evaluation.score_tables import deviation_lines, pass_at_table, score_table, summary
 from dart_cli.evaluation.settings import dart_version, left_out_of, settings_of
-from dart_cli.evaluation.text import deviation_lines, pass_at_table, score_table, summary
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
 from dart_cli.player.episodes import PlannedEpisode, PlayedEpisode, answered_by, each_of, play
 from dart_cli.runtime.background import run_until_stopped
@@ -62,11 +63,11 @@ if TYPE_CHECKING:
     from dart_cli.engines.base import Model, Responder
 
 INVALID = "invalid.json"
-"""Beside the episodes: those that are invalid, with their reasons."""
+"""The file, beside the episodes, with the invalid episodes and their reasons."""
 MAX_FILM_BYTES = 64_000_000
-"""Screenshots kept of one evaluation, at most."""
+"""Bytes of the screenshots of one evaluation, at most."""
 LOOK_S = 0.5
-"""How often the bar is moved while other processes play."""
+"""Seconds between two updates of the bar while other processes play."""
 
 MODES: dict[str, tuple[Mode, ...]] = {
     "sampled": ("sampled",),
@@ -77,7 +78,7 @@ MODES: dict[str, tuple[Mode, ...]] = {
 }
 """`--mode` -> the ways of choosing actions that are played, in turn."""
 
-_TIMED = 8  # episodes after which the rest is estimated
+_TIMED = 8  # episodes after which the time left is estimated
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENVIRONMENT = re.compile(r"^eval/\d+: ")  # the environment's name before its error
 
@@ -85,55 +86,62 @@ _ENVIRONMENT = re.compile(r"^eval/\d+: ")  # the environment's name before its e
 def run_eval(
     config: Config, options: EvalOptions | None = None, arguments: Sequence[str] = ()
 ) -> Evaluation | None:
-    """Evaluate the chosen weights, else the run's newest, else the model's own; None for a part that is not the last.
+    """Evaluate weights and return the result; None if episodes of other parts are left.
 
-    An evaluation of the same name and settings goes on where it was. `arguments` give the configuration, for
-    the workers. Raises UserError, WeightsError, ModelError, TaskError, and EnvError where every episode of
-    the first mode was invalid: no result is kept then.
+    The weights are those of the options, else the newest of the run, else the model's own. An evaluation of
+    the same name and settings goes on where it was. `arguments` are the command line of the configuration,
+    for the workers. Raises UserError, WeightsError, ModelError, TaskError, and EnvError if every episode of
+    the first mode was invalid; then there is no result.
     """
     options = options or EvalOptions()
-    part = _checked(config, options)
+    part = _check_options(config, options)
     plan = plan_of(config, options.tasks or (), MODES[options.mode], options.episodes)
     limit_threads(config.rollout.threads)
     end_with_parent()
-    if not options.workers:  # these share out what they inherit
+    if not options.workers:  # workers share out the GPUs that they inherit
         take_gpus(config, "rollout", f"eval-{part.number - 1}")
     make_private_dir(config.run.dir)
     role = "eval" if part.count == 1 else f"eval-{part.number}-of-{part.count}"
     with logging_to(config.run.dir, role):
-        chosen = _choose(config, options)
-        name = options.keep_as or _name_of(plan.modes, chosen)
-        settings = settings_of(config, chosen.directory, with_model=plan.modes != ("random",))
-        own = None if options.workers else part
-        with KeptEpisodes(config.run.dir, name, settings, plan, own, fresh=options.fresh) as kept:
-            if kept.told:
-                sys.stderr.write(f"{kept.told}\n")
-            _tell_kept(kept)
+        weights = _choose_weights(config, options)
+        name = options.keep_as or _default_name(plan.modes, weights)
+        settings = settings_of(config, weights.directory, with_model=plan.modes != ("random",))
+        own_part = None if options.workers else part
+        with EpisodeFolder(
+            config.run.dir, name, settings, plan, own_part, fresh=options.fresh
+        ) as episodes:
+            if episodes.set_aside:
+                sys.stderr.write(f"{episodes.set_aside}\n")
+            _report_kept(episodes)
             waits = OpenWaits()
-            playing = _play(config, options, kept, chosen, arguments, waits)
-            if stopped := run_until_stopped(playing, waits, lambda: _say_stopped(kept)):
-                raise SystemExit(stopped)
-            counts = kept.counts()
+            playing = _play(config, options, episodes, weights, arguments, waits)
+            if exit_code := run_until_stopped(playing, waits, lambda: _report_stop(episodes)):
+                raise SystemExit(exit_code)
+            counts = episodes.counts()
             if counts.over < counts.total:
                 left = counts.total - counts.over
                 sys.stderr.write(
-                    f"part {options.part} is over; {left} episodes of others are left\n"
+                    f"part {options.part} is over; {left} episodes of other parts are left\n"
                 )
                 return None
             evaluation = evaluation_of(
-                config, kept, chosen, dart=dart_version(), left_out=left_out_of(config.env.suite)
+                config,
+                episodes,
+                weights,
+                dart=dart_version(),
+                left_out=left_out_of(config.env.suite),
             )
-            path = _keep(config.run.dir, evaluation, kept)
-    _print(evaluation, path, as_json=options.as_json)
+            path = _write_result(config.run.dir, evaluation, episodes)
+    _print_result(evaluation, path, as_json=options.as_json)
     return evaluation
 
 
-# --- what is played --------------------------------------------------------------------------
+# --- the plan --------------------------------------------------------------------------------
 
 
 def plan_eval(config: Config, options: EvalOptions) -> dict[str, str]:
-    """Return what `run_eval` would play, as text by subject. Raises what it raises before it plays."""
-    part = _checked(config, options)
+    """Return what `run_eval` would play: subject -> text. Raises the same errors for invalid options."""
+    part = _check_options(config, options)
     plan = plan_of(config, options.tasks or (), MODES[options.mode], options.episodes)
     names = [task.id for task in (*plan.trained, *plan.composed)]
     counts = []
@@ -142,20 +150,20 @@ def plan_eval(config: Config, options: EvalOptions) -> dict[str, str]:
         times = f" x {attempts} attempts" if attempts > 1 else ""
         counts.append(f"{plan.count(mode)} episodes{times} {mode}")
     limit = f", at most {steps} steps each" if (steps := step_limit(config)) else ""
-    found = {
+    texts = {
         "tasks": f"{len(names)} of {config.env.suite}: {', '.join(names)}",
         "eval": f"{' and '.join(counts)} of each kind of task, seeds from {TRAIN_SEEDS}{limit}",
-        "weights": str(_choose(config, options).directory or "the model's own"),
+        "weights": str(_choose_weights(config, options).directory or "the model's own"),
     }
     if options.workers:
-        found["workers"] = f"{options.workers} processes, each with the model and its environments"
+        texts["workers"] = f"{options.workers} processes, each with the model and its environments"
     if part.count > 1:
-        found["part"] = f"every {part.count}-th episode, from number {part.number} on"
-    return found
+        texts["part"] = f"every {part.count}-th episode, from number {part.number} on"
+    return texts
 
 
-def _checked(config: Config, options: EvalOptions) -> Part:
-    """Return the part that is played. Raises UserError for options that cannot be."""
+def _check_options(config: Config, options: EvalOptions) -> Part:
+    """Return the part that is played. Raises UserError for invalid options."""
     if options.keep_as and not _NAME.fullmatch(options.keep_as):
         raise UserError(
             f"--keep-as {options.keep_as!r}: use letters, digits, '.', '_' and '-', a letter or digit first"
@@ -164,7 +172,7 @@ def _checked(config: Config, options: EvalOptions) -> Part:
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= 1024):
         raise UserError(f"--part {options.part}: want I/N, e.g. 1/4")
     if options.part and options.workers:
-        raise UserError("--part is one process, and --workers starts several: choose one")
+        raise UserError("--part is one process, and --workers starts several: use only one of them")
     if options.workers:
         _refuse_workers(config, options.workers)
     else:
@@ -173,31 +181,33 @@ def _checked(config: Config, options: EvalOptions) -> Part:
 
 
 def _refuse_workers(config: Config, workers: int) -> None:
-    """Raise ConfigError where there are GPUs for some of the workers only."""
+    """Raise ConfigError if there are GPUs for only some of the workers."""
     _, gpus = shared_out(config, gpus_here())
-    each = gpus_per_worker(config)
-    if gpus and workers * each > len(gpus):
-        have = len(gpus) // each
+    per_worker = gpus_per_worker(config)
+    if gpus and workers * per_worker > len(gpus):
+        possible = len(gpus) // per_worker
         listed = config.up.rollout_gpus
-        whose = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
+        source = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
         raise ConfigError(
-            f"--workers {workers}: {whose} GPUs for {have}; name more of them by up.rollout_gpus, or --workers {have}"
+            f"--workers {workers}: {source} GPUs for {possible}; name more of them by "
+            f"up.rollout_gpus, or use --workers {possible}"
         )
-    if workers > 1 and (problem := absent(gpus[: workers * each])):
+    if workers > 1 and (problem := absent(gpus[: workers * per_worker])):
         raise ConfigError(f"--workers {workers}: up.rollout_gpus = {gpus} {problem}")
 
 
-def _choose(config: Config, options: EvalOptions) -> Chosen:
+def _choose_weights(config: Config, options: EvalOptions) -> ChosenWeights:
     if options.model:
-        return Chosen(None, -1)
-    return Chosen(*chosen_weights(config, options.weights))
+        return ChosenWeights(directory=None, version=-1)
+    directory, version = chosen_weights(config, options.weights)
+    return ChosenWeights(directory=directory, version=version)
 
 
-def _name_of(modes: Sequence[Mode], chosen: Chosen) -> str:
-    """Return what an evaluation is kept as where the user names nothing."""
+def _default_name(modes: Sequence[Mode], weights: ChosenWeights) -> str:
+    """Return the name of an evaluation that the user does not name."""
     if all(mode == "random" for mode in modes):
         return "random"
-    return "base" if chosen.version < 0 else f"v{chosen.version}"
+    return "base" if weights.version < 0 else f"v{weights.version}"
 
 
 # --- playing ---------------------------------------------------------------------------------
@@ -206,65 +216,66 @@ def _name_of(modes: Sequence[Mode], chosen: Chosen) -> str:
 async def _play(
     config: Config,
     options: EvalOptions,
-    kept: KeptEpisodes,
-    chosen: Chosen,
+    episodes: EpisodeFolder,
+    weights: ChosenWeights,
     arguments: Sequence[str],
     waits: OpenWaits,
 ) -> None:
-    """Play what is left, mode by mode; raises EnvError after a first mode without a valid episode."""
+    """Play what is left, mode by mode. Raises EnvError if no episode of the first mode is valid."""
     if options.workers:
-        async with _shown(kept, None) as look:
-            await _by_workers(config, options, kept, chosen, arguments, look)
+        async with _progress_bar(episodes, None) as update:
+            await _play_by_workers(config, options, episodes, weights, arguments, update)
         return
     async with contextlib.AsyncExitStack() as stack:
         loaded: list[Model] = []
-        for mode in kept.plan.modes:
-            left = [each for each in kept.left if each.mode == mode]
+        for mode in episodes.plan.modes:
+            left = [episode for episode in episodes.left if episode.mode == mode]
             if left and mode != "random" and not loaded:  # the model, when a mode first needs it
-                weights = chosen.directory, chosen.version
-                model = loaded_model(config, *weights, waits=waits)
+                model = loaded_model(config, weights.directory, weights.version, waits=waits)
                 loaded.append(await stack.enter_async_context(model))
             responder = loaded[0].responder if loaded and mode != "random" else None
-            async with _shown(kept, mode) as look:
-                await _play_mode(config, kept, left, responder, look, waits)
-            _refuse_invalid(config, kept)  # an error in every episode would also break the others
+            async with _progress_bar(episodes, mode) as update:
+                await _play_mode(config, episodes, left, responder, update, waits)
+            _refuse_invalid(
+                config, episodes
+            )  # an error in every episode would also break other modes
 
 
 async def _play_mode(
     config: Config,
-    kept: KeptEpisodes,
+    episodes: EpisodeFolder,
     left: Sequence[Planned],
     responder: Responder | None,
-    look: Callable[[], None],
+    update: Callable[[], None],
     waits: OpenWaits,
 ) -> None:
-    tasks, folder = kept.plan.by_id, films_dir(config.run.dir, kept.folder.name)
+    tasks, folder = episodes.plan.by_id, films_dir(config.run.dir, episodes.folder.name)
     folder.mkdir(exist_ok=True)
-    of_name = {f"eval-{'-'.join(map(str, each.key))}": each for each in left}
+    by_name = {f"eval-{'-'.join(map(str, episode.key))}": episode for episode in left}
 
     def planned_episodes() -> Iterator[PlannedEpisode]:
-        for name, each in of_name.items():
+        for name, episode in by_name.items():
             yield PlannedEpisode(
-                tasks[each.task_id],
-                each.seed,
-                each.attempt,
+                tasks[episode.task_id],
+                episode.seed,
+                episode.attempt,
                 name,
-                greedy=each.mode == "greedy",
-                keep_steps=each.filmed and kept.film_bytes() < MAX_FILM_BYTES,
+                greedy=episode.mode == "greedy",
+                keep_steps=episode.filmed and episodes.film_bytes() < MAX_FILM_BYTES,
             )
 
-    def keep(played: PlayedEpisode) -> None:
-        film, size = _film(folder, played) if played.records else (None, 0)
-        row = _row(of_name[played.planned.name], played)
-        kept.keep(Kept(row=row, film=film, film_bytes=size, ended_at=time.time()))
-        look()
+    def keep(episode: PlayedEpisode) -> None:
+        film, size = _film(folder, episode) if episode.records else (None, 0)
+        row = _row(by_name[episode.planned.name], episode)
+        episodes.add(EpisodeRecord(row=row, film=film, film_bytes=size, ended_at=time.time()))
+        update()
 
-    answered = answered_by(config, responder)
-    await play(config, each_of(planned_episodes()), answered, keep, most=len(left), waits=waits)
+    policy_of = answered_by(config, responder)
+    await play(config, each_of(planned_episodes()), policy_of, keep, most=len(left), waits=waits)
 
 
-def _row(planned: Planned, played: PlayedEpisode) -> EpisodeRow:
-    end = played.end
+def _row(planned: Planned, episode: PlayedEpisode) -> EpisodeRow:
+    end = episode.end
     return EpisodeRow(
         mode=planned.mode,
         composed=planned.composed,
@@ -276,62 +287,62 @@ def _row(planned: Planned, played: PlayedEpisode) -> EpisodeRow:
         stop_reason=end.stop_reason,
         reward=reward_of(end.outcome, end.reward),
         steps=end.steps,
-        wall_s=round(played.wall_s, 3),
-        screen=played.seen.screen,
-        versions=sorted(played.seen.versions),
+        wall_s=round(episode.wall_s, 3),
+        screen=episode.seen.screen,
+        versions=sorted(episode.seen.versions),
     )
 
 
-def _film(folder: Path, played: PlayedEpisode) -> tuple[Film, int]:
-    """Return the film of an episode, with its screenshots in the folder, and their bytes."""
-    shots = [record.screenshot for record in played.records]
-    if played.end.screenshot is not None:
-        shots.append(played.end.screenshot)
+def _film(folder: Path, episode: PlayedEpisode) -> tuple[Film, int]:
+    """Write the screenshots of an episode into the folder; return its film, and their bytes."""
+    shots = [record.screenshot for record in episode.records]
+    if episode.end.screenshot is not None:
+        shots.append(episode.end.screenshot)
     names = [write_shot(folder, shot) for shot in shots]
     frames = [
         FilmFrame(screenshot=name, text=record.text, action=record.action, pointed=record.pointed)
-        for name, record in zip(names, played.records, strict=False)
+        for name, record in zip(names, episode.records, strict=False)
     ]
     film = Film(
-        task_id=played.task.id,
-        seed=played.planned.seed,
-        instruction=played.instruction,
-        outcome=played.end.outcome,
-        reason=played.end.reason,
+        task_id=episode.task.id,
+        seed=episode.planned.seed,
+        instruction=episode.instruction,
+        outcome=episode.end.outcome,
+        reason=episode.end.reason,
         frames=frames,
         last=names[-1],
     )
     return film, sum(map(len, shots))
 
 
-async def _by_workers(
+async def _play_by_workers(
     config: Config,
     options: EvalOptions,
-    kept: KeptEpisodes,
-    chosen: Chosen,
+    episodes: EpisodeFolder,
+    weights: ChosenWeights,
     arguments: Sequence[str],
-    look: Callable[[], None],
+    update: Callable[[], None],
 ) -> None:
-    """Play what is left by so many processes. Raises ChildError where one of them cannot be kept alive."""
-    counts = kept.counts()
+    """Play what is left by `options.workers` processes. Raises ChildError if one cannot be kept alive."""
+    counts = episodes.counts()
     if counts.over < counts.total:
-        _tell_live(config)
-        given = ["--mode", options.mode, "--keep-as", kept.folder.name]
-        given += [word for each in options.tasks or () for word in ("--tasks", each)]
-        given += ["--episodes", str(options.episodes)] if options.episodes else []
-        if chosen.directory is not None:
-            given += ["--weights", str(chosen.directory)]
+        _report_live_run(config)
+        flags = ["--mode", options.mode, "--keep-as", episodes.folder.name]
+        flags += [word for pattern in options.tasks or () for word in ("--tasks", pattern)]
+        flags += ["--episodes", str(options.episodes)] if options.episodes else []
+        if weights.directory is not None:
+            flags += ["--weights", str(weights.directory)]
         else:
-            given += ["--model", config.model.path]
+            flags += ["--model", config.model.path]
         names = [f"eval-{index}" for index in range(options.workers)]
         supervisor = Supervisor(
             {
-                name: ["eval", *arguments, *given, "--part", f"{number}/{options.workers}"]
+                name: ["eval", *arguments, *flags, "--part", f"{number}/{options.workers}"]
                 for number, name in enumerate(names, start=1)
             },
             leaders=names,
             restarts=RESTARTS,
-            follow_s=None,  # the episodes of one may take far longer than those of another
+            follow_s=None,  # one worker may need far longer for its episodes than another
             log_file=log_dir(config.run.dir) / "eval-workers.log",
             notice=lambda line: None if "progress:" in line and WAITED not in line else _say(line),
         )
@@ -340,38 +351,38 @@ async def _by_workers(
         try:
             while not running.done():
                 await asyncio.wait([running], timeout=LOOK_S)
-                look()
-                _refuse_invalid(config, kept)
+                update()
+                _refuse_invalid(config, episodes)
         finally:
             stop.set()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
-        look()
-    _refuse_invalid(config, kept)
+        update()
+    _refuse_invalid(config, episodes)
 
 
-def _say_stopped(kept: KeptEpisodes) -> None:
-    """Say what there is of an evaluation that a signal stops."""
-    kept.refresh()
-    counts = kept.counts()
-    note = progress_note(kept.counts_by_part(), 0.0)
+def _report_stop(episodes: EpisodeFolder) -> None:
+    """Print how much is kept of an evaluation that a signal stops."""
+    episodes.refresh()
+    counts = episodes.counts()
+    note = progress_note(episodes.counts_by_part(), 0.0)
     _say(
-        f"{counts.over} of {counts.total} episodes are kept in {kept.folder}{note and f': {note}'}; the same "
-        "command goes on"
+        f"{counts.over} of {counts.total} episodes are kept in {episodes.folder}"
+        f"{note and f': {note}'}; the same command goes on"
     )
 
 
-def _tell_live(config: Config) -> None:
-    """Say that a run goes on meanwhile, on the same GPUs."""
+def _report_live_run(config: Config) -> None:
+    """Print a line if the run is live, because it uses the same GPUs."""
     live = [
-        each.name
-        for each in workers_of(config.run.dir)
-        if each.name.startswith("rollout-") and each.liveness not in ("gone", "")
+        worker.name
+        for worker in workers_of(config.run.dir)
+        if worker.name.startswith("rollout-") and worker.liveness not in ("gone", "")
     ]
     if live:
         _say(
-            f"the run is live ({', '.join(live)}): these weights are evaluated whatever it publishes; its rollout "
-            "workers and these share the GPUs"
+            f"the run is live ({', '.join(live)}): these weights are evaluated, whatever the run "
+            "publishes; its rollout workers and the workers of the evaluation share the GPUs"
         )
 
 
@@ -381,104 +392,110 @@ def _say(line: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _shown(kept: KeptEpisodes, mode: Mode | None) -> AsyncIterator[Callable[[], None]]:
-    """Yield a bar of one mode, or of all; gives a function that looks how far it is."""
-    counts = kept.counts(mode)
-    began, first, done = time.monotonic(), counts.over, 0
+async def _progress_bar(
+    episodes: EpisodeFolder, mode: Mode | None
+) -> AsyncIterator[Callable[[], None]]:
+    """Show a bar of one mode, or of all modes. Yields a function that updates it."""
+    counts = episodes.counts(mode)
+    start, first, reported = time.monotonic(), counts.over, 0
     with progress(mode or "episodes", counts.total, "episodes") as advance:
 
-        def look() -> None:
-            nonlocal done
-            kept.refresh()
-            now = kept.counts(mode)
-            new, done = now.over - done, now.over
-            played = now.over - first
-            each_s = (time.monotonic() - began) / played if played >= _TIMED else 0.0
-            left_s = each_s * (now.total - now.over)
-            advance(new, progress_note(kept.counts_by_part(mode), left_s))
+        def update() -> None:
+            nonlocal reported
+            episodes.refresh()
+            now = episodes.counts(mode)
+            new, reported = now.over - reported, now.over
+            number = now.over - first
+            episode_s = (time.monotonic() - start) / number if number >= _TIMED else 0.0
+            left_s = episode_s * (now.total - now.over)
+            advance(new, progress_note(episodes.counts_by_part(mode), left_s))
 
         if first:
-            look()
-        yield look
+            update()
+        yield update
 
 
 def progress_note(counts: Mapping[tuple[Mode, bool], Counts], left_s: float) -> str:
-    """Return what came of the episodes so far, tasks and compositions apart, and how long the others may take."""
+    """Return the results so far, tasks and compositions apart, and about how long the other episodes take."""
     several_modes = len({mode for mode, _ in counts}) > 1
     parts = []
-    for (mode, composed), each in counts.items():
-        judged = each.over - each.invalid
-        told = [f"{each.passed / judged:.2f} passed"] if judged else []
-        told += [f"{each.invalid} invalid"] if each.invalid else []
-        if len(counts) > 1 and each.over:
+    for (mode, composed), count in counts.items():
+        valid = count.over - count.invalid
+        words = [f"{count.passed / valid:.2f} passed"] if valid else []
+        words += [f"{count.invalid} invalid"] if count.invalid else []
+        if len(counts) > 1 and count.over:
             name = f"{mode} " * several_modes + ("compositions" if composed else "tasks")
-            told.insert(0, f"{name} {each.over}/{each.total}")
-        parts += [" ".join(told)] if told else []
+            words.insert(0, f"{name} {count.over}/{count.total}")
+        parts += [" ".join(words)] if words else []
     if left_s >= 1:
         parts.append(f"about {minutes(left_s)} left")
     return ", ".join(parts)
 
 
-def _tell_kept(kept: KeptEpisodes) -> None:
-    counts = kept.counts()
+def _report_kept(episodes: EpisodeFolder) -> None:
+    """Print how many episodes are finished already, if there are any."""
+    counts = episodes.counts()
     if counts.over:
         rest = "plays the others" if counts.over < counts.total else "nothing is left to play"
         again = ", --fresh begins anew" if counts.over == counts.total else ""
         sys.stderr.write(
-            f"{kept.folder} has {counts.over} of {counts.total} episodes already; {rest}{again}\n"
+            f"{episodes.folder} has {counts.over} of {counts.total} episodes already; {rest}{again}\n"
         )
 
 
-def _refuse_invalid(config: Config, kept: KeptEpisodes) -> None:
-    """Raise EnvError, with the commonest reason, where the first mode is over and no episode of it was judged."""
-    mode = kept.plan.modes[0]
-    counts = kept.counts(mode)
+def _refuse_invalid(config: Config, episodes: EpisodeFolder) -> None:
+    """Raise EnvError with the commonest reason if the first mode is over and all its episodes are invalid."""
+    mode = episodes.plan.modes[0]
+    counts = episodes.counts(mode)
     if counts.invalid < counts.total:
         return
-    rows = kept.rows(mode)
-    _keep_invalid(kept, rows)
+    rows = episodes.rows(mode)
+    _write_invalid(episodes, rows)
     reasons = Counter(_ENVIRONMENT.sub("", row.reason) for row in rows)
     [(reason, count)] = reasons.most_common(1)
     raise EnvError(
         f"all {len(rows)} episodes were invalid and no result is kept; {count} of them: {reason}; fix "
-        f"that (`dart env check {config.env.suite}` tries the environment, {kept.folder / INVALID} "
+        f"that (`dart env check {config.env.suite}` tries the environment, {episodes.folder / INVALID} "
         f"has the reason of each, {log_dir(config.run.dir) / 'eval.log'} more)"
     )
 
 
-# --- keeping ---------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------
 
 
-def _keep_invalid(kept: KeptEpisodes, rows: Sequence[EpisodeRow]) -> None:
-    """Write the invalid episodes with their reasons, for people; where there are none, no file."""
+def _write_invalid(episodes: EpisodeFolder, rows: Sequence[EpisodeRow]) -> None:
+    """Write the invalid episodes with their reasons into a file; without any, remove the file."""
     keys = {"mode", "task_id", "seed", "attempt", "tries", "reason"}
-    found = [row.model_dump(include=keys) for row in rows if row.outcome == "invalid"]
-    if found:
-        write_whole(kept.folder / INVALID, f"{json.dumps(found, indent=1)}\n".encode())
+    invalid = [row.model_dump(include=keys) for row in rows if row.outcome == "invalid"]
+    if invalid:
+        write_whole(episodes.folder / INVALID, f"{json.dumps(invalid, indent=1)}\n".encode())
     else:
-        (kept.folder / INVALID).unlink(missing_ok=True)
+        (episodes.folder / INVALID).unlink(missing_ok=True)
 
 
-def _keep(run_dir: Path, evaluation: Evaluation, kept: KeptEpisodes) -> Path:
-    """Write the evaluation and its films; the JSON last: it exists only when everything does."""
+def _write_result(run_dir: Path, evaluation: Evaluation, episodes: EpisodeFolder) -> Path:
+    """Write the evaluation and its films, and return the path of the JSON file.
+
+    That file is written last, so that it exists only if everything else does.
+    """
     folder = films_dir(run_dir, evaluation.name)
     folder.mkdir(exist_ok=True)
-    films = Films(films=kept.films())
+    films = Films(films=episodes.films())
     write_whole(folder / "films.json", films.model_dump_json().encode())
-    _keep_invalid(kept, evaluation.episodes)
+    _write_invalid(episodes, evaluation.episodes)
     path = eval_dir(run_dir) / f"{evaluation.name}.json"
     write_whole(path, evaluation.model_dump_json(indent=1).encode())
     return path
 
 
-def _print(evaluation: Evaluation, path: Path, *, as_json: bool) -> None:
+def _print_result(evaluation: Evaluation, path: Path, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(f"{json.dumps(summary(evaluation))}\n")
         return
     console = Console(markup=False, highlight=False)
     for mode, score in evaluation.modes.items():
         console.print(score_table(evaluation, mode, score))
-        if any(each.k > 1 for each in (*score.pass_at, *score.composed_pass_at)):
+        if any(row.k > 1 for row in (*score.pass_at, *score.composed_pass_at)):
             console.print(pass_at_table(evaluation, mode, score))
     for line in deviation_lines(evaluation):
         console.print(line, soft_wrap=True)

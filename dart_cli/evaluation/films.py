@@ -1,8 +1,11 @@
-"""The films of an evaluation: some of its episodes as a person would watch them.
+"""The stored films of an evaluation: the screenshots, texts and actions of some of its episodes.
 
-Film        one episode: its screenshots, texts and actions; FilmFrame one step of it
-read_films  those of an evaluation; films_dir is where they are, with their screenshots
-write_shot  keeps one screenshot
+Film        one episode
+FilmFrame   one step of a film
+Films       all films of one evaluation, as one file
+read_films  reads the films of an evaluation
+films_dir   the folder of the films and their screenshots
+write_shot  writes one screenshot
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ class FilmFrame(StoredModel):
 
     screenshot: str  # file name
     text: str  # the completion
-    action: dict[str, Any] | None = None  # None where the text was none
-    pointed: list[PointerMap] = Field(default_factory=list)  # where the policy looked to point
+    action: dict[str, Any] | None = None  # None if the text was not an action
+    pointed: list[PointerMap] = Field(
+        default_factory=list
+    )  # where the pointers of the policy looked
 
 
 class Film(StoredModel):
-    """One episode as a person would watch it."""
+    """One episode as a film."""
 
     task_id: str
     seed: int
@@ -41,29 +46,29 @@ class Film(StoredModel):
 
 
 class Films(StoredModel):
-    """The films of one evaluation; their screenshots are beside the file."""
+    """The films of one evaluation. Their screenshots are files in the same folder."""
 
     films: list[Film]
 
 
 def read_films(run_dir: Path, name: str) -> list[Film]:
-    """Return the films of the evaluation called `name`; none if it kept none. Raises RunDirectoryError."""
+    """Return the films of the evaluation `name`, which may have none. Raises RunDirectoryError."""
     path = films_dir(run_dir, name) / "films.json"
     try:
         return Films.model_validate_json(path.read_bytes()).films if path.exists() else []
     except ValidationError:
         raise RunDirectoryError(
-            f"{path}: films of another version of dart; remove its folder, or evaluate again"
+            f"{path}: another version of dart wrote these films; remove the folder, or evaluate again"
         ) from None
 
 
 def films_dir(run_dir: Path, name: str) -> Path:
-    """Where the films and screenshots of one evaluation are kept."""
+    """Return the folder of the films and screenshots of one evaluation."""
     return eval_dir(run_dir) / f"{name}-films"
 
 
 def write_shot(folder: Path, shot: bytes) -> str:
-    """Keep an encoded screenshot under its content's name, which is returned."""
+    """Write an encoded screenshot, named by the hash of its content, and return the file name."""
     path = folder / f"{content_hash(shot)}.{image_suffix(shot)}"
     if not path.exists():
         path.write_bytes(shot)

@@ -1,8 +1,9 @@
-"""Episodes as pictures: each screen with its action drawn on it, the last with the verdict.
+"""Films of episodes as pictures: each screen with its action drawn on it, the last one with the verdict.
 
-film_strip    an episode from left to right, as one picture
-animation     the same as frames, one after the other; save_animation, as a GIF in slow motion
-heated        a screenshot with what its pointers looked at
+film_strip       an episode as one picture, from left to right
+animation        an episode as a list of pictures, one after the other
+save_animation   writes an episode as a GIF in slow motion
+heated           a screenshot with the marks of where its pointers looked
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from dart_cli.evaluation.marks import MOST_OPAQUE, Line, heat_of, marks_of, outl
 from envs.contract.screenshots import BROKEN, as_seen
 
 MAX_FRAMES = 7
-"""Screens of a strip, unless `most` is given."""
+"""Steps in a strip by default."""
 
 FRAME_MS, LAST_MS = 1200, 3000
-"""How long a GIF shows a screen, and the last one."""
+"""Milliseconds for which a GIF shows a screen, and the last screen."""
 
-_THUMB = 220  # pixels, width of a frame in a filmstrip
+_THUMB = 220  # pixels, width of a screen in a filmstrip
 _GAP = 12
 _CAPTION = 34
-_LETTER = 6.4  # pixels, mean width of a letter of a caption
-_LEAST_WIDTH = 320  # pixels of a frame of an animation
-_INK = "#ff1493"  # of actions
+_LETTER = 6.4  # pixels, mean width of a letter in a caption
+_LEAST_WIDTH = 320  # pixels, width of an animation at least
+_INK = "#ff1493"  # colour of the marks of actions
 _HEAT, _EDGE = (42, 90, 255), (20, 30, 120)
 _COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "invalid": "#9a6700"}
 
@@ -47,15 +48,18 @@ def film_strip(
     columns: int = 0,
     width: int = _THUMB,
 ) -> Image.Image:
-    """One episode from left to right: each screen with its action, the last with the verdict.
+    """Return one episode as a picture: each screen with its action, the last one with the verdict.
 
-    The film's screenshots are files of `folder`. `columns` is how many screens are in a row, 0 for
-    all; `width` is that of a screen, pixels. Raises RunDirectoryError for a missing screenshot.
+    The screenshots of the film are files in `folder`. `most` is the number of steps at most, `columns`
+    the number of screens in a row (0: all), `width` the pixels of a screen. Raises RunDirectoryError for a
+    missing screenshot.
     """
-    shown = film.frames[:most]
-    shots = [_scaled(_drawn(folder, f), width) for f in shown]
+    # 1. Draw the actions on the screens.
+    frames = film.frames[:most]
+    shots = [_scaled(_with_marks(folder, frame), width) for frame in frames]
     shots.append(_scaled(_open(folder / film.last), width))
     height = shots[-1].height
+    # 2. Draw the heading and the verdict.
     in_row = min(columns or len(shots), len(shots))
     rows = -(-len(shots) // in_row)
     top = 28 if heading else 0
@@ -64,17 +68,18 @@ def film_strip(
     draw = ImageDraw.Draw(sheet)
     if heading:
         draw.text((_GAP, 8), heading, "black", ImageFont.load_default(15))
-    skipped = len(film.frames) - len(shown)
+    is_cut = len(frames) < len(film.frames)
     label = f"{name}: {film.outcome}" + (
-        f" (first {len(shown)} of {len(film.frames)} steps)" if skipped else ""
+        f" (first {len(frames)} of {len(film.frames)} steps)" if is_cut else ""
     )
     colour = _COLOURS[film.outcome]
     draw.text((_GAP, top), label, colour, ImageFont.load_default(14))
+    # 3. Place the screens in rows, with their texts below them, and a frame around the last one.
     places = [
         (_GAP + i % in_row * (width + _GAP), top + 20 + i // in_row * (height + _CAPTION))
         for i in range(len(shots))
     ]
-    for place, shot, frame in zip(places, shots, [*shown, None], strict=True):
+    for place, shot, frame in zip(places, shots, [*frames, None], strict=True):
         sheet.paste(shot, place)
         text, ink = (
             (film.reason or film.outcome, colour) if frame is None else (frame.text, "black")
@@ -87,11 +92,11 @@ def film_strip(
 
 
 def animation(folder: Path, film: Film) -> list[Image.Image]:
-    """Pictures of one size: each screen with its action below, the last with the verdict.
+    """Return pictures of one size: each screen with its text below it, the last one with the verdict.
 
     Raises RunDirectoryError for a missing screenshot.
     """
-    shots = [_drawn(folder, frame) for frame in film.frames]
+    shots = [_with_marks(folder, frame) for frame in film.frames]
     shots.append(_open(folder / film.last))
     texts = [f"{i}. {frame.text}" for i, frame in enumerate(film.frames, start=1)]
     texts.append(f"{film.outcome}: {film.reason}" if film.reason else film.outcome)
@@ -110,10 +115,10 @@ def animation(folder: Path, film: Film) -> list[Image.Image]:
 
 
 def save_animation(path: Path, folder: Path, film: Film) -> None:
-    """Write an episode as a GIF. Raises RunDirectoryError for a missing screenshot, OSError."""
+    """Write an episode as a GIF. Raises RunDirectoryError for a missing screenshot, and OSError."""
     first, *others = animation(folder, film)
-    lasts = [FRAME_MS] * len(others) + [LAST_MS]
-    first.save(path, "GIF", save_all=True, append_images=others, duration=lasts, loop=0)
+    durations = [FRAME_MS] * len(others) + [LAST_MS]
+    first.save(path, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
 
 
 def _open(path: Path) -> Image.Image:
@@ -122,9 +127,9 @@ def _open(path: Path) -> Image.Image:
     except FileNotFoundError:
         raise RunDirectoryError(f"{path}: a film's screenshot is missing; evaluate again") from None
     except BROKEN as error:
-        cure = cure_of(error, "evaluate again")
+        fix = cure_of(error, "evaluate again")
         raise RunDirectoryError(
-            f"{path}: a film's screenshot cannot be read: {error}; {cure}"
+            f"{path}: a film's screenshot cannot be read: {error}; {fix}"
         ) from None
 
 
@@ -136,8 +141,8 @@ def _scaled(shot: Image.Image, width: int) -> Image.Image:
     )
 
 
-def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
-    """Return the screenshot with the marks of its action, over where its pointers looked."""
+def _with_marks(folder: Path, frame: FilmFrame) -> Image.Image:
+    """Return the screenshot of a step with the marks of its pointers and of its action."""
     shot = heated(_open(folder / frame.screenshot), frame.pointed)
     draw, thick = ImageDraw.Draw(shot), max(2, shot.width // 100)
     for mark in marks_of(frame.action, shot.width):
@@ -151,29 +156,31 @@ def _drawn(folder: Path, frame: FilmFrame) -> Image.Image:
 
 
 def heated(shot: Image.Image, maps: Sequence[PointerMap]) -> Image.Image:
-    """Return the screenshot with the heat, the regions and the candidates of its pointers: an own picture, RGB."""
+    """Return a copy of a screenshot, RGB, with the heat, the regions and the candidates of its pointers."""
     picture = shot.convert("RGB")
-    heats = [heat_of(each) for each in maps]
+    heats = [heat_of(pointer_map) for pointer_map in maps]
     for heat in heats:
         opacity = Image.fromarray((MOST_OPAQUE * heat).astype(np.uint8))
         colour = Image.new("RGB", shot.size, _HEAT)
         picture.paste(colour, mask=opacity.resize(shot.size, Image.Resampling.NEAREST))
     draw = ImageDraw.Draw(picture)
     thick = max(1, shot.width // 300)
-    for each, heat in zip(maps, heats, strict=True):
-        wide, high = shot.width / each.columns, shot.height / each.rows
+    for pointer_map, heat in zip(maps, heats, strict=True):
+        wide, high = shot.width / pointer_map.columns, shot.height / pointer_map.rows
         for x0, y0, x1, y1 in outline(heat):
             draw.line((x0 * wide, y0 * high, x1 * wide, y1 * high), _EDGE, thick)
         font = ImageFont.load_default(max(10, shot.width // 22))
-        for nth, region in reversed(list(enumerate(each.candidates, start=1))):
+        for number, region in reversed(list(enumerate(pointer_map.candidates, start=1))):
             at = region.x * shot.width, region.y * shot.height
-            draw.text(at, str(nth), "white", font, "mm", stroke_width=2 * thick, stroke_fill=_EDGE)
+            draw.text(
+                at, str(number), "white", font, "mm", stroke_width=2 * thick, stroke_fill=_EDGE
+            )
     return picture
 
 
 def _caption(
     draw: ImageDraw.ImageDraw, at: tuple[int, int], text: str, colour: str, width: int
 ) -> None:
-    """Two lines at most, in `width` pixels."""
+    """Draw a text as at most two lines within `width` pixels."""
     lines = textwrap.wrap(" ".join(text.split()), int(width / _LETTER))[:2]
     draw.multiline_text(at, "\n".join(lines), colour, ImageFont.load_default(12), spacing=2)

@@ -1,7 +1,7 @@
-"""`dart data judge`: a judge's opinion of the trajectories of a run that is over.
+"""The `dart data judge` command: a judge model judges the trajectories of a run that is over.
 
-JudgeOptions   which judge, on which trajectories
-judge_run      asks it about each that it has no opinion of; what came of it
+JudgeOptions   which judge, and which trajectories
+judge_run      asks the judge about each trajectory that it has not judged yet
 """
 
 from __future__ import annotations
@@ -32,57 +32,59 @@ from dart_cli.judge.judge import Judge, JudgeLimits
 from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.tables import Advance, progress
 from dart_cli.runtime.waits import OpenWaits
-from dart_cli.status.page import judge_json
+from dart_cli.status.judges import judge_json
 
 logger = logging.getLogger(__name__)
 
 ENDED_BY_POLICY = ("done", "gave_up", "step_limit")
-"""Stop reasons after which an evaluator was asked; a malformed or broken end needs no judge."""
+"""Stop reasons after which the environment evaluated the episode; other ends need no judge."""
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """What is judged, and by whom."""
+    """Which judge, and which trajectories."""
 
     run_dir: Path
-    judge: Mapping[str, Any] = field(default_factory=dict)  # keys of [env.judge]; else the run's
-    tasks: Sequence[str] = ()  # ids; empty for all
-    limit: int = 0  # the newest so many; 0 for all
+    judge: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # keys of [env.judge] that replace the run's
+    tasks: Sequence[str] = ()  # task ids; empty: all
+    limit: int = 0  # number of trajectories, the newest ones; 0: all
     limits: JudgeLimits = field(default_factory=JudgeLimits)
 
 
 def judge_run(options: JudgeOptions) -> dict[str, Any]:
-    """Judge and file, one by one, so that a second start goes on; the agreement with the evaluators so far.
+    """Judge trajectories and store each verdict at once, so that a second start goes on.
 
-    `stopped` in it is the exit code of a signal that stopped it, else 0.
-
-    Raises UserError, RunDirectoryError while `dart data` serves the run, and EngineError once MOST_FAILED
-    trajectories in a row had no answer.
+    Returns the counts, and the agreement with the evaluators so far, as plain values; `stopped` is the exit
+    code of the signal that stopped it, else 0. Raises UserError, RunDirectoryError while a data service
+    serves the run, and EngineError if MOST_FAILED trajectories in a row got no answer.
     """
     with open_store(options.run_dir) as store:
-        judge = _judge(store, options)
+        judge = _make_judge(store, options)
         judge.read_folder()
-        done = store.judged_by(judge.name)
-        wanted = _wanted(store, options)
-        left = [row for row in wanted if row.id not in done]
-        asked: list[str] = []
+        already_judged = store.judged_by(judge.name)
+        candidates = _candidates(store, options)
+        left = [row for row in candidates if row.id not in already_judged]
+        judged: list[str] = []
         left_out: dict[str, str] = {}
         waits = OpenWaits()
-        judging = _judge_all(store, judge, left, asked, left_out, waits)
-        stopped = run_until_stopped(judging, waits, lambda: None)
-        views = [each for each in store.judge_views() if each.judge == judge.name]
+        judging = _judge_all(store, judge, left, judged, left_out, waits)
+        exit_code = run_until_stopped(judging, waits, lambda: None)
+        views = [view for view in store.judge_views() if view.judge == judge.name]
     return {
         "judge": judge.name,
         "run": str(options.run_dir),
-        "asked": len(asked),
-        "before": len(wanted) - len(left),
+        "asked": len(judged),
+        "before": len(candidates) - len(left),
         "left_out": left_out,
         "agreement": judge_json(views[0]) if views else None,
-        "stopped": stopped,
+        "stopped": exit_code,
     }
 
 
-def _judge(store: Store, options: JudgeOptions) -> Judge:
+def _make_judge(store: Store, options: JudgeOptions) -> Judge:
+    """Return the judge of the run, with the keys of the options. Raises UserError for invalid keys."""
     env = json.loads(store.run().config).get("env", {})
     try:
         config = JudgeConfig.model_validate({**(env.get("judge") or {}), **options.judge})
@@ -90,37 +92,40 @@ def _judge(store: Store, options: JudgeOptions) -> Judge:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
-    for found in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
-        raise UserError(str(found))
+    for finding in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
+        raise UserError(str(finding))
     return Judge(config, options.limits)
 
 
-def _wanted(store: Store, options: JudgeOptions) -> list[TrajectoryRow]:
-    """Those with a verdict that followed from the state at the end, the newest `limit`, oldest first."""
+def _candidates(store: Store, options: JudgeOptions) -> list[TrajectoryRow]:
+    """Return the newest `limit` trajectories with a verdict on their final state, the oldest first."""
     rows = store.trajectories()
     if options.tasks:
         rows = [row for task in options.tasks for row in store.trajectories(task_id=task)]
-    known = {task_id for _, task_id in store.instructions()}
-    if strange := [task for task in options.tasks if task not in known]:
-        raise UserError(f"the run has no task {strange[0]}; `dart data stats` lists its tasks")
-    judged = [
+    tasks = {task_id for _, task_id in store.instructions()}
+    if unknown := [task for task in options.tasks if task not in tasks]:
+        raise UserError(f"the run has no task {unknown[0]}; `dart data stats` lists its tasks")
+    candidates = [
         row
         for row in rows
         if row.outcome in ("pass", "fail") and row.stop_reason in ENDED_BY_POLICY
     ]
-    judged.sort(key=lambda row: row.leased_at)
-    return judged[-options.limit :] if options.limit else judged
+    candidates.sort(key=lambda row: row.leased_at)
+    return candidates[-options.limit :] if options.limit else candidates
 
 
 async def _judge_all(
     store: Store,
     judge: Judge,
     rows: Sequence[TrajectoryRow],
-    asked: list[str],
+    judged: list[str],
     left_out: dict[str, str],
     waits: OpenWaits,
 ) -> None:
-    """Judge and file; adds trajectories to `asked`, or to `left_out` with why they could not be shown."""
+    """Judge trajectories and store the verdicts.
+
+    Adds each trajectory to `judged`, or to `left_out` with the reason why the judge could not see it.
+    """
     waiting = deque(rows)
     failed = 0  # in a row
 
@@ -137,13 +142,13 @@ async def _judge_all(
             with waits.waiting(
                 f"judge {judge.name} to answer of {row.id}", judge.limits.deadline_s
             ):
-                said = await judge.judge(evidence, "later")
-            _file(store, row.id, said)
-            asked.append(row.id)
-            failed = failed + 1 if said.outcome == "invalid" else 0
+                judgement = await judge.judge(evidence, "later")
+            _store_judgement(store, row.id, judgement)
+            judged.append(row.id)
+            failed = failed + 1 if judgement.outcome == "invalid" else 0
             if failed >= MOST_FAILED:
                 raise EngineError(
-                    f"{MOST_FAILED} trajectories in a row had no answer; the last: {said.reason}"
+                    f"{MOST_FAILED} trajectories in a row got no answer; the last: {judgement.reason}"
                 )
             advance(1)
 
@@ -161,17 +166,17 @@ async def _judge_all(
                 await asyncio.gather(*workers, return_exceptions=True)
 
 
-def _file(store: Store, trajectory_id: str, said: Judgement) -> None:
-    """Keep an opinion; what stands beside a verdict of the run itself stays as it was told then."""
+def _store_judgement(store: Store, trajectory_id: str, judgement: Judgement) -> None:
+    """Store a judgement. One that replaces a judgement of the run itself keeps its `use`."""
     before = {row.judge: row for row in store.judgements(trajectory_id)}
-    if (known := before.get(said.judge)) is not None:
-        said = said.model_copy(update={"use": known.use})
-    store.add_judgement(trajectory_id, said, time.time())
+    if (earlier := before.get(judgement.judge)) is not None:
+        judgement = judgement.model_copy(update={"use": earlier.use})
+    store.add_judgement(trajectory_id, judgement, time.time())
     store.commit()
 
 
 def _evidence(store: Store, judge: Judge, row: TrajectoryRow) -> Evidence:
-    """Return what the judge would have been shown. Raises EnvError where screens were removed."""
+    """Return the evidence of a stored episode. Raises EnvError if its screenshots were removed."""
     [group] = store.groups_by_id([row.group_id]).values()
     steps = store.played_steps(row.id)
     hashes = [step.screenshot for step in steps]
@@ -179,7 +184,7 @@ def _evidence(store: Store, judge: Judge, row: TrajectoryRow) -> Evidence:
         hashes.append(row.final_screenshot)
     blobs = store.screenshots(hashes)
     if row.final_screenshot is None or not steps or len(blobs) < len(set(hashes)):
-        raise EnvError("its screens are not in the database any more")
+        raise EnvError("its screenshots are not in the database any more")
     evidence = judge.evidence(
         store.instruction(group.suite, group.task_id, [row.id]), blobs[hashes[0]]
     )

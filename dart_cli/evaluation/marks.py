@@ -1,9 +1,9 @@
-"""How an action is shown: in words, and as marks over its screenshot, which filmstrips and pages draw.
+"""An action in words, and the marks of actions and pointers over a screenshot, for filmstrips and pages.
 
 action_words   an action as one short line
-marks_of       an action -> rings and lines
-heat_of        where a pointer looked: its numbers, by cell
-outline        the edges of its regions
+marks_of       an action -> rings and lines over its screenshot
+heat_of        the heat map of a pointer, by cell
+outline        the edges of the regions in a heat map
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from envs.contract.actions import (
 )
 
 MOST_OPAQUE = 0.7
-"""Opacity of a pointer's cell with the largest probability; that of others is in proportion."""
+"""Opacity of the cell with the largest probability; the opacity of other cells is in proportion."""
 
-_ARC = 12  # lines of half a circle
+_ARC = 12  # number of lines in half a circle
 
 Edge = tuple[int, int, int, int]
 """A line from (x0, y0) to (x1, y1), in cells from the upper left corner."""
@@ -42,7 +42,7 @@ Edge = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Ring:
-    """A circle with a dot in its middle, pixels of the screenshot."""
+    """A circle with a dot in its middle, in pixels of the screenshot."""
 
     x: int
     y: int
@@ -51,7 +51,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Line:
-    """Through these points (x, y), pixels of the screenshot."""
+    """A line through points (x, y), in pixels of the screenshot."""
 
     points: list[tuple[float, float]]
 
@@ -61,24 +61,24 @@ def action_words(action: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in action.items() if key not in ("kind", "x", "y")}
     if rest.get("button") == "left":
         del rest["button"]
-    held = "".join(f"{key}+" for key in rest.pop("modifiers", ()))
+    modifiers = "".join(f"{key}+" for key in rest.pop("modifiers", ()))
     place = f" {action['x']},{action['y']}" if "x" in action and "y" in action else ""
-    return f"{held}{action.get('kind', '?')}{place}" + "".join(
+    return f"{modifiers}{action.get('kind', '?')}{place}" + "".join(
         f" {key} {value}" for key, value in rest.items()
     )
 
 
 def marks_of(action: Mapping[str, Any] | None, width: int) -> list[Ring | Line]:
-    """Return the marks over a screenshot of that width; none for an action without coordinates.
+    """Return the marks of an action over a screenshot of `width` pixels; none if it has no coordinates.
 
-    A ring for each click, half of one where a button goes down or up, a line for a drag or the wheel.
+    A click is a ring, a button that goes down or up half a ring, a drag or a turn of the wheel a line.
     """
     try:
-        done = action_from_dict(dict(action or {}))
+        parsed = action_from_dict(dict(action or {}))
     except ActionError:
         return []
     radius = max(5.0, width / 32)
-    match done:
+    match parsed:
         case Click(x=x, y=y) | Move(x=x, y=y):
             return [Ring(x, y, radius)]
         case DoubleClick(x=x, y=y):
@@ -98,9 +98,9 @@ def marks_of(action: Mapping[str, Any] | None, width: int) -> list[Ring | Line]:
 
 
 def _half(x: int, y: int, radius: float) -> Line:
-    """Return the lower half of a circle; the upper one where the radius is negative."""
+    """Return the lower half of a circle; the upper half if the radius is negative."""
     angles = [pi * step / _ARC for step in range(_ARC + 1)]
-    arc = [(x + radius * cos(each), y + radius * sin(each)) for each in angles]
+    arc = [(x + radius * cos(angle), y + radius * sin(angle)) for angle in angles]
     return Line([*arc, arc[0]])
 
 
@@ -108,16 +108,19 @@ def _sign(value: int) -> int:
     return (value > 0) - (value < 0)
 
 
-def heat_of(pointed: PointerMap) -> NDArray[np.uint8]:
-    """Return the bytes of a map [rows, columns]; cells that are missing are 0."""
-    cells = pointed.rows * pointed.columns
-    found = np.frombuffer(pointed.heat[:cells].ljust(cells, b"\0"), np.uint8)
-    return found.reshape(pointed.rows, pointed.columns)
+def heat_of(pointer_map: PointerMap) -> NDArray[np.uint8]:
+    """Return the heat of a pointer [rows, columns], 0 to 255; missing cells are 0."""
+    cells = pointer_map.rows * pointer_map.columns
+    heat = np.frombuffer(pointer_map.heat[:cells].ljust(cells, b"\0"), np.uint8)
+    return heat.reshape(pointer_map.rows, pointer_map.columns)
 
 
 def outline(heat: NDArray[np.uint8]) -> list[Edge]:
-    """Return the edges between cells [rows, columns] of a region and others: it ends at THRESHOLD of the largest."""
-    kept = np.pad(heat > THRESHOLD * heat.max(initial=0), 1)
-    across = np.argwhere(kept[1:-1, 1:] != kept[1:-1, :-1]).tolist()  # row, column right of it
-    down = np.argwhere(kept[1:, 1:-1] != kept[:-1, 1:-1]).tolist()
+    """Return the edges of the regions of heat [rows, columns].
+
+    A region has the cells with more than THRESHOLD of the largest heat.
+    """
+    inside = np.pad(heat > THRESHOLD * heat.max(initial=0), 1)
+    across = np.argwhere(inside[1:-1, 1:] != inside[1:-1, :-1]).tolist()  # row, column to the right
+    down = np.argwhere(inside[1:, 1:-1] != inside[:-1, 1:-1]).tolist()
     return [(x, y, x, y + 1) for y, x in across] + [(x, y, x + 1, y) for y, x in down]

@@ -1,12 +1,13 @@
-"""What an evaluation found, as it is kept in RUN/eval.
+"""The result of an evaluation, as it is stored in RUN/eval.
 
-EpisodeRow   one episode: what was played, how it ended
-TaskScore    episodes of one task and how many passed
-PassAtK      success within k attempts over all tasks
-ModeScore    one way of choosing actions (sampled, greedy, random) over all tasks
-EvalSettings what the episodes depend on; differences of two
-ProtocolCheck   a published protocol, and how the evaluation deviates from it
-Evaluation   one set of weights, whole; one JSON file
+Evaluation        the evaluation of one set of weights, as one JSON file
+EpisodeRow        one episode: what was played, and how it ended
+TaskScore         the score of one task; total sums up several
+PassAtK           success within k attempts over all tasks
+ModeScore         the scores of one mode (sampled, greedy, random)
+EvalSettings      everything on which the outcome of an episode depends; differences compares two
+ProtocolCheck     a published protocol, and how the evaluation deviates from it
+read_evaluation   reads an evaluation of a run by its name; read_file, one by its path
 """
 
 from __future__ import annotations
@@ -28,66 +29,68 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.work_folder import StoredModel, WorkSettings
 
 Mode = Literal["sampled", "greedy", "random"]
-"""How actions are chosen: by the policy, sampled or its first choice, or clicks anywhere."""
+"""How actions are chosen: sampled from the policy, its most likely choice, or clicks anywhere."""
+
+BEFORE, AFTER = "before", "after"
+"""Names of the two evaluations that `dart up` makes around a run."""
 
 SCHEMA = 2
-"""Of the files that are written."""
+"""The version of the files that are written."""
 
 
 class EpisodeRow(StoredModel):
     """One episode that is over."""
 
     mode: Mode
-    composed: bool  # a composition, never trained on
+    composed: bool  # whether the task is a composition, which is never trained on
     task_id: str
-    seed: int  # of the environment's reset
-    attempt: int  # 0-based; those of one instance (task and seed) differ in what is sampled
+    seed: int  # of the reset of the environment
+    attempt: int  # 0-based; attempts of one instance (task and seed) differ in their sampling
     outcome: Outcome
     reason: str
     stop_reason: StopReason
     reward: float | None  # in [0, 1]; None for invalid
     steps: int
     wall_s: float
-    screen: tuple[int, int] | None  # width and height in pixels; None where none was seen
-    versions: list[int]  # of the weights that sampled its tokens; -1 is the model as it comes
-    tries: int = 1  # starts that played it; all but the last were invalid
+    screen: tuple[int, int] | None  # width and height in pixels; None if there was no screen
+    versions: list[int]  # of the weights that sampled its tokens; -1: the model without training
+    tries: int = 1  # how often it was played; all tries but the last were invalid
 
 
 class TaskScore(StoredModel):
-    """Episodes of one task."""
+    """The score of one task."""
 
     task_id: str
-    episodes: int  # judged pass or fail
+    episodes: int  # that passed or failed
     passed: int
-    invalid: int  # broken environment or evaluator; counted in no rate
-    steps: int  # of the judged episodes together
-    rewards: float | None = None  # likewise; None: one for each pass
-    ends: dict[str, int] = Field(
-        default_factory=dict
-    )  # episodes by stop reason: done, gave_up, malformed, step_limit, ...
-    pass_at: dict[int, float] = Field(default_factory=dict)  # k -> mean over its instances
-    pass_hat: dict[int, float] = Field(default_factory=dict)  # k -> likewise, for all of k attempts
+    invalid: int  # by a broken environment or evaluator; not counted in rates
+    steps: int  # sum over the episodes that passed or failed
+    rewards: float | None = None  # sum over the same episodes; None: one for each pass
+    # Stop reason (done, gave_up, malformed, step_limit, ...) -> episodes.
+    ends: dict[str, int] = Field(default_factory=dict)
+    pass_at: dict[int, float] = Field(default_factory=dict)  # k -> pass@k, mean over instances
+    pass_hat: dict[int, float] = Field(default_factory=dict)  # k -> pass^k, mean over instances
 
     @property
     def mean_reward(self) -> float | None:
-        """Reward of a judged episode on average, in [0, 1]; it is `success` where no score is partial."""
+        """Mean reward of the episodes, in [0, 1]; it equals `success` if no score is partial."""
         if self.rewards is None or not self.episodes:
             return self.success
         return self.rewards / self.episodes
 
     @property
     def is_partial(self) -> bool:
-        """Whether `mean_reward` says more than `success`."""
+        """Whether `mean_reward` tells more than `success`."""
         return self.mean_reward != self.success
 
     @property
     def success(self) -> float | None:
-        """Fraction passed; None where no episode was judged."""
+        """Fraction of the episodes that passed; None if there are no episodes."""
         return self.passed / self.episodes if self.episodes else None
 
     @property
     def mean_steps(self) -> float | None:
-        """Steps of an episode on average."""
+        """Mean number of steps of an episode."""
         return self.steps / self.episodes if self.episodes else None
 
     @property
@@ -97,18 +100,18 @@ class TaskScore(StoredModel):
 
 
 def total(name: str, scores: Iterable[TaskScore]) -> TaskScore:
-    """All episodes of several tasks as one score called `name`."""
-    every = list(scores)
+    """Return all episodes of several tasks as one score with the name `name`."""
+    scores = list(scores)
     return TaskScore(
         task_id=name,
-        episodes=sum(score.episodes for score in every),
-        passed=sum(score.passed for score in every),
-        invalid=sum(score.invalid for score in every),
-        steps=sum(score.steps for score in every),
+        episodes=sum(score.episodes for score in scores),
+        passed=sum(score.passed for score in scores),
+        invalid=sum(score.invalid for score in scores),
+        steps=sum(score.steps for score in scores),
         rewards=math.fsum(
-            score.passed if score.rewards is None else score.rewards for score in every
+            score.passed if score.rewards is None else score.rewards for score in scores
         ),
-        ends=dict(sorted(sum((Counter(score.ends) for score in every), Counter()).items())),
+        ends=dict(sorted(sum((Counter(score.ends) for score in scores), Counter()).items())),
     )
 
 
@@ -116,85 +119,86 @@ class PassAtK(StoredModel):
     """Success within k attempts: the mean over tasks of the mean over their instances."""
 
     k: int
-    any: float  # at least one of k attempts passes: pass@k
+    any: float  # pass@k: at least one of k attempts passes
     any_interval: tuple[float, float] | None  # 95 %, by bootstrap; None for a single instance
-    every: float  # all of k attempts pass: pass^k
+    every: float  # pass^k: all of k attempts pass
     every_interval: tuple[float, float] | None
     tasks: int
-    instances: int  # with at least k judged attempts; the others are left out
+    instances: int  # with a verdict on at least k attempts; other instances are left out
 
 
 class ModeScore(StoredModel):
-    """One way of choosing actions over all tasks."""
+    """The scores of one mode."""
 
     tasks: list[TaskScore]  # on held-out seeds
-    compositions: list[TaskScore]  # templates never trained on
+    compositions: list[TaskScore]  # templates that are never trained on
     pass_at: list[PassAtK] = Field(default_factory=list)  # over the tasks
     composed_pass_at: list[PassAtK] = Field(default_factory=list)  # over the compositions
 
     @property
     def overall(self) -> TaskScore:
-        """All tasks together, without compositions."""
+        """The score of all tasks together, without compositions."""
         return total("all tasks", self.tasks)
 
     @property
     def composed(self) -> TaskScore:
-        """All compositions together."""
+        """The score of all compositions together."""
         return total("all compositions", self.compositions)
 
 
-class EvalSettings(WorkSettings):
-    """What an episode's outcome depends on, beside its mode, task, seed and attempt."""
+class EvalSettings(KeptSettings):
+    """Everything on which the outcome of an episode depends, besides its mode, task, seed and attempt."""
 
     what: ClassVar = "evaluation"
     verb: ClassVar = "dart eval"
     option: ClassVar = "--keep-as"
 
     suite: str = ""
-    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits, how they are judged
-    model_digest: str = ""  # of the model folder's files; empty without a model
-    weights_digest: str = ""  # of the published set; empty for the model as it comes
-    values: dict[str, Any] = Field(
-        default_factory=dict
-    )  # keys of the configuration, e.g. rollout.temperature
+    suite_digest: str = ""  # of the suite's tasks: ids, instructions, limits, evaluators
+    model_digest: str = ""  # of the files of the model folder; empty without a model
+    weights_digest: str = ""  # of the published set; empty for the model without training
+    # Keys of the configuration with their values, e.g. rollout.temperature.
+    values: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def digest(self) -> str:
-        """The same for episodes that may be told as one evaluation."""
+        """A digest, which is the same for episodes that may be reported as one evaluation."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def difference(self, before: EvalSettings) -> str:
-        """See WorkSettings."""
-        for name, was, is_now in differences(before, self):
+        """See KeptSettings."""
+        for name, old, new in differences(before, self):
             if name in ("suite", "model", "weights"):
                 return f"another {name}"
-            return f"{name} was {was!r} and is {is_now!r}"
+            return f"{name} was {old!r} and is {new!r}"
         return ""
 
 
 class ProtocolCheck(StoredModel):
-    """A benchmark's published protocol beside what was played."""
+    """The published protocol of a benchmark, compared with the episodes that were played."""
 
     name: str
     title: str
     sources: list[str]
-    deviations: list[str]  # a line each; empty where all is as published
-    left_to_model: list[str]  # what the benchmark leaves open, with the value that was used
-    uncertain: list[str]  # what of the table is not certain
+    deviations: list[str]  # a line each; empty if everything is as published
+    left_to_model: list[
+        str
+    ]  # settings that the benchmark leaves open, with the values that were used
+    uncertain: list[str]  # entries of the table that are not certain
 
 
 class Evaluation(StoredModel):
-    """One set of weights on held-out episodes."""
+    """The evaluation of one set of weights on held-out episodes."""
 
     schema_version: int = SCHEMA  # of this file
 
     name: str  # file name in RUN/eval
     model: str
-    weights: str  # directory of the weight set; empty for the model as it comes
-    policy_version: int  # -1 for the model as it comes
+    weights: str  # directory of the weight set; empty for the model without training
+    policy_version: int  # -1 for the model without training
     seed: int  # first seed of the episodes
-    wall_s: float  # in which at least one process played, over all starts
+    wall_s: float  # seconds in which at least one process played, over all starts
     modes: dict[Mode, ModeScore]
     attempts: int = 1  # planned for each instance
     settings: EvalSettings = Field(default_factory=EvalSettings)
@@ -202,30 +206,29 @@ class Evaluation(StoredModel):
     dart: str = ""  # version and commit
     finished_at: float | None = None  # unix seconds
     interval_method: str = ""  # of the intervals of pass@k
-    left_out: dict[str, str] = Field(
-        default_factory=dict
-    )  # tasks that the suite cannot play here -> why
-    notes: list[str] = Field(
-        default_factory=list
-    )  # e.g. that several versions of the weights have answered
+    # Task that the suite cannot play on this host -> the reason.
+    left_out: dict[str, str] = Field(default_factory=dict)
+    # E.g. that several versions of the weights have answered.
+    notes: list[str] = Field(default_factory=list)
     episodes: list[EpisodeRow] = Field(default_factory=list)
 
     @property
     def weights_name(self) -> str:
-        """Return which weights were played: `builtin:small`, or `v5 of builtin:small`."""
+        """The weights that were played: `builtin:small`, or `v5 of builtin:small`."""
         return self.model if self.policy_version < 0 else f"v{self.policy_version} of {self.model}"
 
     @property
     def judged(self) -> int:
-        """Episodes that passed or failed, of all modes, with compositions."""
+        """Number of episodes that passed or failed, in all modes, with compositions."""
         scores = (score for mode in self.modes.values() for score in (mode.overall, mode.composed))
         return sum(score.episodes for score in scores)
 
 
 def differences(one: EvalSettings, other: EvalSettings) -> Iterator[tuple[str, object, object]]:
-    """Yield what differs: a name, and its two values. A key that one of them lacks has its default there.
+    """Yield each setting that differs: its name, and both values.
 
-    So a key that a newer dart adds makes no difference as long as it is left alone.
+    A key that one of them lacks counts with its default, so that a key that a newer dart adds makes no
+    difference while the user does not set it.
     """
     for name in ("suite", "suite_digest", "model_digest", "weights_digest"):
         if getattr(one, name) != getattr(other, name):
@@ -234,20 +237,20 @@ def differences(one: EvalSettings, other: EvalSettings) -> Iterator[tuple[str, o
     for key in sorted({*one.values, *other.values}):
         section, _, name = key.partition(".")
         default = usual.get(section, {}).get(name)
-        before, after = (each.values.get(key, default) for each in (one, other))
+        before, after = (settings.values.get(key, default) for settings in (one, other))
         if before != after:
             yield key, before, after
 
 
 def eval_dir(run_dir: Path) -> Path:
-    """Where a run's evaluations are kept."""
+    """Return the folder of a run's evaluations."""
     return run_dir / "eval"
 
 
 def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
-    """Return the evaluation called `name`, or None if there is none.
+    """Return the evaluation `name`, or None if there is none.
 
-    Raises RunDirectoryError where the file is not readable as one.
+    Raises RunDirectoryError if its file cannot be read.
     """
     path = eval_dir(run_dir) / f"{name}.json"
     if not path.exists():
@@ -255,18 +258,24 @@ def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
     return read_file(path)
 
 
+def score_of(evaluation: Evaluation | None, mode: Mode) -> ModeScore:
+    """Return the score of one mode; a score without episodes where the mode was not played."""
+    score = evaluation.modes.get(mode) if evaluation else None
+    return score or ModeScore(tasks=[], compositions=[])
+
+
 def read_file(path: Path) -> Evaluation:
-    """Return the evaluation in a file. Raises RunDirectoryError where it is not readable as one."""
+    """Return the evaluation in a file. Raises RunDirectoryError if it cannot be read."""
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         if isinstance(error, OSError):
-            cure = cure_of(error, "run it again")
-            raise RunDirectoryError(f"{path} cannot be read: {error.strerror}; {cure}") from None
-        is_json = all(each["type"] != "json_invalid" for each in error.errors())
-        why = "another version of dart made it?" if is_json else "it is damaged"
+            fix = cure_of(error, "run it again")
+            raise RunDirectoryError(f"{path} cannot be read: {error.strerror}; {fix}") from None
+        is_json = all(detail["type"] != "json_invalid" for detail in error.errors())
+        why = "perhaps of another version of dart" if is_json else "it is damaged"
         raise RunDirectoryError(
-            f"{path} is no evaluation ({why}); remove it and run it again"
+            f"{path} is not an evaluation ({why}); remove it and run it again"
         ) from None
 
 

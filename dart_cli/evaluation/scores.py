@@ -1,8 +1,8 @@
-"""Scores from episodes: by task, by mode, and within k attempts.
+"""Scores from episodes: by task, and within k attempts.
 
-mode_score  all episodes of one mode
-by_instance their verdicts by instance (task and seed)
-METHOD      how the intervals of pass@k are computed, in words
+mode_score   the score of all episodes of one mode
+by_instance  the verdicts of episodes by instance (task and seed)
+METHOD       a text on how the intervals of pass@k are computed
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dart_cli.evaluation.results import (
 from envs.contract.base import reward_of
 
 SEED = 0
-"""Of the bootstrap: the same episodes have the same intervals."""
+"""Seed of the bootstrap, so that the same episodes have the same intervals."""
 
 METHOD = (
     f"95 %, percentile bootstrap over tasks, {RESAMPLES:,} resamples, seed {SEED}; with one task over "
@@ -38,22 +38,22 @@ METHOD = (
 Instance = tuple[str, int]
 """(task id, seed)"""
 Verdicts = Mapping[Instance, Sequence[bool]]
-"""Instance -> whether each judged attempt passed."""
+"""Instance -> whether each attempt with a verdict passed."""
 
 
 def by_instance(rows: Iterable[EpisodeRow]) -> dict[Instance, list[bool]]:
-    """Whether the judged attempts passed, by instance; an instance without any is left out."""
-    found: dict[Instance, list[bool]] = defaultdict(list)
+    """Return instance -> whether each attempt with a verdict passed; an instance without one is left out."""
+    verdicts: dict[Instance, list[bool]] = defaultdict(list)
     for row in rows:
         if row.outcome != "invalid":
-            found[row.task_id, row.seed].append(row.outcome == "pass")
-    return dict(found)
+            verdicts[row.task_id, row.seed].append(row.outcome == "pass")
+    return dict(verdicts)
 
 
 def mode_score(
     rows: Sequence[EpisodeRow], tasks: Sequence[str], compositions: Sequence[str], attempts: int
 ) -> ModeScore:
-    """Return the score of one mode's episodes; `tasks` and `compositions` are told in their order."""
+    """Return the score of the episodes of one mode, with `tasks` and `compositions` in their order."""
     parts: list[list[EpisodeRow]] = [[], []]
     for row in rows:
         parts[row.composed].append(row)
@@ -74,7 +74,7 @@ def mode_score(
 
 
 def _task_score(name: str, rows: Sequence[EpisodeRow], attempts: int) -> TaskScore:
-    judged = [row for row in rows if row.outcome != "invalid"]
+    valid = [row for row in rows if row.outcome != "invalid"]
     verdicts = by_instance(rows)
     pass_at: dict[int, float] = {}
     pass_hat: dict[int, float] = {}
@@ -84,11 +84,11 @@ def _task_score(name: str, rows: Sequence[EpisodeRow], attempts: int) -> TaskSco
             pass_at[k], pass_hat[k] = fsum(some) / len(some), fsum(every) / len(every)
     return TaskScore(
         task_id=name,
-        episodes=len(judged),
-        passed=sum(row.outcome == "pass" for row in judged),
-        invalid=len(rows) - len(judged),
-        steps=sum(row.steps for row in judged),
-        rewards=fsum(reward_of(row.outcome, row.reward) or 0.0 for row in judged),
+        episodes=len(valid),
+        passed=sum(row.outcome == "pass" for row in valid),
+        invalid=len(rows) - len(valid),
+        steps=sum(row.steps for row in valid),
+        rewards=fsum(reward_of(row.outcome, row.reward) or 0.0 for row in valid),
         ends=dict(sorted(Counter(row.stop_reason for row in rows).items())),
         pass_at=pass_at,
         pass_hat=pass_hat,
@@ -96,31 +96,33 @@ def _task_score(name: str, rows: Sequence[EpisodeRow], attempts: int) -> TaskSco
 
 
 def _of_k(verdicts: Verdicts, k: int, estimate: Callable[[int, int, int], float]) -> list[float]:
-    """Return the estimate of each instance with k judged attempts."""
-    return [estimate(len(each), sum(each), k) for each in verdicts.values() if len(each) >= k]
+    """Return the estimate of each instance that has at least k attempts with a verdict."""
+    return [
+        estimate(len(passed), sum(passed), k) for passed in verdicts.values() if len(passed) >= k
+    ]
 
 
 def _estimates(verdicts: Verdicts, attempts: int) -> list[PassAtK]:
-    """For each k that some instance has as many judged attempts for."""
-    found = []
+    """Return success within k attempts, for each k for which some instance has enough attempts."""
+    estimates = []
     for k in counts_of(attempts):
-        whole = {name: each for name, each in verdicts.items() if len(each) >= k}
-        if not whole:
+        complete = {name: passed for name, passed in verdicts.items() if len(passed) >= k}
+        if not complete:
             continue
-        some, some_interval = over_tasks(_by_task(whole, k, pass_at_k), seed=SEED)
-        every, every_interval = over_tasks(_by_task(whole, k, pass_hat_k), seed=SEED)
-        found.append(
+        some, some_interval = over_tasks(_by_task(complete, k, pass_at_k), seed=SEED)
+        every, every_interval = over_tasks(_by_task(complete, k, pass_hat_k), seed=SEED)
+        estimates.append(
             PassAtK(
                 k=k,
                 any=some,
                 any_interval=some_interval,
                 every=every,
                 every_interval=every_interval,
-                tasks=len({task for task, _ in whole}),
-                instances=len(whole),
+                tasks=len({task for task, _ in complete}),
+                instances=len(complete),
             )
         )
-    return found
+    return estimates
 
 
 def _by_task(
@@ -128,6 +130,6 @@ def _by_task(
 ) -> list[list[float]]:
     """Return the estimates of the instances of each task: [T][I]."""
     values: dict[str, list[float]] = defaultdict(list)
-    for (task, _), each in verdicts.items():
-        values[task].append(estimate(len(each), sum(each), k))
+    for (task, _), passed in verdicts.items():
+        values[task].append(estimate(len(passed), sum(passed), k))
     return list(values.values())

@@ -1,8 +1,8 @@
-"""What an evaluation's episodes depend on, read from its configuration, model and suite.
+"""Everything on which the outcome of an evaluation's episodes depends: configuration, model and suite.
 
-settings_of   digests of model, weights and suite, and the keys of the configuration
-dart_version  this dart, and its commit where it is a checkout
-left_out_of   tasks that the suite has, and cannot play here
+settings_of   digests of model, weights and suite, and keys of the configuration
+dart_version  the version of dart, with its commit in a checkout
+left_out_of   tasks that the suite cannot play on this host
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from envs.contract.registry import load_suite
 
 _INDIFFERENT = frozenset(
     {
-        "env.suite",  # told by itself
+        "env.suite",  # a field of its own
         "env.tasks",
         "env.heldout",
         "env.seeds",
@@ -50,14 +50,14 @@ _OTHERS = (
     "run.seed",
 )
 _OF_VLLM = ("vllm.options", "vllm.max_model_len")
-"""Keys on which vLLM's answers depend: the options may quantise the model."""
+"""Keys on which the answers of vLLM depend, because the options may quantise the model."""
 _GIT_S = 5.0
 
 
 def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> EvalSettings:
-    """All that the episodes depend on; `with_model` is false where a model plays none of them.
+    """Return the settings of a configuration. `with_model` is false if no model plays the episodes.
 
-    Raises ModelError for a folder that cannot be read, WeightsError for a set that cannot.
+    Raises ModelError or WeightsError if the model folder or the weight set cannot be read.
     """
     dumped = config.model_dump(mode="json")
     keys = [f"{section}.{key}" for section in ("env", "policy") for key in dumped[section]]
@@ -67,7 +67,7 @@ def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> Ev
     if config.rollout.engine == "vllm":
         values |= {key: _value(dumped, key) for key in _OF_VLLM}
     if (judge := config.env.judge) is not None and not judge.url:
-        values["env.judge.folder"] = _of_folder(judge.model)
+        values["env.judge.folder"] = _folder_digest(judge.model)
     model = weight_set = ""
     if with_model and config.rollout.engine in MODEL_ENGINES:
         model = _model_digest(config)
@@ -84,11 +84,11 @@ def settings_of(config: Config, weights: Path | None, *, with_model: bool) -> Ev
 
 
 def dart_version() -> str:
-    """`0.1.0`, or `0.1.0 at 0123456789ab` in a checkout, with `-dirty` where files were changed."""
+    """Return `0.1.0`, or `0.1.0 at 0123456789ab` in a checkout, with `-dirty` if files were changed."""
     folder = Path(dart_cli.__file__).parent
     describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             [*describe, "--exclude=*"],
             capture_output=True,
             encoding="utf-8",
@@ -98,13 +98,15 @@ def dart_version() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return dart_cli.__version__
-    return f"{dart_cli.__version__} at {found.stdout.strip()}"
+    return f"{dart_cli.__version__} at {process.stdout.strip()}"
 
 
 def left_out_of(suite: str) -> dict[str, str]:
-    """Task ids that the suite has and cannot play, with the reason, as far as it tells them."""
-    found = getattr(load_suite(suite), "left_out", None)
-    return {str(key): str(why) for key, why in found.items()} if isinstance(found, Mapping) else {}
+    """Return task id -> why the suite cannot play it; empty if the suite has no such list."""
+    left_out = getattr(load_suite(suite), "left_out", None)
+    if not isinstance(left_out, Mapping):
+        return {}
+    return {str(task_id): str(reason) for task_id, reason in left_out.items()}
 
 
 def _value(dumped: Mapping[str, Any], key: str) -> object:
@@ -114,30 +116,35 @@ def _value(dumped: Mapping[str, Any], key: str) -> object:
 
 
 def _suite_digest(suite: str) -> str:
-    """Return a digest of what the policy is asked to do, for how long, and how that is judged."""
+    """Return a digest of the suite's tasks, their step limits and their evaluators."""
     loaded = load_suite(suite)
-    tasks = [_asked(task) for task in loaded.tasks.values()]
-    text = json.dumps(sorted(tasks, key=lambda each: str(each[0])), default=_stable, sort_keys=True)
+    tasks = sorted(
+        (_task_parts(task) for task in loaded.tasks.values()), key=lambda parts: str(parts[0])
+    )
+    text = json.dumps(tasks, default=_stable_text, sort_keys=True)
     code = code_digest(loaded) if ":" in suite else ""
     return hashlib.blake2b(f"{text}{code}".encode(), digest_size=8).hexdigest()
 
 
-def _stable(value: object) -> str:
-    """Return a text for a value that JSON lacks: its type, because the text of an object names its place in memory."""
+def _stable_text(value: object) -> str:
+    """Return a text for a value that JSON lacks.
+
+    It is the type of an object, because the text of an object may have its address in memory.
+    """
     return str(value) if isinstance(value, Path) else type(value).__qualname__
 
 
 def _with_text_keys(value: object) -> object:
-    """Return a parameter in which all keys are texts: JSON takes few other types and sorts no two of them."""
+    """Return a parameter with texts as keys, because JSON takes few other types and cannot sort them."""
     if isinstance(value, Mapping):
-        return {str(key): _with_text_keys(each) for key, each in value.items()}
+        return {str(key): _with_text_keys(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_text_keys(each) for each in value]
+        return [_with_text_keys(item) for item in value]
     return value
 
 
-def _asked(task: Task) -> list[object]:
-    """Return what an episode of a task depends on; set-up and evaluator of a task's file are its `params`."""
+def _task_parts(task: Task) -> list[object]:
+    """Return the parts of a task on which an episode depends; `params` has the set-up and the evaluator."""
     parts: list[object] = [task.id, task.instruction, task.max_steps, task.feasible]
     if task.params:
         parts.append(_with_text_keys(task.params))
@@ -147,24 +154,24 @@ def _asked(task: Task) -> list[object]:
 
 
 def _model_digest(config: Config) -> str:
-    """Of the model's folder, with those of adapters and of a verifier where they are set."""
-    digests = [_of_folder(config.model.path, config.model.adapters)]
+    """Return a digest of the model folder, with its adapters and the verifier if they are set."""
+    digests = [_folder_digest(config.model.path, config.model.adapters)]
     if config.policy.verifier:
-        digests.append(_of_folder(config.policy.verifier))
+        digests.append(_folder_digest(config.policy.verifier))
     if len(digests) == 1:
         return digests[0]
     return hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
 
 
-def _of_folder(name: str, adapters: str = "") -> str:
+def _folder_digest(name: str, adapters: str = "") -> str:
     folder = BUILTIN.get(name) or model_folder(name)
     if not folder.is_dir():
-        raise ModelError(f"{name}: no such folder; name one with a model")
+        raise ModelError(f"{name}: there is no such folder; name the folder of a model")
     return folder_digest(folder, adapters)
 
 
 def _weights_digest(directory: Path) -> str:
-    """Of the set's manifest, which holds a digest of each tensor."""
+    """Return the digest of a weight set's manifest, which has a digest of each tensor."""
     from dart_cli.weights.manifest import published, read_manifest
 
     return str(published(directory, read_manifest(directory)).digest)

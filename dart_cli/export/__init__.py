@@ -1,9 +1,9 @@
-"""`dart export`: a run's weights as a Hugging Face folder, at any time, also beside a live trainer.
+"""`dart export`: a run's weights as a Hugging Face folder, at any time, also while the run is live.
 
-    folder    the model as transformers writes it, with the files of the folder that it was trained from
-    sources   where the weights come from: a published version, or a checkpoint
-    card      README.md of the folder: how the model was trained, what it reaches
+    folder    writes the model as transformers does, with the other files of its base folder
+    sources   reads the weights of a published version, or of a checkpoint
+    card      writes README.md of the folder: how the model was trained, and its success
 
-A room of its own, above `train`, `data` and `evaluation`: it reads checkpoints, the database and the
-results of evaluations, and computes nothing.
+The package stands above `train`, `data` and `evaluation`, because it reads checkpoints, the database and the
+results of evaluations. It computes nothing.
 """

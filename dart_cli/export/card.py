@@ -1,6 +1,6 @@
-"""The model card of an exported folder: how it was trained, what it reaches, with how many episodes.
+"""The model card of an exported folder: how the model was trained, and its success over how many episodes.
 
-model_card   README.md as text
+model_card   returns README.md as text
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.evaluation.results import Evaluation, eval_dir, read_evaluation
 from dart_cli.export.sources import Trained
 
-_TOLD = ("model", "policy", "env", "rollout", "data", "train")
-"""Sections that say how the model was trained; the others, where."""
-_PLACES = frozenset({"model.path", "train.device", "train.wandb", "data.pool"})
-
+_SECTIONS = ("model", "policy", "env", "rollout", "data", "train")
+"""Sections of the card: those that describe how the model was trained. The others describe the hosts."""
+_LOCAL_KEYS = frozenset({"model.path", "train.device", "train.wandb", "data.pool"})
+"""Keys of these sections that belong to a host, and are left out."""
 
 _ADAPTERS = (
-    "These are adapters (LoRA) alone: `peft.PeftModel.from_pretrained(model, FOLDER)` puts them into that "
-    "model, `dart export --merged` writes both as one."
+    "This folder has only adapters (LoRA): `peft.PeftModel.from_pretrained(model, FOLDER)` adds them to the "
+    "base model, and `dart export --merged` writes both as one model."
 )
 
 
 def model_card(config: Config, trained: Trained, *, adapters: bool = False) -> str:
-    """README.md of the folder; `adapters` where it holds those of `model.lora` alone."""
+    """Return README.md of the folder. `adapters`: the folder has only the adapters of `model.lora`."""
     settings = "\n".join(_settings(config))
     fence = "```"
-    while fence in settings:  # a prompt may have fences of its own
+    while fence in settings:  # a prompt may contain fences
         fence += "`"
     parts = [
         _front(config, adapters=adapters),
         f"# {base_name(config.model.path)}, trained by dart: {trained.name}",
-        _said(config),
+        _introduction(config),
         *([_ADAPTERS] if adapters else []),
         _table(_facts(config, trained)),
         "## Success",
         "\n".join(_success(config, trained)),
         "## Settings",
-        "Those other than dart's defaults:",
+        "Settings other than dart's defaults:",
         f"{fence}toml\n{settings}\n{fence}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _front(config: Config, *, adapters: bool) -> str:
-    """Return the head that Hugging Face's hub reads."""
+    """Return the header that the Hugging Face hub reads."""
     return "\n".join(
         [
             "---",
@@ -68,11 +68,11 @@ def _front(config: Config, *, adapters: bool) -> str:
     )
 
 
-def _said(config: Config) -> str:
+def _introduction(config: Config) -> str:
     return (
         f"A GUI agent, trained by reinforcement learning from `{base_name(config.model.path)}` on suite "
         f"`{config.env.suite}`, with the action language `{config.policy.action_parser}` and coordinates in "
-        f"`{config.policy.coordinates}`. Tokenizer, chat template and image processor are those of "
+        f"`{config.policy.coordinates}`. Tokenizer, chat template and image processor are taken from "
         "that model."
     )
 
@@ -92,36 +92,36 @@ def _facts(config: Config, trained: Trained) -> Iterator[tuple[str, str]]:
 
 
 def _tuning(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield what the model learned from examples before it was trained here, where `dart tune` made it."""
+    """Yield a row on supervised training, if `dart tune` made the base model."""
     folder = model_folder(config.model.path)
     if not (folder / TUNED).is_file():
         return
     record = read_json(folder, TUNED)
     examples, updates = record.get("examples"), record.get("updates")
-    yield "supervised before", f"`{folder.name}`: {examples} examples, {updates} updates"
+    yield "supervised training", f"`{folder.name}`: {examples} examples, {updates} updates"
 
 
 def _progress(config: Config, trained: Trained) -> tuple[int | None, int | None, str]:
-    """Return (updates in the weights, judged trajectories, run id), as far as the run's database tells."""
+    """Return (updates of the weights, trajectories with a verdict, run id), if the database has them."""
     try:
         with open_reader(config.run.dir) as reader:
-            counted = sum(
+            trajectories = sum(
                 row.trajectories for row in reader.counters() if row.outcome in ("pass", "fail")
             )
             updates = trained.updates
             if trained.policy_version is not None:
                 row = reader.version(trained.policy_version)
                 updates = row.updates if row is not None else None
-            return updates, counted, reader.run().id
+            return updates, trajectories, reader.run().id
     except (StoreError, RunDirectoryError):
         return trained.updates, None, ""
 
 
 def _success(config: Config, trained: Trained) -> Iterator[str]:
-    """Yield what is known of these very weights: held-out evaluations, and the run's own trajectories."""
+    """Yield a table of the success of these weights: in held-out evaluations, and in the run itself."""
     rows = [*_held_out(config, trained), *_in_training(config, trained)]
     if not rows:
-        yield "Not measured for these weights: `dart eval` plays held-out tasks."
+        yield "Success was not measured for these weights: `dart eval` plays held-out tasks."
         return
     yield "| | success | 95 % interval | episodes |"
     yield "|---|---|---|---|"
@@ -145,11 +145,11 @@ def _held_out(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]
 def _evaluations(config: Config) -> Iterator[Evaluation]:
     for file in sorted(eval_dir(config.run.dir).glob("*.json")):
         try:
-            found = read_evaluation(config.run.dir, file.stem)
+            evaluation = read_evaluation(config.run.dir, file.stem)
         except RunDirectoryError:
             continue
-        if found is not None:
-            yield found
+        if evaluation is not None:
+            yield evaluation
 
 
 def _in_training(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]]:
@@ -157,27 +157,31 @@ def _in_training(config: Config, trained: Trained) -> Iterator[tuple[str, int, i
         return
     try:
         with open_reader(config.run.dir) as reader:
-            passed, episodes = _sampled_by(reader, trained.policy_version)
+            passed, episodes = _count_sampled_by(reader, trained.policy_version)
     except (StoreError, RunDirectoryError):
         return
     if episodes:
         yield "training tasks, sampled by this version in the run", passed, episodes
 
 
-def _sampled_by(reader: Reader, version: int) -> tuple[int, int]:
-    points = [each for each in reader.success_curve() if each.policy_version == version]
-    return sum(each.passed for each in points), sum(each.trajectories for each in points)
+def _count_sampled_by(reader: Reader, version: int) -> tuple[int, int]:
+    """Return how many trajectories of a version passed, and how many there are."""
+    points = [point for point in reader.success_curve() if point.policy_version == version]
+    return sum(point.passed for point in points), sum(point.trajectories for point in points)
 
 
 def _settings(config: Config) -> Iterator[str]:
+    """Yield the lines of a TOML text with the settings that are not defaults."""
     defaults = section_types()
-    for name in _TOLD:
+    for name in _SECTIONS:
         section: BaseModel = getattr(config, name)
-        usual: Any = defaults[name]().model_dump(mode="json")
+        default_values: Any = defaults[name]().model_dump(mode="json")
         lines = [
             f"{key} = {to_toml(value)}"
             for key, value in section.model_dump(mode="json").items()
-            if value != usual[key] and value is not None and f"{name}.{key}" not in _PLACES
+            if value != default_values[key]
+            and value is not None
+            and f"{name}.{key}" not in _LOCAL_KEYS
         ]
         if lines:
             yield f"[{name}]"

@@ -1,6 +1,6 @@
 """A run's weights as a Hugging Face folder.
 
-export_folder   the whole of it, complete or absent
+export_folder   writes the folder, complete or not at all
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dart_cli.config.model_folder import resolve
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.config.schema import Config
 from dart_cli.export.card import model_card
-from dart_cli.export.sources import Trained, of_checkpoint, published_weights
+from dart_cli.export.sources import Trained, checkpoint_weights, published_weights
 from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.policy.lora import merge_into
 from dart_cli.policy.model_files import (
@@ -37,21 +37,21 @@ def export_folder(
     merge: bool = False,
     shard: str = SHARD,
 ) -> Trained:
-    """Write a published version (by default the newest), or the newest checkpoint, to `out`.
+    """Write a published version (by default the newest), or the newest checkpoint, into the new folder `out`.
 
-    A run with adapters yields them as peft's folder or, with `merge`, the whole model with them in its
-    weights. Reads only, so the run may be live. Raises UserError where `out` cannot be made, and as
-    `published_weights` and `of_checkpoint` do, and for `merge` where there are no adapters.
+    Adapters are written as a folder of peft or, with `merge`, as the whole model with the adapters in its
+    weights. The run is only read, so it may be live. Raises UserError if `out` cannot be created, or if
+    `merge` is set without adapters, and what `published_weights` and `checkpoint_weights` raise.
     """
     refuse_out(out)
     base = resolve(config.model.path)
-    trained = of_checkpoint(config) if checkpoint else published_weights(config, version)
+    trained = checkpoint_weights(config) if checkpoint else published_weights(config, version)
     lora = trained.lora
     config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     if merge and lora is None:
         raise UserError(
-            f"--merged puts adapters into the weights, and {trained.name} is of a run that trains the "
-            "weights themselves (model.lora is unset): leave it out"
+            f"--merged puts adapters into the weights, but {trained.name} is of a run that trains the "
+            "weights themselves (model.lora is unset): leave out --merged"
         )
     with new_folder(out) as draft:
         if lora is not None and not merge:
@@ -59,7 +59,7 @@ def export_folder(
         else:
             model = load_policy(base, config.model.dtype).model
             if lora is None:
-                _put_in(model, trained.tensors)
+                _copy_into(model, trained.tensors)
             else:
                 merge_into(model, trained.tensors, lora)
             write_model(model, base, draft, config.model.dtype, shard)
@@ -70,8 +70,8 @@ def export_folder(
 
 
 @torch.no_grad()
-def _put_in(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make the tensors the model's."""
-    mine = weight_tensors(model)
+def _copy_into(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy the tensors into the weights of the model."""
+    weights = weight_tensors(model)
     for name, tensor in tensors.items():
-        mine[name].copy_(tensor)
+        weights[name].copy_(tensor)

@@ -1,13 +1,15 @@
-"""Reading a run, also while it is live: a reader disturbs no process.
+"""The read model of a run: it can be read at any time, because a reader disturbs no process.
 
-find           which run is meant, and which of its trajectories
-trajectories   a trajectory with its steps and their use in batches, read once
-explain        what happened to it, and why
-counts         how much there is of everything, and how the tasks fare
-curves         success over versions: points of enough episodes, their intervals, the mean over tasks
-axes           what curves are drawn over: versions, trajectories, or minutes of training
-comparison     what tells runs apart: settings that differ, and notes
-terminal       these on a terminal: `dart data ls`, `show`, `why`, `stats`; dart_cli/view has them as pages
-pictures       a run by Matplotlib: `dart data draw`, the report's curve
-report         the end of `dart up`: success before and after, whether it learned, films
+run_lookup           finds the run that a command means, and the trajectory with a given id
+trajectories         a trajectory with its steps and their use in batches
+trajectory_history   what happened to a trajectory, in order, with reasons
+run_counts           how much a run holds of everything, and the results of its tasks
+curves               success over policy versions: points with intervals, and the mean over tasks
+axes                 the x axes of curves: versions, trajectories, or minutes of training
+comparison           the settings in which runs differ, and a person's notes on them
+terminal             prints all this on a terminal: `dart data ls`, `show`, `why`, `stats`
+pictures             a run drawn by Matplotlib: `dart data draw`, and the report's curve
+film_pictures        films of episodes as picture files
+learning             whether a run learned
+final_report         the end of `dart up`: success before and after, whether the run learned, films
 """

@@ -1,7 +1,7 @@
-"""What a run's curves are drawn over: its policy versions, its trajectories, or the time of its training.
+"""The x axes of a run's curves: policy versions, trajectories, or the time of training.
 
-Axis     the choices, with their titles
-Places   where a policy version or a batch of one run stands on an axis
+Axis     the names of the axes; TITLES has their titles
+Places   the place of each policy version and each batch of one run on an axis
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TITLES: dict[Axis, str] = {
 
 
 class Places:
-    """The places of a run's policy versions and batches on an axis, by its batches.
+    """The places of a run's policy versions and batches on an axis.
 
-    A batch keeps how many trajectories had ended and how long the run had been served when it was formed, over all
-    starts; so pauses do not count. The model as it comes, version 0, stands at 0.
+    A batch records how many trajectories had ended, and for how long the run had been served, when it was
+    formed, over all starts of the run; so pauses do not count. Version 0, the initial model, stands at 0.
     """
 
     def __init__(self, axis: Axis, batches: Sequence[BatchRow]) -> None:
@@ -40,11 +40,11 @@ class Places:
         self._of_version = [by_version[version] for version in self._versions]
 
     def of_version(self, version: float) -> float:
-        """Return the place of a policy version, or between two of them of a mean over several."""
+        """Return the place of a policy version. A mean over several versions lies between two places."""
         return float(np.interp(version, self._versions, self._of_version))
 
     def of_batch(self, batch_id: int) -> float | None:
-        """Return the place of a batch; None of one that was not trained on."""
+        """Return the place of a batch; None if it was not trained on."""
         return self._of_batch.get(batch_id)
 
 

@@ -1,7 +1,7 @@
-"""What tells several runs apart besides their curves: their settings, and what a person noted about each.
+"""The differences between runs besides their curves: their settings, and a person's note on each.
 
-settings_that_differ   the keys that have not the same value in all of them
-read_note              the text of `notes.md` in a run's folder
+settings_that_differ   the keys whose values differ between the runs
+read_note              the text of `notes.md` in the folder of a run
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from pathlib import Path
 from typing import Any
 
 NOTE = "notes.md"
-"""A person writes it into the folder of a run; the pages of the run show it."""
-MOST_NOTED = 16_384
+"""The file in the folder of a run in which a person writes a note; the pages of the run show it."""
+MAX_NOTE_BYTES = 16_384
 """Bytes of a note that are read."""
 NO_SETTING = "-"
-"""Stands for the value of a run that lacks the key."""
-_OWN = frozenset({"run.dir"})  # keys that differ between any two runs
+"""The text in place of a value if a run lacks the key."""
+_OWN = frozenset({"run.dir"})  # keys whose values always differ
 
 
 def settings_that_differ(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return key -> its value in each configuration, of the keys that have not the same value in all."""
+    """Return key -> its value in each configuration, for the keys whose values differ."""
     flat = [dict(_flat(config)) for config in configs]
-    keys = sorted({key for each in flat for key in each} - _OWN)
-    rows = {key: [_words(each, key) for each in flat] for key in keys}
+    keys = sorted({key for settings in flat for key in settings} - _OWN)
+    rows = {key: [_value_text(settings, key) for settings in flat] for key in keys}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
 
 def read_note(run_dir: Path) -> str:
-    """Return what a person noted about a run; empty without a note. A link is not followed."""
+    """Return a person's note on a run; empty if there is none. A link is not followed."""
     path = run_dir / NOTE
     if path.is_symlink() or not path.is_file():
         return ""
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_NOTED + 1)
+            text = file.read(MAX_NOTE_BYTES + 1)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
-    shown = text[:MOST_NOTED].decode("utf-8", "replace").strip()
-    return shown + (" ..." if len(text) > MOST_NOTED else "")
+    note = text[:MAX_NOTE_BYTES].decode("utf-8", "replace").strip()
+    return note + (" ..." if len(text) > MAX_NOTE_BYTES else "")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key with its value; a list is one value."""
+    """Yield each dotted key with its value. A list is one value."""
     for name, value in config.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
@@ -52,7 +52,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield key, value
 
 
-def _words(settings: Mapping[str, Any], key: str) -> str:
+def _value_text(settings: Mapping[str, Any], key: str) -> str:
     if key not in settings:
         return NO_SETTING
     value = settings[key]

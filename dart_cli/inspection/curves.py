@@ -1,12 +1,13 @@
 """Success over policy versions, with the number of episodes behind each point.
 
-read_curve  each task's success over buckets of the run's versions
-Point       success at some versions, its episodes and its 95 % interval
-by_task     task -> its points, neighbours joined until each has enough episodes
-over_tasks  the mean over tasks, where at least half of them have a point
-ends        the same over the first fifth of the versions and over the last
-recent      success of one task over its newest buckets
-Series      one line of a chart; success_lines, those of a run's success
+read_curve      reads each task's success over buckets of the run's versions
+Point           success at some versions, with its episodes and its 95 % interval
+by_task         task -> its points, joined with their neighbours until each has enough episodes
+over_tasks      the mean over tasks at each version at which at least half of the tasks have a point
+ends            the mean over tasks in the first fifth of the versions, and in the last fifth
+recent          success of one task over its newest buckets; recent_by_task, of each task
+Series          a line of a chart
+success_lines   the lines of a run's success
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from dart_cli.data.store.rows import CurvePoint
 from dart_cli.evaluation.results import Evaluation
 
 BUCKETS = 40
-"""Of versions, at most."""
+"""Number of buckets of versions, at most."""
 RECENT = 32
-"""The least number of a task's trajectories over which its success "lately" is computed."""
+"""Trajectories of a task over which its success "lately" is computed, at least."""
 LEAST_EPISODES = 16
-"""Of a point: a rate over fewer looks like a drop or a peak and is chance."""
+"""Episodes of a point, at least: a rate over fewer may look like a drop or a peak by chance."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Success of the episodes of some versions."""
+    """Success of the episodes that some policy versions played."""
 
     version: float  # mean over the episodes
     success: float
@@ -42,35 +43,37 @@ class Point:
 
 
 def read_curve(reader: Reader) -> list[CurvePoint]:
-    """Success of each task over at most BUCKETS buckets of versions."""
+    """Return the success of each task over at most BUCKETS buckets of versions."""
     version = reader.newest_version()
     newest = 0 if version is None else version.policy_version
     return reader.success_curve(bucket=max(1, ceil((newest + 1) / BUCKETS)))
 
 
 def by_task(points: Iterable[CurvePoint], least: int = LEAST_EPISODES) -> dict[str, list[Point]]:
-    """Each task's success over versions, by name; a point has at least `least` episodes.
+    """Return task -> its success over versions, sorted by task; a point has at least `least` episodes.
 
-    Only a task with fewer in all has one point with less.
+    A task with fewer episodes in all has one point.
     """
-    found = _of_tasks(points)
-    return {task: [_joined(part) for part in _parts(found[task], least)] for task in sorted(found)}
+    curves = _split_by_task(points)
+    return {
+        task: [_joined(part) for part in _parts(curves[task], least)] for task in sorted(curves)
+    }
 
 
-def _of_tasks(points: Iterable[CurvePoint]) -> dict[str, list[CurvePoint]]:
-    found: dict[str, list[CurvePoint]] = defaultdict(list)
+def _split_by_task(points: Iterable[CurvePoint]) -> dict[str, list[CurvePoint]]:
+    curves: dict[str, list[CurvePoint]] = defaultdict(list)
     for point in points:
-        found[point.task_id].append(point)
-    return found
+        curves[point.task_id].append(point)
+    return curves
 
 
 def _parts(points: Sequence[CurvePoint], least: int) -> list[list[CurvePoint]]:
-    """Neighbours together until there are `least` episodes; a short rest joins the last part."""
+    """Return neighbours grouped until each part has `least` episodes; a shorter rest joins the last part."""
     parts: list[list[CurvePoint]] = []
     part: list[CurvePoint] = []
     for point in points:
         part.append(point)
-        if sum(each.trajectories for each in part) >= least:
+        if sum(bucket.trajectories for bucket in part) >= least:
             parts.append(part)
             part = []
     if parts:
@@ -95,22 +98,22 @@ def _joined(part: Sequence[CurvePoint]) -> Point:
 
 
 def _merged(part: Sequence[CurvePoint]) -> CurvePoint:
-    """All episodes of these points of one task."""
+    """Return all episodes of several points of one task as one point."""
     return CurvePoint(
-        part[0].task_id,
-        part[0].policy_version,
-        sum(point.trajectories for point in part),
-        sum(point.passed for point in part),
-        max(point.ended_at for point in part),
+        task_id=part[0].task_id,
+        policy_version=part[0].policy_version,
+        trajectories=sum(point.trajectories for point in part),
+        passed=sum(point.passed for point in part),
+        ended_at=max(point.ended_at for point in part),
     )
 
 
 def over_tasks(points: Iterable[CurvePoint]) -> list[Point]:
-    """Mean over tasks by version, where at least half of them have a point.
+    """Return the mean over tasks at each version at which at least half of the tasks have a point.
 
-    The mean over a few of them is another quantity, and a mean over episodes would show what the
-    scheduler plays. The interval is the normal one of a stratified mean, each task's variance with two
-    passes and two failures added (Agresti and Coull 1998).
+    The mean over a few tasks would be another quantity, and a mean over episodes would show which tasks the
+    scheduler plays. The interval is the normal one of a stratified mean; two passes and two failures are
+    added to each task for its variance (Agresti and Coull 1998).
     """
     buckets: dict[int, dict[str, CurvePoint]] = {}
     names = set()
@@ -125,15 +128,15 @@ def over_tasks(points: Iterable[CurvePoint]) -> list[Point]:
 
 
 def ends(points: Iterable[CurvePoint]) -> tuple[Point, Point] | None:
-    """Mean over tasks in the first fifth of the versions and in the last, of tasks that were played in both.
+    """Return the mean over tasks in the first fifth of the versions, and in the last fifth.
 
-    None where there is no such task.
+    Only tasks that were played in both count. Returns None if there is no such task.
     """
-    found = list(points)
-    versions = sorted({point.policy_version for point in found})
+    points = list(points)
+    versions = sorted({point.policy_version for point in points})
     fifth = max(1, len(versions) // 5)
     first, last = (
-        _of_tasks(point for point in found if point.policy_version in part)
+        _split_by_task(point for point in points if point.policy_version in part)
         for part in (versions[:fifth], versions[-fifth:])
     )
     tasks = sorted(first.keys() & last.keys())
@@ -145,54 +148,69 @@ def ends(points: Iterable[CurvePoint]) -> tuple[Point, Point] | None:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart, and its name in the legend."""
+    """A line of a chart, with its name in the legend."""
 
     name: str
     points: Sequence[tuple[float, float]]  # in the order of x
     kind: str = "line"
-    band: Sequence[tuple[float, float]] = ()  # lower and upper bound of each point, if known
+    band: Sequence[tuple[float, float]] = ()  # lower and upper bound of each point; empty: unknown
     short: str = ""  # the name beside a value; empty: `name`
 
     def over(self, place: Callable[[float], float]) -> Series:
-        """Return the same line over another x axis, on which `place` says where each point stands."""
+        """Return the same line over another x axis: `place` maps an x of this line to that axis."""
         return replace(self, points=[(place(x), y) for x, y in self.points])
 
 
 def task_line(name: str, points: Sequence[Point], kind: str = "task", note: str = "") -> Series:
-    """Return success over versions, with a note and the number of episodes in its name; a mean has a band."""
+    """Return a line of success over versions, named with a note and its number of episodes.
+
+    Only a line of the kind "mean" has a band.
+    """
     return Series(
-        f"{name}{note}, n {sum(point.episodes for point in points):,}",
-        [(point.version, point.success) for point in points],
-        kind,
-        [(point.low, point.high) for point in points] if kind == "mean" else (),
-        name,
+        name=f"{name}{note}, n {sum(point.episodes for point in points):,}",
+        points=[(point.version, point.success) for point in points],
+        kind=kind,
+        band=[(point.low, point.high) for point in points] if kind == "mean" else (),
+        short=name,
     )
 
 
 def success_lines(points: Sequence[CurvePoint], before: Evaluation | None) -> list[Series]:
-    """Return a line for each task, the most played first; for their mean; for what random clicks passed `before` the run."""
+    """Return a line for each task, the most played first, one for their mean, and one for random clicks.
+
+    The success of random clicks is taken from the evaluation `before` the run, if it has that mode.
+    """
     tasks = by_task(points)
-    often = sorted(tasks, key=lambda name: -sum(each.episodes for each in tasks[name]))
-    lines = [task_line(name, tasks[name]) for name in often]
+    most_played = sorted(tasks, key=lambda task: -sum(point.episodes for point in tasks[task]))
+    lines = [task_line(task, tasks[task]) for task in most_played]
     lines.append(task_line("mean over tasks", over_tasks(points), "mean", ", 95 % interval"))
     mode = before.modes.get("random") if before else None
-    guess = mode.overall if mode else None
-    if points and guess and guess.success is not None:
+    random_clicks = mode.overall if mode else None
+    if points and random_clicks and random_clicks.success is not None:
         versions = [point.policy_version for point in points]
-        level = [(min(versions), guess.success), (max(versions), guess.success)]
-        name = f"random clicks {guess.success:.2f}, n {guess.episodes}"
+        success = random_clicks.success
+        level = [(min(versions), success), (max(versions), success)]
+        name = f"random clicks {success:.2f}, n {random_clicks.episodes}"
         lines.append(Series(name, level, "guess", short="random clicks"))
     return lines
 
 
 def recent(curve: Sequence[CurvePoint]) -> float | None:
-    """One task's success over its newest buckets that together hold at least RECENT trajectories."""
+    """Return one task's success over its newest buckets that together hold at least RECENT trajectories.
+
+    Returns None if the curve is empty.
+    """
     part: list[CurvePoint] = []
     for point in reversed(curve):
         part.append(point)
-        if sum(each.trajectories for each in part) >= RECENT:
+        if sum(bucket.trajectories for bucket in part) >= RECENT:
             break
     return _merged(part).success if part else None
+
+
+def recent_by_task(points: Iterable[CurvePoint]) -> dict[str, float | None]:
+    """Return `recent` of each task, by its id."""
+    return {task: recent(curve) for task, curve in _split_by_task(points).items()}
 
 
 def _mean(version: int, tasks: Sequence[CurvePoint]) -> Point:
@@ -209,7 +227,7 @@ def _mean(version: int, tasks: Sequence[CurvePoint]) -> Point:
 
 
 def _variance(point: CurvePoint) -> float:
-    """Of the success of one task at one version."""
+    """Return the variance of the success of one task at one version."""
     episodes = point.trajectories + 4
     share = (point.passed + 2) / episodes
     return share * (1 - share) / episodes

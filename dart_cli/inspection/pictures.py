@@ -1,15 +1,14 @@
-"""A run as pictures by Matplotlib: what curation decided, `dart data draw`, and the report's curve.
+"""Pictures of a run by Matplotlib: `dart data draw`, and the report's curve.
 
-draw_curve     success by task over policy versions, held-out success at both ends
-draw_all       the pictures below as PNG files in a folder
-fates.png      each group in the order of opening: its outcome, by task
-sizes.png      how many trajectories groups got, and what success their task had; if sizes differ
-lengths.png    steps of trajectories under the cap of their task
-entropies.png  which steps were trained on, by their mean token entropy
-
+draw_curve         draws success by task over policy versions, with held-out success at both ends
+draw_all           draws the pictures below as PNG files in a folder
+  fates.png        the outcome of each group in the order of opening, by task
+  sizes.png        the size of groups, by the success of their task; only if sizes differ
+  lengths.png      the steps of trajectories under the step limit of their task
+  entropies.png    which steps were trained on, by their mean token entropy
+draw_lengths       draws the panels of lengths.png
 group_outcome      the outcome of one group
-draw_lengths       one of the pictures
-success_averages   the moving average of its task's success when each group was opened
+success_averages   for each group the moving average of its task's success when it was opened
 """
 
 from __future__ import annotations
@@ -31,16 +30,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# They can be told apart with any colour vision: six of Okabe and Ito (Color Universal Design, 2008), their
-# yellow replaced by wine red, which is visible on white.
-BLUE, ORANGE, GREEN, PINK, RED, WINE = (
-    *("#0072b2", "#e69f00", "#009e73"),
-    *("#cc79a7", "#d55e00", "#882255"),
-)
+# These can be told apart with any colour vision: six colours of Okabe and Ito (Color Universal Design, 2008),
+# with wine red in place of their yellow, which is hardly visible on white.
+BLUE = "#0072b2"
+ORANGE = "#e69f00"
+GREEN = "#009e73"
+PINK = "#cc79a7"
+RED = "#d55e00"
+WINE = "#882255"
 SKY = "#56b4e9"
 GREY, INK = "#6b7280", "#111827"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, WINE)
-"""In the order in which lines get them; `view.css` has them as --v0 to --v5."""
+"""The colours of lines, in the order in which they are assigned; `view.css` has them as --v0 to --v5."""
 
 GroupOutcome = Literal["mixed", "baseline", "pool", "all_success", "all_fail", "other"]
 
@@ -54,33 +55,34 @@ _LABELS: dict[GroupOutcome, tuple[str, str]] = {
 }
 _TRAINED: tuple[GroupOutcome, ...] = ("mixed", "baseline", "pool")
 
-_AXIS_POINTS = 600  # about the width of the axis of groups, in points
+_AXIS_POINTS = 600  # approximate width of the axis of groups, in points
 MOST_TASKS = 24
-"""Rows of a picture by task; of more tasks those with the most groups are drawn."""
+"""Tasks in a picture by task, at most; if there are more, the tasks with the most groups are drawn."""
 MOST_PANELS = 12
-"""Of the picture of lengths; of more tasks those with the highest step limit are drawn."""
+"""Panels of lengths.png, at most; if there are more tasks, those with the highest step limit are drawn."""
 
 
 def draw_all(reader: Reader, folder: Path) -> list[Path]:
-    """Write the pictures of a run into `folder`, made if it does not exist; returns their paths.
+    """Write the pictures of a run into `folder`, which is created if necessary, and return their paths.
 
-    Raises UserError for a run without a finished group, or a folder that cannot be written.
+    Raises UserError if the run has no finished group, or if the folder cannot be written.
     """
     from matplotlib.figure import Figure
 
     trajectories = reader.trajectories()
-    groups = reader.groups()  # after them: a live run opens more, and each has its group then
+    # Groups are read last: a live run adds more, and so each trajectory has its group.
+    groups = reader.groups()
     if all(group_outcome(group) is None for group in groups):
         raise UserError(f"{reader.path}: no group is over yet, there is nothing to draw")
-    fresh = [batch for batch in reader.batches() if batch.replay_of is None]
-    samples = [row for batch in fresh for row in reader.batch_rows(batch.id)]
+    new_batches = [batch for batch in reader.batches() if batch.replay_of is None]
+    samples = [row for batch in new_batches for row in reader.batch_rows(batch.id)]
     pictures: dict[str, Callable[[Figure], None]] = {
-        "fates": lambda figure: _outcomes(figure, groups),
+        "fates": lambda figure: _draw_outcomes(figure, groups),
         "lengths": lambda figure: draw_lengths(figure, groups, trajectories),
-        "entropies": lambda figure: _entropies(figure, samples),
+        "entropies": lambda figure: _draw_entropies(figure, samples),
     }
     if len({group.size for group in groups}) > 1:
-        pictures["sizes"] = lambda figure: _sizes(figure, groups, trajectories)
+        pictures["sizes"] = lambda figure: _draw_sizes(figure, groups, trajectories)
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,7 @@ def draw_all(reader: Reader, folder: Path) -> list[Path]:
 
 
 def group_outcome(group: GroupRow) -> GroupOutcome | None:
-    """Return the outcome of a group; None while it plays or waits."""
+    """Return the outcome of a group; None while it is played or waits."""
     if group.state in ("batched", "trained"):
         if group.pool_member is not None:
             return "pool"
@@ -110,9 +112,9 @@ def group_outcome(group: GroupRow) -> GroupOutcome | None:
 def success_averages(
     groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> dict[str, float | None]:
-    """Group id -> moving average of its task's success when it was opened; None before a verdict.
+    """Return group id -> the moving average of its task's success when the group was opened.
 
-    Computed again from all groups and trajectories of the run; none may be missing.
+    It is None before the first verdict of the task. `groups` and `trajectories` must be all of the run.
     """
     task_of = {group.id: group.task_id for group in groups}
     verdicts = sorted(
@@ -121,16 +123,16 @@ def success_averages(
         if row.ended_at is not None and row.counted
     )
     averages: dict[str, MovingAverage] = defaultdict(MovingAverage)
-    found: dict[str, float | None] = {}
-    seen = 0
-    for group in sorted(groups, key=lambda each: each.number):
-        while seen < len(verdicts) and verdicts[seen][0] <= group.opened_at:
-            _, _, group_id, passed = verdicts[seen]
+    at_opening: dict[str, float | None] = {}
+    counted = 0  # verdicts that are in the averages
+    for group in sorted(groups, key=lambda group: group.number):
+        while counted < len(verdicts) and verdicts[counted][0] <= group.opened_at:
+            _, _, group_id, passed = verdicts[counted]
             task_id = task_of[group_id]
             averages[task_id] = averages[task_id].add(passed)
-            seen += 1
-        found[group.id] = averages[group.task_id].value
-    return found
+            counted += 1
+        at_opening[group.id] = averages[group.task_id].value
+    return at_opening
 
 
 # --- the curve -------------------------------------------------------------------------------
@@ -142,11 +144,12 @@ def draw_curve(
     ends: Sequence[Evaluation | None],
     began_at: float,
 ) -> Path:
-    """Success while training by policy version, a line for each task, minutes on the upper axis.
+    """Draw success while training over policy versions, and return `path`.
 
-    The thick line is the mean over tasks with its 95 % interval. `ends` are the evaluations before and
-    after, drawn at the versions they played, with the 95 % intervals of their sampled episodes; the
-    dashed line is what random clicks passed. `began_at` is when the run began, unix seconds.
+    Each task has a line; the thick line is the mean over tasks with its 95 % interval; the dashed line is the
+    success of random clicks. `ends` are the evaluations before and after the run; they are drawn at the
+    versions that they played, with the 95 % intervals of their sampled episodes. The upper axis has minutes
+    since `began_at`, unix seconds.
     """
     from matplotlib.figure import Figure
 
@@ -168,17 +171,20 @@ def draw_curve(
         if mode is None or mode.overall.success is None:
             continue
         whole, rate = mode.overall, mode.overall.success
-        at = max(evaluation.policy_version, 0)  # -1 is the model as it comes, which v0 serves
+        version = max(evaluation.policy_version, 0)  # -1 is the initial model, which is version 0
         errors = [[rate - whole.interval[0]], [whole.interval[1] - rate]]
         label = f"held out {evaluation.name}: {rate:.2f}, n {whole.episodes}"
-        axes.errorbar([at], [rate], errors, fmt="o", capsize=4, label=label)
+        axes.errorbar([version], [rate], errors, fmt="o", capsize=4, label=label)
     axes.set(xlabel="policy version", ylabel="success", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     over = over_tasks(points)
     marks = over[:: max(1, len(over) // 6)]
-    clock, minutes = axes.secondary_xaxis("top"), [(e.ended_at - began_at) / 60 for e in marks]
-    clock.set_xticks([point.version for point in marks], [f"{each:.1f}" for each in minutes])
+    clock, minutes = (
+        axes.secondary_xaxis("top"),
+        [(point.ended_at - began_at) / 60 for point in marks],
+    )
+    clock.set_xticks([point.version for point in marks], [f"{minute:.1f}" for minute in minutes])
     clock.set_xlabel("minutes")
     figure.savefig(path, dpi=120)
     return path
@@ -187,13 +193,13 @@ def draw_curve(
 # --- what curation decided -------------------------------------------------------------------
 
 
-def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
-    most = Counter(group.task_id for group in groups).most_common(MOST_TASKS)
-    tasks = {task: row for row, task in enumerate(sorted(task for task, _ in most))}
+def _draw_outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
+    commonest = Counter(group.task_id for group in groups).most_common(MOST_TASKS)
+    tasks = {task: row for row, task in enumerate(sorted(task for task, _ in commonest))}
     figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
     axes = figure.subplots()
     _plain(axes)
-    # A mark is thinner than the distance of two groups of a task, so that none hides another.
+    # A mark is thinner than the distance between two groups of a task, so that none hides another.
     width = min(2.5, max(0.4, 0.5 * _AXIS_POINTS * len(tasks) / max(1, len(groups))))
     counts = Counter(map(group_outcome, groups))
     for kind, (label, colour) in _LABELS.items():
@@ -211,8 +217,8 @@ def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
     axes.set_yticks(list(tasks.values()), list(tasks), fontsize=8)
     axes.invert_yaxis()
     label = "groups, in the order they were opened; above: trained on, below: dropped"
-    if (played := len({group.task_id for group in groups})) > len(tasks):
-        label += f"; {len(tasks)} of {played} tasks, those with the most groups"
+    if (all_tasks := len({group.task_id for group in groups})) > len(tasks):
+        label += f"; {len(tasks)} of {all_tasks} tasks, those with the most groups"
     axes.set_xlabel(label)
     legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     for handle in legend.legend_handles:
@@ -220,20 +226,24 @@ def _outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
             handle.set_linewidth(3)  # type: ignore[attr-defined]
 
 
-def _sizes(
+def _draw_sizes(
     figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> None:
     figure.set_size_inches(11, 3.8)
     left, right = figure.subplots(1, 2)
     averages = success_averages(groups, trajectories)
-    known = [(average, group) for group in groups if (average := averages[group.id]) is not None]
-    _dots(left, ((round(average, 2), group.size) for average, group in known), BLUE)
+    sizes = [
+        (round(average, 2), group.size)
+        for group in groups
+        if (average := averages[group.id]) is not None
+    ]
+    _draw_dots(left, sizes, BLUE)
     left.set(xlabel="success of the task when the group was opened", ylabel="its trajectories")
     width = max(1, len(groups) // 40)
     parts = [groups[start : start + width] for start in range(0, len(groups), width)]
     trained = [[group for group in part if group_outcome(group) in _TRAINED] for part in parts]
-    for label, colour, chosen in (("all groups", GREY, parts), ("trained on", BLUE, trained)):
-        points = [(part[0].number, mean(group.size for group in part)) for part in chosen if part]
+    for label, colour, lines in (("all groups", GREY, parts), ("trained on", BLUE, trained)):
+        points = [(part[0].number, mean(group.size for group in part)) for part in lines if part]
         right.plot([x for x, _ in points], [y for _, y in points], color=colour, label=label)
     right.set(xlabel="groups, in the order they were opened", ylabel="mean size")
     right.legend(fontsize=8, frameon=False, loc="lower left")
@@ -245,45 +255,45 @@ def _sizes(
 def draw_lengths(
     figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> None:
-    """Draw trajectories' steps under the limit of their task, a panel for each of MOST_PANELS tasks."""
+    """Draw the steps of trajectories under the limit of their task: a panel for each of MOST_PANELS tasks."""
     by_id = {group.id: group for group in groups}
     tasks: dict[str, list[TrajectoryRow]] = defaultdict(list)
     for row in trajectories:
         if row.steps is not None and row.outcome in ("pass", "fail"):
             tasks[by_id[row.group_id].task_id].append(row)
     longest = sorted(tasks, key=lambda task: -max(row.max_steps or 0 for row in tasks[task]))
-    shown = longest[:MOST_PANELS]
-    columns = min(3, len(shown)) or 1
-    rows_of = -(-len(shown) // columns) or 1
-    figure.set_size_inches(3.9 * columns, 2.6 * rows_of)
-    panels = figure.subplots(rows_of, columns, squeeze=False).flatten()
-    for panel, task in zip(panels, shown, strict=False):
-        played = sorted(tasks[task], key=lambda row: by_id[row.group_id].number)
+    with_panel = longest[:MOST_PANELS]
+    columns = min(3, len(with_panel)) or 1
+    panel_rows = -(-len(with_panel) // columns) or 1
+    figure.set_size_inches(3.9 * columns, 2.6 * panel_rows)
+    panels = figure.subplots(panel_rows, columns, squeeze=False).flatten()
+    for panel, task in zip(panels, with_panel, strict=False):
+        rows = sorted(tasks[task], key=lambda row: by_id[row.group_id].number)
         for outcome, colour in (("fail", RED), ("pass", BLUE)):
-            ended = [row for row in played if row.outcome == outcome]
-            _dots(
-                panel, ((by_id[row.group_id].number, row.steps) for row in ended), colour, outcome
-            )
-        caps = {by_id[row.group_id].number: row.max_steps for row in played if row.max_steps}
+            lengths = [
+                (by_id[row.group_id].number, row.steps) for row in rows if row.outcome == outcome
+            ]
+            _draw_dots(panel, lengths, colour, outcome)
+        caps = {by_id[row.group_id].number: row.max_steps for row in rows if row.max_steps}
         panel.step(list(caps), list(caps.values()), where="post", color=INK, label="cap")
         panel.set_title(task, loc="left", fontsize=8)
-        panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in played)]) + 1)
-    for panel in panels[len(shown) :]:
+        panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in rows)]) + 1)
+    for panel in panels[len(with_panel) :]:
         panel.set_visible(False)
     figure.supxlabel("groups", fontsize=8)
     figure.supylabel("steps", fontsize=8)
-    if len(longest) > len(shown):
-        told = f"{len(shown)} of {len(longest)} tasks, those with the highest step limit"
-        figure.suptitle(told, fontsize=8)
+    if len(longest) > len(with_panel):
+        title = f"{len(with_panel)} of {len(longest)} tasks, those with the highest step limit"
+        figure.suptitle(title, fontsize=8)
     panels[0].legend(fontsize=7, frameon=False, loc="lower left")
     _plain(*panels)
 
 
-def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
+def _draw_entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
     figure.set_size_inches(11, 3.6)
     left, right = figure.subplots(1, 2)
-    known = [row for row in samples if row.entropy is not None]
-    parts = [[row for row in known if row.weight], [row for row in known if not row.weight]]
+    samples = [row for row in samples if row.entropy is not None]
+    parts = [[row for row in samples if row.weight], [row for row in samples if not row.weight]]
     names = [f"trained on ({len(parts[0])})", f"left out ({len(parts[1])})"]
     colours = [BLUE, "#d1d5db"]
     entropies = [[row.entropy for row in rows] for rows in parts]
@@ -291,16 +301,16 @@ def _entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
     left.set(xlabel="mean token entropy of the step, nats", ylabel="steps")
     left.legend(fontsize=8, frameon=False)
     steps = [[row.step for row in rows] for rows in parts]
-    last = max((row.step for row in known), default=0)
+    last = max((row.step for row in samples), default=0)
     right.hist(steps, range(last + 2), align="left", rwidth=0.8, stacked=True, color=colours)
     right.set_xlabel("step of its trajectory")
     _plain(left, right)
 
 
-def _dots(
+def _draw_dots(
     axes: Axes, places: Iterable[tuple[float, float | None]], colour: str, label: str = ""
 ) -> None:
-    """Draw a dot for each place, the larger the more often it is there."""
+    """Draw a dot for each place, the larger the more often the place occurs."""
     counts = Counter(places)
     if counts:
         xs, ys = zip(*counts, strict=True)
@@ -308,8 +318,9 @@ def _dots(
         axes.scatter(xs, ys, s=sizes, alpha=0.4, linewidths=0, color=colour, label=label)
 
 
-def _plain(*axes: Axes) -> None:
-    for each in axes:
-        each.grid(alpha=0.25)
+def _plain(*all_axes: Axes) -> None:
+    """Give axes a grid, and no frame at the top and on the right."""
+    for axes in all_axes:
+        axes.grid(alpha=0.25)
         for side in ("top", "right"):
-            each.spines[side].set_visible(False)
+            axes.spines[side].set_visible(False)

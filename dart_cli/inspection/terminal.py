@@ -1,9 +1,9 @@
-"""What was read of a run, on a terminal: `dart data ls`, `show`, `why` and `stats`.
+"""Prints the read model of a run on a terminal: `dart data ls`, `show`, `why` and `stats`.
 
-print_list         trajectories, or members of the pool, as a table
-print_trajectory   one trajectory with its steps
-print_events       its history
-print_counts       how much there is of everything
+print_list         prints trajectories, or members of the pool, as a table
+print_trajectory   prints one trajectory with its steps
+print_events       prints the history of one trajectory
+print_counts       prints how much the run holds of everything
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from rich.table import Table
 from bus.snapshot import JudgeView
 from dart_cli.data.stalls import INVALID_SHARE, TELLING_INVALID
 from dart_cli.data.store.rows import SizesRow, TrajectoryRow
-from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.counts import RunCounts, StateCount, counts_of, unaccounted
-from dart_cli.inspection.explain import Event
-from dart_cli.inspection.trajectories import CANCELLED, Shown, Step, Subject, patch_words
+from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of, unaccounted
+from dart_cli.inspection.trajectories import (
+    CANCELLED,
+    Step,
+    Subject,
+    TrajectoryDetails,
+    patch_words,
+)
+from dart_cli.inspection.trajectory_history import Event
 from dart_cli.runtime.tables import (
     fraction,
     moment,
@@ -28,10 +33,10 @@ from dart_cli.runtime.tables import (
     verdict_words,
     versions,
 )
-from dart_cli.status.page import judge_lines
+from dart_cli.status.judges import judge_lines
 
 _TEXT_LINES = 12
-"""Shown of the text beside a screenshot."""
+"""Lines of the text beside a screenshot that are printed, at most."""
 _MIB = 2**20
 
 
@@ -41,32 +46,33 @@ _MIB = 2**20
 def print_list(
     console: Console, place: str, rows: Sequence[Subject], limit: int, *, pool: bool
 ) -> None:
-    """Print the newest `limit` rows as a table, with a line below it if some are left out."""
-    table = _pool(place, rows[-limit:]) if pool else _trajectories(place, rows[-limit:])
+    """Print the newest `limit` rows as a table, and a line below it if there are more."""
+    newest = rows[-limit:]
+    table = _pool_table(place, newest) if pool else _trajectory_table(place, newest)
     console.print(table)
     if len(rows) > limit:
-        console.print(f"the newest {limit} that fit; --limit shows more")
+        console.print(f"these are the newest {limit} that match; --limit shows more")
     if not rows:
         empty = "the pool is empty; `dart data collect` and `dart data import` fill it"
-        console.print(empty if pool else "no trajectory fits")
+        console.print(empty if pool else "no trajectory matches")
 
 
 def left_out_note(count: int) -> str:
-    """How many cancelled trajectories are not listed, and the option that lists them; empty without any."""
-    ones, are = ("one", "is") if count == 1 else ("ones", "are")
-    told = f"{count} cancelled {ones} that the end of the run cut off {are} left out"
-    return f"{told}; --reason {CANCELLED} lists them" if count else ""
+    """Return how many cancelled trajectories are left out, and the option that lists them; empty for 0."""
+    nouns, are = ("trajectory", "is") if count == 1 else ("trajectories", "are")
+    note = f"{count} cancelled {nouns} that the end of the run cut off {are} left out"
+    return f"{note}; --reason {CANCELLED} lists them" if count else ""
 
 
-def _trajectories(place: str, rows: Sequence[Subject]) -> Table:
-    task_of = {each.id: each.task_id for each in rows}
+def _trajectory_table(place: str, subjects: Sequence[Subject]) -> Table:
+    task_of = {subject.id: subject.task_id for subject in subjects}
     return table_of(
         place,
-        [each.trajectory for each in rows if each.trajectory is not None],
+        [subject.trajectory for subject in subjects if subject.trajectory is not None],
         {
             "trajectory": lambda row: row.id,
             "task": lambda row: task_of[row.id],
-            "state": _state,
+            "state": _state_text,
             "outcome": lambda row: verdict_words(row.outcome, row.reward) if row.outcome else "-",
             ">steps": lambda row: or_dash(row.steps),
             ">version": lambda row: versions(row.oldest_version, row.newest_version),
@@ -75,15 +81,15 @@ def _trajectories(place: str, rows: Sequence[Subject]) -> Table:
     )
 
 
-def _state(row: TrajectoryRow) -> str:
+def _state_text(row: TrajectoryRow) -> str:
     batch = "" if row.batch_id is None else f"in {row.batch_id}"
     return " ".join(filter(None, (row.state, row.reason, batch)))
 
 
-def _pool(place: str, rows: Sequence[Subject]) -> Table:
+def _pool_table(place: str, subjects: Sequence[Subject]) -> Table:
     return table_of(
         f"pool of {place}",
-        [each.pool for each in rows if each.pool is not None],
+        [subject.pool for subject in subjects if subject.pool is not None],
         {
             "trajectory": lambda row: row.trajectory_id[:13],
             "task": lambda row: row.task_id,
@@ -100,14 +106,16 @@ def _pool(place: str, rows: Sequence[Subject]) -> Table:
 # --- one trajectory --------------------------------------------------------------------------
 
 
-def print_trajectory(console: Console, place: str, shown: Shown, events: Sequence[Event]) -> None:
-    """One trajectory as a page: what happened to it as a whole, and its steps as a table."""
-    steps = shown.steps
-    print_events(console, place, shown, [event for event in events if not event.of_step])
+def print_trajectory(
+    console: Console, place: str, details: TrajectoryDetails, events: Sequence[Event]
+) -> None:
+    """Print one trajectory: what happened to it as a whole, and a table of its steps."""
+    steps = details.steps
+    print_events(console, place, details, [event for event in events if not event.of_step])
     columns: dict[str, Callable[[Step], str]] = {
         ">step": lambda step: str(step.step),
         "text": lambda step: step.text,
-        "action": lambda step: action_words(step.action) if step.action else f"none: {step.error}",
+        "action": lambda step: step.action_text,
         ">reward": lambda step: or_dash(step.reward, ".3g"),
         ">log-prob": lambda step: or_dash(step.logprob, ".3f"),
         ">entropy": lambda step: or_dash(step.entropy, ".3f"),
@@ -116,9 +124,9 @@ def print_trajectory(console: Console, place: str, shown: Shown, events: Sequenc
         ),
         ">model s": lambda step: f"{step.model_s:.3f}",
         ">env s": lambda step: f"{step.env_s:.3f}",
-        "trained": _use,
+        "trained": _use_text,
     }
-    # The shipped suites repeat the verdict's reward at the last step: that says nothing new.
+    # The shipped suites repeat the reward of the verdict at the last step, which is nothing new.
     if not any(step.reward for step in steps[:-1]):
         del columns[">reward"]
     console.print(table_of("steps", steps, columns))
@@ -131,36 +139,38 @@ def print_trajectory(console: Console, place: str, shown: Shown, events: Sequenc
             console.print(_first_lines(text), markup=False, soft_wrap=True)
 
 
-def _use(step: Step) -> str:
-    """How its newest batch uses the step."""
+def _use_text(step: Step) -> str:
+    """Return how the newest batch with the step uses it."""
     if not step.uses:
         return "-"
     use = step.uses[-1]
     if use.weight == 0:
         return f"left out: {use.reason}"
-    told = use.baseline if use.value is None else use.value
-    expected = "" if told is None else f" (expected {told:.2f})"
+    expected_reward = use.baseline if use.value is None else use.value
+    expected = "" if expected_reward is None else f" (expected {expected_reward:.2f})"
     weight = "" if use.weight == 1 else f", weight {use.weight:.3g}"
     return f"advantage {use.trained_advantage:+.2f}{expected}{weight}"
 
 
 def _first_lines(text: str) -> str:
-    """Return the beginning of a long text, indented."""
+    """Return the first lines of a text, indented."""
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
     if len(lines) > _TEXT_LINES:
         lines[_TEXT_LINES:] = [f"... {len(lines) - _TEXT_LINES} more lines: --json"]
     return "\n".join(f"  {line}" for line in lines)
 
 
-def print_events(console: Console, place: str, shown: Shown, events: Sequence[Event]) -> None:
-    """One line for each event; one that belongs to the event before it is indented."""
-    subject = shown.subject
+def print_events(
+    console: Console, place: str, details: TrajectoryDetails, events: Sequence[Event]
+) -> None:
+    """Print a line for each event; an event that belongs to the one before it is indented."""
+    subject = details.subject
     console.print(f"{subject.id}  {subject.task_id}, seed {subject.task_seed}  ({place})")
-    if shown.instruction:
-        console.print(f'"{shown.instruction}"', soft_wrap=True)
+    if details.instruction:
+        console.print(f'"{details.instruction}"', soft_wrap=True)
     for event in events:
-        when = f"{moment(event.at)}  " if event.at is not None else " " * 24
-        console.print(f"{when}{event.text}", soft_wrap=True)
+        time = f"{moment(event.at)}  " if event.at is not None else " " * 24
+        console.print(f"{time}{event.text}", soft_wrap=True)
 
 
 # --- the run ---------------------------------------------------------------------------------
@@ -169,22 +179,22 @@ def print_events(console: Console, place: str, shown: Shown, events: Sequence[Ev
 def print_counts(
     console: Console, place: str, counts: RunCounts, sizes: SizesRow, judges: Sequence[JudgeView]
 ) -> None:
-    """Print the counts as tables."""
-    console.print(_states("trajectories", counts.all.states, steps=True))
-    console.print(_states("groups", counts.groups))
-    console.print(_tasks(place, counts))
+    """Print the counts of a run as tables and lines."""
+    console.print(_state_table("trajectories", counts.all.states, steps=True))
+    console.print(_state_table("groups", counts.groups))
+    console.print(_task_table(place, counts))
     for line in _invalid_hints(place, counts):
         console.print(line, style="yellow", soft_wrap=True)
-    for line in _accounts(counts):
+    for line in _account_lines(counts):
         console.print(line, style="red" if line.startswith("error") else "", soft_wrap=True)
     for judge in judges:
         for line in judge_lines(judge):
             console.print(line, soft_wrap=True, markup=False)
     replays = counts.replays
     if replays.replays or replays.refused:
-        refused = f"; {replays.refused_words}" if replays.refused else ""
-        again = f"{replays.replays} of {replays.updates} updates trained on a batch again"
-        console.print(f"\n{again}{refused}", soft_wrap=True)
+        refusals = f"; {replays.refused_words}" if replays.refused else ""
+        text = f"{replays.replays} of {replays.updates} updates trained on a batch again"
+        console.print(f"\n{text}{refusals}", soft_wrap=True)
     console.print(
         f"\n{sizes.steps} steps, {sizes.tokens} tokens of completions "
         f"({sizes.step_bytes / _MIB:.1f} MiB); {sizes.screenshots} screenshots "
@@ -193,7 +203,7 @@ def print_counts(
     )
 
 
-def _states(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> Table:
+def _state_table(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> Table:
     columns: dict[str, Callable[[StateCount], str]] = {
         "state": lambda row: row.state,
         "reason": lambda row: row.reason or "-",
@@ -204,47 +214,47 @@ def _states(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> T
     return table_of(title, rows, columns)
 
 
-def _accounts(counts: RunCounts) -> Iterator[str]:
-    """Yield what of the trained trajectories was left out, and whether everything adds up."""
+def _account_lines(counts: RunCounts) -> Iterator[str]:
+    """Yield the steps of trained trajectories that were left out, and an error for what does not add up."""
     if counts.left_out:
-        yield f"of the steps in batches not trained on: {_listed(counts.left_out)}"
+        yield f"steps of batches that were left out of training: {_number_list(counts.left_out)}"
     for line in unaccounted(counts.remainder):
-        yield f"error: {line}: the run lost something, and did not say so; keep its folder, and report it"
+        yield f"error: {line}: the run lost something without an error; keep its folder, and report it"
 
 
-def _tasks(place: str, counts: RunCounts) -> Table:
+def _task_table(place: str, counts: RunCounts) -> Table:
     nothing = counts_of([])
-    fared = {name: counts.tasks.get(name, nothing) for name in {*counts.tasks, *counts.pool}}
+    tasks = {name: counts.tasks.get(name, nothing) for name in {*counts.tasks, *counts.pool}}
     columns: dict[str, Callable[[str], str]] = {
         "task": lambda name: name,
-        ">success": lambda name: fraction(fared[name].success),
-        ">reward": lambda name: fraction(fared[name].mean_reward),
+        ">success": lambda name: fraction(tasks[name].success),
+        ">reward": lambda name: fraction(tasks[name].mean_reward),
         ">expected": lambda name: fraction(counts.expected.get(name, [None])[0]),
-        ">pass": lambda name: str(fared[name].verdicts["pass"]),
-        ">fail": lambda name: str(fared[name].verdicts["fail"]),
-        ">invalid": lambda name: str(fared[name].verdicts["invalid"]),
-        ">mean steps": lambda name: or_dash(fared[name].mean_steps, ".1f"),
-        "pool": lambda name: _listed(counts.pool.get(name, {})),
+        ">pass": lambda name: str(tasks[name].verdicts["pass"]),
+        ">fail": lambda name: str(tasks[name].verdicts["fail"]),
+        ">invalid": lambda name: str(tasks[name].verdicts["invalid"]),
+        ">mean steps": lambda name: or_dash(tasks[name].mean_steps, ".1f"),
+        "pool": lambda name: _number_list(counts.pool.get(name, {})),
     }
-    if not any(each.mean_reward != each.success for each in fared.values()):
+    if not any(task.is_partial for task in tasks.values()):
         del columns[">reward"]
     if not counts.expected:
         del columns[">expected"]
-    return table_of(f"tasks of {place}", sorted(fared), columns)
+    return table_of(f"tasks of {place}", sorted(tasks), columns)
 
 
-def _listed(numbers: Mapping[str, int]) -> str:
+def _number_list(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(numbers.items())) or "-"
 
 
 def _invalid_hints(place: str, counts: RunCounts) -> Iterator[str]:
-    """Yield a line for each task many of whose episodes are invalid, with the cure."""
-    for task, fared in counts.tasks.items():
-        over, number = sum(fared.verdicts.values()), fared.verdicts["invalid"]
+    """Yield a line with the fix for each task that has many invalid episodes."""
+    for task, task_counts in counts.tasks.items():
+        over, number = sum(task_counts.verdicts.values()), task_counts.verdicts["invalid"]
         if number >= TELLING_INVALID and number > INVALID_SHARE * over:
             yield (
-                f"{number} of {over} episodes of {task} are invalid, {fared.invalid_after_action} of "
+                f"{number} of {over} episodes of {task} are invalid, {task_counts.invalid_after_action} of "
                 f"them after an action, and none is trained on: `dart data ls {place} "
                 f"--outcome invalid --task {task}` lists them; fix the environment, or raise "
-                "ActionCausedError where the policy's action breaks it (docs/environments/index.md)"
+                "ActionCausedError if the policy's action breaks it (docs/environments/index.md)"
             )

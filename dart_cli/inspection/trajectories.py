@@ -1,12 +1,13 @@
-"""Trajectories of a run, read once: the terminal, the browser and JSON show the same.
+"""Trajectories of a run as they are shown on the terminal, in the browser and as JSON.
 
-Choice            which trajectories are listed
-Subject           a trajectory of the run, a member of its pool, or both
-listed            rows of the ledger -> Subjects
-Shown             all of one: its steps, what judges said, the batches that took it
-Step              a step with its certainty, the weights that sampled it, and its use in batches
-read_trajectory   a Subject -> Shown
-subject_json, shown_json   the same as plain values, by the names of the ledger
+TrajectoryFilter    the conditions of a list of trajectories
+Subject             a trajectory of the run, a member of its pool, or both
+subjects_of         rows of the ledger -> subjects
+TrajectoryDetails   all of one trajectory: its steps, the judges' verdicts, the batches that it was part of
+Step                a step with its certainty, the weights that sampled it, and its use in batches
+read_trajectory     a subject -> its details
+subject_json        a subject as plain values, by the names of the ledger
+details_json        the details as plain values
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ from dart_cli.data.store.rows import (
     TrajectoryState,
 )
 from dart_cli.data.store.steps import StepRow
-from dart_cli.language.pointer_tokens import DrawnPatch, drawn_patches, drop_forced
+from dart_cli.evaluation.marks import action_words
+from dart_cli.language.pointer_tokens import DrawnPatch, drawn, drawn_patches
 from dart_cli.runtime.tables import or_dash
 
 Json = dict[str, Any]
 
 STATES: tuple[TrajectoryState, ...] = (
-    *("leased", "playing", "finished"),
-    *("batched", "trained", "dropped"),
+    "leased",
+    "playing",
+    "finished",
+    "batched",
+    "trained",
+    "dropped",
 )
 CANCELLED = "cancelled"
 """The reason of a trajectory that the end of the run, or of its lease, cut off."""
@@ -49,10 +55,10 @@ _NOT_IN_JSON = {"prompt_token_ids", "image_hashes", "sampled", "pointed"}
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which trajectories are listed: those that match every given field.
+class TrajectoryFilter:
+    """The conditions of a list of trajectories: a trajectory must match every field that is set.
 
-    Cancelled ones only where `state`, `outcome` or `reason` asks for them.
+    Cancelled trajectories are listed only if `state`, `outcome` or `reason` is set.
     """
 
     task_id: str | None = None
@@ -62,18 +68,18 @@ class Choice:
     version: int | None = None
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether cancelled ones are left out."""
+    def hides_cancelled(self) -> bool:
+        """Whether cancelled trajectories are left out."""
         return not (self.state or self.outcome or self.reason)
 
     @property
     def conditions(self) -> Json:
-        """Of the queries of a Reader."""
-        return asdict(self) | ({"but_reason": CANCELLED} if self.leaves_out else {})
+        """The same as arguments of a Reader's queries."""
+        return asdict(self) | ({"but_reason": CANCELLED} if self.hides_cancelled else {})
 
-    def left_out(self, reader: Reader) -> int:
-        """How many cancelled ones are left out."""
-        if not self.leaves_out:
+    def count_hidden(self, reader: Reader) -> int:
+        """Return the number of cancelled trajectories that are left out."""
+        if not self.hides_cancelled:
             return 0
         return reader.count_trajectories(**asdict(self) | {"reason": CANCELLED})
 
@@ -86,7 +92,7 @@ class Subject:
     suite: str
     task_id: str
     task_seed: int
-    trajectory: TrajectoryRow | None  # None where it came from outside
+    trajectory: TrajectoryRow | None  # None if it was imported into the pool
     group: GroupRow | None
     pool: PoolRow | None
 
@@ -94,105 +100,125 @@ class Subject:
     def of_run(
         cls, trajectory: TrajectoryRow, group: GroupRow, pool: PoolRow | None = None
     ) -> Subject:
-        """Return a trajectory that the run played."""
-        task = group.suite, group.task_id, group.task_seed
-        return cls(trajectory.id, *task, trajectory, group, pool)
+        """Return the subject of a trajectory that the run played."""
+        return cls(
+            id=trajectory.id,
+            suite=group.suite,
+            task_id=group.task_id,
+            task_seed=group.task_seed,
+            trajectory=trajectory,
+            group=group,
+            pool=pool,
+        )
 
     @classmethod
     def of_pool(cls, row: PoolRow) -> Subject:
-        """Return a member of the pool, wherever it was played."""
-        return cls(row.trajectory_id, row.suite, row.task_id, row.task_seed, None, None, row)
+        """Return the subject of a member of the pool."""
+        return cls(
+            id=row.trajectory_id,
+            suite=row.suite,
+            task_id=row.task_id,
+            task_seed=row.task_seed,
+            trajectory=None,
+            group=None,
+            pool=row,
+        )
 
 
-def listed(reader: Reader, rows: Sequence[TrajectoryRow]) -> list[Subject]:
-    """Trajectories with their groups; a group is stored before its members."""
+def subjects_of(reader: Reader, rows: Sequence[TrajectoryRow]) -> list[Subject]:
+    """Return the subjects of rows of the ledger. A group is stored before its members, so none is missing."""
     groups = reader.groups_by_id(row.group_id for row in rows)
     return [Subject.of_run(row, groups[row.group_id]) for row in rows]
 
 
 @dataclass(frozen=True)
 class Span:
-    """Completion tokens [start, end) that the weights of one version sampled; -1: not known."""
+    """Completion tokens [start, end) that the weights of one version sampled."""
 
-    version: int
+    version: int  # -1: unknown
     start: int
     end: int
-    logprob: float | None  # mean over those that were drawn, nats
-    least: float | None  # of the least likely token, nats
-    entropy: float | None  # mean over those that were drawn, nats
+    logprob: float | None  # mean over the tokens that were drawn, nats
+    least: float | None  # log-probability of the least likely token, nats
+    entropy: float | None  # mean over the tokens that were drawn, nats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(StepRow):
-    """A step as it was submitted, with what follows from its tokens and what became of it."""
+    """A step as it was submitted, with statistics of its tokens and its use in batches."""
 
     logprob: float | None  # mean over the tokens that were drawn, nats
-    entropy: float | None  # likewise
+    entropy: float | None  # mean over the tokens that were drawn, nats
     spans: list[Span]
-    patches: list[DrawnPatch]  # of its pointers, in order
-    uses: list[SampleRow]  # in fresh batches, the oldest first
+    patches: list[DrawnPatch]  # the patches that its pointers drew, in order
+    uses: list[SampleRow]  # its samples in new batches (without replays), the oldest first
 
     @property
     def versions(self) -> list[int]:
-        """The weights that sampled it, if they are known."""
+        """The versions of the weights that sampled it; empty if they are unknown."""
         return sorted({span.version for span in self.spans if span.version >= 0})
+
+    @property
+    def action_text(self) -> str:
+        """The action as one short line, or the reason why the text was not an action."""
+        return action_words(self.action) if self.action else f"no action: {self.error}"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """All of one trajectory."""
+class TrajectoryDetails:
+    """All of one trajectory but its images."""
 
     subject: Subject
     instruction: str
     judgements: list[JudgementRow]
-    again_in: list[int]  # batches that trained on its samples again
+    again_in: list[int]  # the batches that replayed its samples
     steps: list[Step]
 
 
-def read_trajectory(reader: Reader, subject: Subject) -> Shown:
-    """All of one trajectory."""
+def read_trajectory(reader: Reader, subject: Subject) -> TrajectoryDetails:
+    """Return all of one trajectory but its images."""
     uses: dict[int, list[SampleRow]] = {}
     for row in reader.sample_rows(subject.id):
         uses.setdefault(row.step, []).append(row)
     batches = sorted({row.batch_id for rows in uses.values() for row in rows})
-    return Shown(
-        subject,
-        reader.instruction(subject.suite, subject.task_id, [subject.id]),
-        reader.judgements(subject.id),
-        [again.id for first in batches for again in reader.replays(first)],
-        [_step(row, uses.get(row.step, [])) for row in reader.steps(subject.id)],
+    return TrajectoryDetails(
+        subject=subject,
+        instruction=reader.instruction(subject.suite, subject.task_id, [subject.id]),
+        judgements=reader.judgements(subject.id),
+        again_in=[replay.id for batch_id in batches for replay in reader.replays(batch_id)],
+        steps=[_step(row, uses.get(row.step, [])) for row in reader.steps(subject.id)],
     )
 
 
 def why_left_out(use: SampleRow) -> str:
-    """Why a step of a batch is not trained on, in words; empty where the reason says it."""
+    """Return why a step of a batch is not trained on; empty if the reason itself explains it."""
     return _LEFT_OUT.get(use.reason, "")
 
 
-def patch_words(each: DrawnPatch) -> str:
-    """Return a patch with its place and its numbers."""
-    where = "" if each.row is None else f" (row {each.row}, column {each.column})"
-    logprob, entropy = or_dash(each.logprob, ".3f"), or_dash(each.entropy, ".3f")
-    return f"token {each.token}: patch {each.patch}{where}, log-prob {logprob}, entropy {entropy}"
+def patch_words(patch: DrawnPatch) -> str:
+    """Return a patch in words: its place, log-probability and entropy."""
+    place = "" if patch.row is None else f" (row {patch.row}, column {patch.column})"
+    logprob, entropy = or_dash(patch.logprob, ".3f"), or_dash(patch.entropy, ".3f")
+    return f"token {patch.token}: patch {patch.patch}{place}, log-prob {logprob}, entropy {entropy}"
 
 
 def subject_json(subject: Subject) -> Json:
-    """Return the rows of a trajectory as one object."""
+    """Return the rows of a trajectory as one JSON object."""
     row = {} if subject.trajectory is None else asdict(subject.trajectory)
     rest = asdict(subject)
     return {**row, **{key: rest[key] for key in ("id", "suite", "task_id", "task_seed", "pool")}}
 
 
-def shown_json(shown: Shown) -> Json:
-    """All of one trajectory but its tokens and images."""
-    return subject_json(shown.subject) | {
-        "instruction": shown.instruction,
-        "judgements": to_jsonable_python(shown.judgements),
-        "again_in": shown.again_in,
+def details_json(details: TrajectoryDetails) -> Json:
+    """Return all of one trajectory but its tokens and images as one JSON object."""
+    return subject_json(details.subject) | {
+        "instruction": details.instruction,
+        "judgements": to_jsonable_python(details.judgements),
+        "again_in": details.again_in,
         "trajectory_steps": [
             to_jsonable_python(step, exclude=_NOT_IN_JSON)
             | {"prompt_tokens": len(step.prompt_token_ids), "tokens": len(step.sampled.token_ids)}
-            for step in shown.steps
+            for step in details.steps
         ],
     }
 
@@ -212,25 +238,25 @@ def _step(row: StepRow, uses: list[SampleRow]) -> Step:
 def _spans(row: StepRow) -> list[Span]:
     sampled = row.sampled
     ranges = [(span.version, span.start, span.end) for span in sampled.version_spans]
-    forced = {at - 1 for at, patch in enumerate(sampled.patches) if patch >= 0}
+    forced = {index - 1 for index, patch in enumerate(sampled.patches) if patch >= 0}
 
     def mean(values: Sequence[float], start: int, end: int) -> float | None:
-        found = enumerate(values[start:end], start)
-        return _mean(value for at, value in found if at not in forced)
+        numbered = enumerate(values[start:end], start)
+        return _mean(value for index, value in numbered if index not in forced)
 
     return [
         Span(
-            version,
-            start,
-            end,
-            mean(sampled.behaviour_logprobs, start, end),
-            min(filter(isfinite, sampled.behaviour_logprobs[start:end]), default=None),
-            mean(sampled.entropies, start, end),
+            version=version,
+            start=start,
+            end=end,
+            logprob=mean(sampled.behaviour_logprobs, start, end),
+            least=min(filter(isfinite, sampled.behaviour_logprobs[start:end]), default=None),
+            entropy=mean(sampled.entropies, start, end),
         )
         for version, start, end in ranges or [(-1, 0, len(sampled.token_ids))]
     ]
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    known = list(filter(isfinite, values))
-    return fmean(known) if known else None
+    numbers = list(filter(isfinite, values))
+    return fmean(numbers) if numbers else None

@@ -1,10 +1,11 @@
 """`dart status`: a run's state for people and for monitoring.
 
-watch        asks the data service for snapshots and shows them
-window       the page of a snapshot, which `dart status` and `dart up` show: whole, or what a window has room for
-page_layout      which sections of a page fit a window, by importance
-page         its parts: how far the run is, its problems, success by task, numbers
-workers      its parts on processes: what they do, where their time went, the weights that they took
-prometheus   its numbers as Prometheus metrics
-processes    what is known without a data process: why none answers, the stacks of all processes
+watch              asks the data service for snapshots and shows them: the `dart status` command
+status_page        the page of a snapshot, whole or as much of it as fits the window: `dart status`, `dart up`
+run_sections       the sections of the page on the run: progress, problems, success by task, numbers
+process_sections   its sections on processes: what they do, where their time went, the weights that they took
+judges             what a judge model decided, in words and as JSON
+window_fit         chooses the sections that fit a window, the most important ones first
+prometheus         the numbers of the snapshot as Prometheus metrics
+host_processes     what this host shows of a run whose data service does not answer; stacks of all processes
 """

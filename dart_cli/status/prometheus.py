@@ -1,10 +1,10 @@
 """`dart status --prometheus PORT`: the numbers of the snapshot as Prometheus metrics, on loopback.
 
-    numbers          every number of a snapshot, by the names that it has there, with labels
-    run_prometheus   serves them until the run ends or Ctrl-C
+    numbers          every number of a snapshot, with its name there and labels
+    run_prometheus   serves the metrics until the run ends or Ctrl-C
 
-Every scrape gives the newest snapshot, at most `every_s` old. While no data process answers,
-dart_up is 0 and no other metric is exported.
+Every scrape returns the newest snapshot, which is at most `every_s` old. While the data service does not
+answer, dart_up is 0 and no other metric is exported.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from bus.errors import ConfigError, DeadlineError, MissingPartError
 from bus.snapshot import Snapshot
 from dart_cli.config.schema import Config
-from dart_cli.status.page import problems
-from dart_cli.status.watch import looks
+from dart_cli.status.run_sections import problems
+from dart_cli.status.watch import snapshots
 
 HOST = "127.0.0.1"
-_NAMED = {  # lists, and what tells their members apart
+_LABELS = {  # list -> the fields that tell its members apart
     "judges": ("judge",),
     "processes": ("worker", "role", "host"),
     "syncs": ("worker",),
@@ -35,28 +35,28 @@ _Number = tuple[str, dict[str, str], float]
 def numbers(
     value: Any, name: str = "", labels: Mapping[str, str] | None = None
 ) -> Iterator[_Number]:
-    """(name, labels, number) of each finite number in a part of a snapshot; curves and texts are left out.
+    """Yield (name, labels, number) for each finite number in a part of a snapshot, without curves and texts.
 
     The label `of` is the key of a number in a dictionary, e.g. a ledger state.
     """
-    known = dict(labels or {})
+    labels = dict(labels or {})
     if isinstance(value, int | float) and math.isfinite(value):
-        yield name, known, float(value)
+        yield name, labels, float(value)
     elif isinstance(value, BaseModel):
-        for part, each in value:
-            yield from numbers(each, "_".join(filter(None, (name, part))), known)
+        for field, part in value:
+            yield from numbers(part, "_".join(filter(None, (name, field))), labels)
     elif isinstance(value, dict):
         label = "role" if name == "usage" else "of"
-        for key, each in value.items():
-            yield from numbers(each, name, known | {label: str(key)})
-    elif isinstance(value, list) and name in _NAMED:
-        for each in value:
-            own = {label: getattr(each, label) for label in _NAMED[name]}
-            yield from numbers(each, name, known | own)
+        for key, part in value.items():
+            yield from numbers(part, name, labels | {label: str(key)})
+    elif isinstance(value, list) and name in _LABELS:
+        for member in value:
+            own_labels = {label: getattr(member, label) for label in _LABELS[name]}
+            yield from numbers(member, name, labels | own_labels)
 
 
 class _SnapshotCollector:
-    """The collector that a prometheus_client registry calls at each scrape."""
+    """A collector that a prometheus_client registry calls at each scrape."""
 
     def __init__(self, family: Callable[..., Any]) -> None:
         """`family` is prometheus_client's GaugeMetricFamily."""
@@ -64,13 +64,13 @@ class _SnapshotCollector:
         self._family = family
 
     def collect(self) -> Iterator[Any]:
-        """One family for each name."""
-        seen = self.snapshot
-        found: list[_Number] = [("up", {}, float(seen is not None))]
-        if seen is not None:
-            found += [("healthy", {}, float(not problems(seen))), *numbers(seen)]
+        """Yield a metric family for each name."""
+        snapshot = self.snapshot
+        metrics: list[_Number] = [("up", {}, float(snapshot is not None))]
+        if snapshot is not None:
+            metrics += [("healthy", {}, float(not problems(snapshot))), *numbers(snapshot)]
         families: dict[str, Any] = {}
-        for name, labels, value in found:
+        for name, labels, value in metrics:
             if name not in families:
                 help_ = f"{name} of `dart status --json`"
                 families[name] = self._family(f"dart_{name}", help_, labels=list(labels))
@@ -81,9 +81,9 @@ class _SnapshotCollector:
 async def run_prometheus(
     config: Config, port: int, *, every_s: float, say: Callable[[str], None]
 ) -> int:
-    """Serve the metrics on loopback until the run ends; returns the exit code.
+    """Serve the metrics on loopback until the run ends, and return the exit code.
 
-    Raises MissingPartError without prometheus_client, ConfigError where the port is taken.
+    Raises MissingPartError if prometheus_client is not installed, ConfigError if the port is taken.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -104,10 +104,10 @@ async def run_prometheus(
         ) from None
     say(f"metrics at http://{HOST}:{server.server_port}/metrics")
     try:
-        async for seen in looks(config, every_s):
-            newest.snapshot = seen if isinstance(seen, Snapshot) else None
-            if isinstance(seen, DeadlineError):  # data may be started again: the metrics stay
-                say(str(seen))
+        async for answer in snapshots(config, every_s):
+            newest.snapshot = answer if isinstance(answer, Snapshot) else None
+            if isinstance(answer, DeadlineError):  # the data service may be restarted: serve on
+                say(str(answer))
     finally:
         server.shutdown()
         server.server_close()

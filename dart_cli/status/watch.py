@@ -1,7 +1,8 @@
-"""Asks the data service of a run for snapshots and shows them: the `dart status` verb.
+"""`dart status`: asks the data service of a run for snapshots, and shows them.
 
-Watcher     an open connection that gives snapshots; looks, these until the run ends
-run_status  shows them: once, as lines of JSON, or as a live page; returns the exit code
+Watcher     a connection to the data service, which returns snapshots
+snapshots   the snapshots of a run at intervals, until the run ends
+run_status  shows the run once, as lines of JSON, or as a live page
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from dart_cli.config.endpoints import run_curve, run_endpoints
 from dart_cli.config.schema import Config
 from dart_cli.runtime.run_dir import last_snapshot
 from dart_cli.runtime.waits import data_awaited
-from dart_cli.status.page import problems
-from dart_cli.status.processes import ended_badly, ended_well, over, why_absent
-from dart_cli.status.window import StatusPage
+from dart_cli.status.host_processes import ended_badly, ended_well, over, why_absent
+from dart_cli.status.run_sections import problems
+from dart_cli.status.status_page import StatusPage
 
 ANSWER_S = 5.0
-"""Seconds a data process may take to answer before it counts as absent."""
+"""Seconds within which the data service must answer; after them it counts as absent."""
 
 
 class Watcher(AbstractAsyncContextManager["Watcher"]):
-    """Gives snapshots of one run; made inside a running loop."""
+    """A connection to the data service of one run. Create it inside a running loop."""
 
     def __init__(self, config: Config) -> None:
         self._run_dir = config.run.dir
         self._over_tcp = config.bus.transport == "tcp"
-        self._seen: Snapshot | None = None
-        if _has_no_place(config):
+        self._newest: Snapshot | None = None
+        if _is_missing(config):
             raise RunDirectoryError(_no_such_run(config))
         self._requester = Requester(
             run_endpoints(config).address(DATA),
@@ -52,46 +53,46 @@ class Watcher(AbstractAsyncContextManager["Watcher"]):
         await self._requester.close()
 
     async def snapshot(self) -> Snapshot:
-        """Return the run now; if it has ended normally since the last call, the last snapshot, as stopping.
+        """Return the run as it is now; if it has ended normally since, the last snapshot, marked as stopping.
 
-        Raises DeadlineError, which says why, where no data process answers in time.
+        Raises DeadlineError with the reason if the data service does not answer in time.
         """
         try:
             reply = await self._requester.request(StatusRequest(), ANSWER_S)
         except DeadlineError:
-            if self._seen is not None and (reason := ended_well(self._run_dir)):
-                return self._seen.model_copy(update={"stopping": True, "reason": reason})
+            if self._newest is not None and (reason := ended_well(self._run_dir)):
+                return self._newest.model_copy(update={"stopping": True, "reason": reason})
             raise DeadlineError(
-                f"{self._run_dir}: no data process answers (waited {ANSWER_S:.0f} s); "
+                f"{self._run_dir}: no data service answers (waited {ANSWER_S:.0f} s); "
                 + why_absent(self._run_dir, tcp=self._over_tcp)
             ) from None
         assert isinstance(reply, StatusReply)
-        self._seen = Snapshot.model_validate(reply.snapshot)
-        return self._seen
+        self._newest = Snapshot.model_validate(reply.snapshot)
+        return self._newest
 
 
-async def looks(config: Config, every_s: float) -> AsyncIterator[Snapshot | DeadlineError]:
-    """Yield the run every `every_s` seconds until it ends, or why no data process answers."""
+async def snapshots(config: Config, every_s: float) -> AsyncIterator[Snapshot | DeadlineError]:
+    """Yield a snapshot every `every_s` seconds until the run ends, or the error if there is no answer."""
     async with Watcher(config) as watcher:
         while True:
-            seen: Snapshot | DeadlineError
+            answer: Snapshot | DeadlineError
             try:
-                seen = await watcher.snapshot()
-            except DeadlineError as error:  # data may still start, or restart
-                seen = error
-            yield seen
-            if isinstance(seen, Snapshot) and seen.stopping:
+                answer = await watcher.snapshot()
+            except DeadlineError as error:  # the data service may still start, or restart
+                answer = error
+            yield answer
+            if isinstance(answer, Snapshot) and answer.stopping:
                 return
             await asyncio.sleep(every_s)
 
 
 async def run_status(config: Config, *, once: bool, as_json: bool, every_s: float) -> int:
-    """Show the run once or until interrupted, every `every_s` seconds; returns the exit code.
+    """Show the run once, or every `every_s` seconds until it ends; return the exit code.
 
-    0 where the run is healthy or has ended normally, 1 where it needs attention. The live page waits
-    for a run that has not started; the other forms raise RunDirectoryError then. Where no data service
-    answers, the page is the last one that it left; of a run that has not ended normally, DeadlineError is raised,
-    too. Lines of JSON that have begun wait for its successor.
+    The code is 0 if the run is healthy or has ended normally, 1 if it needs attention. The live page waits
+    for a run that has not started; the other forms raise RunDirectoryError then. If the data service does not
+    answer, its last page is shown, and DeadlineError is raised unless the run has ended normally. Lines of
+    JSON, once begun, wait for the next data service.
     """
     console = Console(markup=False, highlight=False)
     try:
@@ -112,9 +113,9 @@ async def run_status(config: Config, *, once: bool, as_json: bool, every_s: floa
 
 
 def _without_data(config: Config, console: Console, error: DeadlineError, *, as_json: bool) -> int:
-    """Show the run as its data service last reported it; return 0 where the run has ended normally.
+    """Show the run as its data service last reported it, and return 0 if the run has ended normally.
 
-    Raises `error` where it has not. Then nothing is printed as JSON: a script would take it for the run as it is.
+    Raises `error` if it has not. Then no JSON is printed, because a script would take it as current.
     """
     last, reason = last_snapshot(config.run.dir), ended_well(config.run.dir)
     if last and reason:
@@ -130,46 +131,50 @@ def _without_data(config: Config, console: Console, error: DeadlineError, *, as_
 
 
 async def _lines(config: Config, every_s: float) -> Snapshot:
-    """Return a line of JSON for each snapshot until the run ends; once begun, it waits while data is absent."""
+    """Print a line of JSON for each snapshot until the run ends, and return the last one.
+
+    Once the first line is printed, it waits while the data service is absent.
+    """
     last: Snapshot | None = None
-    is_told = False
-    async for seen in looks(config, every_s):
-        if isinstance(seen, Snapshot):
-            last, is_told = seen, False
-            _print_line(seen.model_dump_json())
+    is_reported = False
+    async for answer in snapshots(config, every_s):
+        if isinstance(answer, Snapshot):
+            last, is_reported = answer, False
+            _print_line(answer.model_dump_json())
         elif last is None or ended_badly(config.run.dir):
-            raise seen
-        elif not is_told:
-            sys.stderr.write(f"{seen}; keeps trying\n")
-            is_told = True
+            raise answer
+        elif not is_reported:
+            sys.stderr.write(f"{answer}; keeps trying\n")
+            is_reported = True
     assert last is not None
     return last
 
 
 async def _live(config: Config, console: Console, every_s: float) -> Snapshot:
-    """Return a page that is redrawn until the run ends; it may start before the run does."""
+    """Redraw the page until the run ends, and return the last snapshot. It may start before the run does."""
     last: Snapshot | None = None
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        while _has_no_place(config):
+        while _is_missing(config):
             live.update(Text(_no_such_run(config), "red"), refresh=True)
             await asyncio.sleep(every_s)
-        live.update(Text(f"waits for {data_awaited(config)}"), refresh=True)  # until it answers
-        async for seen in looks(config, every_s):
-            if isinstance(seen, Snapshot):
-                last = seen
-                live.update(StatusPage(seen, is_live=True), refresh=True)
+        # Until the data service answers for the first time.
+        live.update(Text(f"waits for {data_awaited(config)}"), refresh=True)
+        async for answer in snapshots(config, every_s):
+            if isinstance(answer, Snapshot):
+                last = answer
+                live.update(StatusPage(answer, is_live=True), refresh=True)
             elif last is None and over(config.run.dir):
-                raise seen
+                raise answer
             else:
-                why, newest = Text(str(seen), "red"), last or last_snapshot(config.run.dir)
-                page = newest and StatusPage(newest, is_live=True, is_old=True, above=[why])
-                live.update(page or why, refresh=True)
+                reason, newest = Text(str(answer), "red"), last or last_snapshot(config.run.dir)
+                page = newest and StatusPage(newest, is_live=True, is_old=True, above=[reason])
+                live.update(page or reason, refresh=True)
     assert last is not None
     return last
 
 
-def _has_no_place(config: Config) -> bool:
-    """Whether the run directory, where processes of one host meet, does not exist."""
+def _is_missing(config: Config) -> bool:
+    """Return True if the run directory, which has the sockets of one host, does not exist."""
     return config.bus.transport == "ipc" and not config.run.dir.is_dir()
 
 

@@ -1,6 +1,7 @@
 """The page that compares runs of a folder: common charts, the settings that differ, tasks, notes.
 
-compare   the runs that a query names, or the form that chooses some
+compare       the values of the page: the runs that a query names, or the form to choose some
+ComparedRun   one of these runs
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bus.errors import DartError
+from bus.errors import DartError, UserError
 from dart_cli.data.store.open import open_reader
-from dart_cli.inspection import curves
 from dart_cli.inspection.comparison import read_note, settings_that_differ
+from dart_cli.inspection.curves import Series, by_task, over_tasks, recent_by_task
 from dart_cli.view.charts import TASK_COLOURS
 from dart_cli.view.run_charts import (
     RunCurves,
@@ -27,10 +28,10 @@ from dart_cli.view.run_charts import (
     success_chart,
 )
 from dart_cli.view.run_pages import run_of, run_row
-from dart_cli.view.site import Query, Values
+from dart_cli.view.site import Query, QueryError, Values
 
 MOST_COMPARED = TASK_COLOURS
-"""So that each has a line of its own."""
+"""Runs that are compared, at most, so that each line has another colour."""
 
 
 @dataclass(frozen=True)
@@ -39,37 +40,39 @@ class ComparedRun:
 
     name: str
     kind: str  # class of its lines in view.css
-    row: Values  # as in the list of runs
-    plot: RunCurves
+    row: Values  # its row in the list of runs
+    curves: RunCurves
     config: Mapping[str, Any]
     note: str
 
     @property
     def lately(self) -> dict[str, float | None]:
         """Task -> success over its newest trajectories."""
-        return {
-            name: curves.recent([each for each in self.plot.success if each.task_id == name])
-            for name in {each.task_id for each in self.plot.success}
-        }
+        return recent_by_task(self.curves.success)
 
-    def line(self, task: str | None) -> curves.Series:
-        """Return success of a task, or the mean over tasks, with its interval."""
-        points = self.plot.success
+    def line(self, task: str | None) -> Series:
+        """Return the success of a task, or the mean over tasks, with its interval."""
+        points = self.curves.success
         if task is None:
-            mean = curves.over_tasks(points)
+            line = over_tasks(points)
         else:
-            mean = curves.by_task(each for each in points if each.task_id == task).get(task, [])
-        return curves.Series(
-            f"{self.name}, n {sum(each.episodes for each in mean):,}",
-            [(self.plot.places.of_version(each.version), each.success) for each in mean],
-            self.kind,
-            [(each.low, each.high) for each in mean],
-            self.name,
+            line = by_task(point for point in points if point.task_id == task).get(task, [])
+        return Series(
+            name=f"{self.name}, n {sum(point.episodes for point in line):,}",
+            points=[
+                (self.curves.places.of_version(point.version), point.success) for point in line
+            ],
+            kind=self.kind,
+            band=[(point.low, point.high) for point in line],
+            short=self.name,
         )
 
 
 def compare(folder: Sequence[Path], query: Query) -> Values:
-    """Return the runs of a folder that the query names, side by side. Raises QueryError."""
+    """Return the values of the page that compares the runs that the query names.
+
+    Raises QueryError for an invalid query, UserError for an unknown task.
+    """
     scope = scope_of(query)
     names = query.several("run", [path.name for path in folder], MOST_COMPARED)
     runs: list[ComparedRun] = []
@@ -79,8 +82,8 @@ def compare(folder: Sequence[Path], query: Query) -> Values:
             runs.append(_read(path, scope, f"t{len(runs)}"))
         except DartError as error:
             faults[path.name] = str(error)
-    tasks = sorted({each.task_id for run in runs for each in run.plot.success})
-    task = query.one_of("task", tasks) if runs else None
+    tasks = sorted({point.task_id for run in runs for point in run.curves.success})
+    task = _task_of(query, tasks) if runs else None
     lately = [run.lately for run in runs]
     return {
         "all_runs": [path.name for path in folder],
@@ -90,23 +93,31 @@ def compare(folder: Sequence[Path], query: Query) -> Values:
         "scope": scope,
         "whole": query.address(**{"from": "", "to": ""}),
         "choices": {"task": tasks},
-        "asked": {"task": task},
+        "task": task,
         "success_chart": _success_chart(scope, runs, task),
-        "metrics": metric_cards(scope, [(run.name, run.kind, run.plot) for run in runs]),
+        "metrics": metric_cards(scope, [(run.name, run.kind, run.curves) for run in runs]),
         "settings": settings_that_differ([run.config for run in runs]),
         "tasks": [(name, [success.get(name) for success in lately]) for name in tasks],
     }
 
 
+def _task_of(query: Query, tasks: Sequence[str]) -> str | None:
+    """Return the task that the query names, None without one. Raises UserError for an unknown task."""
+    try:
+        return query.one_of("task", tasks)
+    except QueryError as error:
+        raise UserError(str(error)) from None
+
+
 def _read(path: Path, scope: Scope, kind: str) -> ComparedRun:
-    """Return what is compared of a run. Raises DartError where it cannot be read."""
+    """Read the parts of a run that are compared. Raises DartError if it cannot be read."""
     with open_reader(path) as reader:
         row = run_of(reader)
         return ComparedRun(
             name=path.name,
             kind=kind,
             row=run_row(reader),
-            plot=read_curves(reader, scope.axis),
+            curves=read_curves(reader, scope.axis),
             config=json.loads(row.config) if row else {},
             note=read_note(path),
         )

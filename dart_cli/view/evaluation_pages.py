@@ -1,8 +1,8 @@
-"""The pages of a run's evaluations: all of them, and one, beside another where that is asked for.
+"""The pages of a run's evaluations: the list, and one evaluation, which may be compared with another.
 
-evaluations   the list
-evaluation    one: scores by task, within k attempts, films, invalid episodes, deviations
-shot          a screenshot of one's films
+evaluations   the values of the list
+evaluation    the values of one: scores by task, within k attempts, films, invalid episodes, deviations
+shot          a screenshot of the films of an evaluation
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dart_cli.evaluation.results import (
 from dart_cli.inspection.curves import Series
 from dart_cli.view.charts import legend, line_chart
 from dart_cli.view.run_pages import evaluated_page
-from dart_cli.view.screens import action_marks, image_size, screenshot
+from dart_cli.view.screenshot_svg import action_marks, image_size, screenshot
 from dart_cli.view.site import Query, Site, Values
 from envs.contract.own_code import did_you_mean
 
@@ -38,44 +38,45 @@ _FAIL_FIRST = {"fail": 0, "invalid": 1, "pass": 2}
 
 
 def evaluations(run_dir: Path, site: Site, query: Query) -> Values:
-    """Each evaluation with its scores, the newest first."""
+    """Return the values of the list of evaluations with their scores, the newest first."""
     rows: list[tuple[str, str, Evaluation | None, list[Part]]] = []
     for name in reversed(evaluations_in(run_dir)):
         try:
-            found = read_evaluation(run_dir, name)
+            one = read_evaluation(run_dir, name)
         except RunDirectoryError as error:
             rows.append((name, str(error), None, []))
         else:
-            rows.append((name, "", found, list(_parts(found) if found else ())))
+            rows.append((name, "", one, list(_parts(one) if one else ())))
     return evaluated_page(run_dir, site, query) | {"rows": rows}
 
 
 def evaluation(run_dir: Path, site: Site, query: Query, name: str) -> Values:
-    """One evaluation, and with `?against=NAME` what differs from that one. Raises UserError."""
+    """Return the values of one evaluation, compared with another one by `?against=NAME`. Raises UserError."""
     names = evaluations_in(run_dir)
-    found = _of(run_dir, names, name)
-    against = query.one_of("against", [each for each in names if each != name])
+    one = _read(run_dir, names, name)
+    others = [other for other in names if other != name]
+    against = query.one_of("against", others)
     films = sorted(read_films(run_dir, name), key=lambda film: _FAIL_FIRST[film.outcome])
     values = evaluated_page(run_dir, site, query) | {
-        "found": found,
-        "parts": list(_parts(found)),
+        "evaluation": one,
+        "parts": list(_parts(one)),
         "films": [_film(run_dir, site, name, film) for film in films[:MOST_FILMS]],
         "more_films": max(0, len(films) - MOST_FILMS),
-        "invalid": [row for row in found.episodes if row.outcome == "invalid"],
+        "invalid": [row for row in one.episodes if row.outcome == "invalid"],
         "most_invalid": MOST_INVALID,
-        "others": [each for each in reversed(names) if each != name],
+        "others": others[::-1],
         "against": against,
         "comparison": None,
-        "compared": [],
+        "differences": [],
         "no_comparison": "",
     }
     if against is not None:
         try:
-            comparison = compare(_of(run_dir, names, against), found)
+            comparison = compare(_read(run_dir, names, against), one)
         except UserError as error:
             return values | {"no_comparison": str(error)}
-        compared = [(mode, difference_text(comparison, mode)) for mode in comparison.modes]
-        return values | {"comparison": comparison, "compared": compared}
+        differences = [(mode, difference_text(comparison, mode)) for mode in comparison.modes]
+        return values | {"comparison": comparison, "differences": differences}
     return values
 
 
@@ -83,7 +84,7 @@ def shot(run_dir: Path, name: str, file: str) -> bytes:
     """Return a screenshot of an evaluation's films. Raises UserError for any other file."""
     if name in evaluations_in(run_dir):
         for film in read_films(run_dir, name):
-            if file == film.last or any(file == each.screenshot for each in film.frames):
+            if file == film.last or any(file == frame.screenshot for frame in film.frames):
                 with suppress(OSError):
                     return (films_dir(run_dir, name) / file).read_bytes()
     raise UserError(f"no screenshot {file} in evaluation {name}")
@@ -92,11 +93,11 @@ def shot(run_dir: Path, name: str, file: str) -> bytes:
 # --- parts -----------------------------------------------------------------------------------
 
 
-def _of(run_dir: Path, names: Sequence[str], name: str) -> Evaluation:
-    found = read_evaluation(run_dir, name) if name in names else None
-    if found is None:
+def _read(run_dir: Path, names: Sequence[str], name: str) -> Evaluation:
+    evaluation = read_evaluation(run_dir, name) if name in names else None
+    if evaluation is None:
         raise UserError(f"no evaluation {name} in {run_dir}{did_you_mean(name, names)}")
-    return found
+    return evaluation
 
 
 @dataclass(frozen=True)
@@ -104,45 +105,57 @@ class Part:
     """The tasks, or the compositions, of an evaluation, played in one mode."""
 
     label: str
-    rows: list[TaskScore]  # by task
+    rows: list[TaskScore]  # one for each task
     whole: TaskScore
     estimates: list[PassAtK]
 
     @property
     def counts(self) -> list[int]:
-        """The k above 1 of which some task has a pass@k."""
+        """The values of k above 1 for which some task has a pass@k."""
         return sorted({k for row in self.rows for k in row.pass_at if k > 1})
 
     @property
     def is_partial(self) -> bool:
-        """Whether rewards say more than success."""
+        """Whether rewards tell more than success."""
         return any(row.is_partial for row in self.rows)
 
     @property
     def chart(self) -> Markup:
-        """pass@k with its interval and pass^k by k; empty where there was one attempt."""
+        """A chart of pass@k with its interval, and of pass^k; empty if there was one attempt."""
         if len(self.estimates) < 2:
             return Markup("")
-        band = [each.any_interval for each in self.estimates if each.any_interval is not None]
-        band = band if len(band) == len(self.estimates) else []
-        some = [(float(each.k), each.any) for each in self.estimates]
-        every = [(float(each.k), each.every) for each in self.estimates]
-        series = [Series("pass@k", some, "mean", band), Series("pass^k", every, "guess")]
+        estimates = self.estimates
+        band = [row.any_interval for row in estimates if row.any_interval is not None]
+        series = [
+            Series(
+                name="pass@k",
+                points=[(float(row.k), row.any) for row in estimates],
+                kind="mean",
+                band=band if len(band) == len(estimates) else [],
+            ),
+            Series(
+                name="pass^k", points=[(float(row.k), row.every) for row in estimates], kind="guess"
+            ),
+        ]
         chart = line_chart(series, x="attempts, k", y="share of instances", low=0.0, high=1.0)
         return chart + legend(series)
 
 
-def _parts(found: Evaluation) -> Iterator[Part]:
-    for mode, score in found.modes.items():
-        part = Part(mode, score.tasks, score.overall, score.pass_at)
-        composed = Part(
-            f"{mode}, compositions", score.compositions, score.composed, score.composed_pass_at
-        )
-        yield from (each for each in (part, composed) if each.rows)
+def _parts(evaluation: Evaluation) -> Iterator[Part]:
+    for mode, score in evaluation.modes.items():
+        if score.tasks:
+            yield Part(label=mode, rows=score.tasks, whole=score.overall, estimates=score.pass_at)
+        if score.compositions:
+            yield Part(
+                label=f"{mode}, compositions",
+                rows=score.compositions,
+                whole=score.composed,
+                estimates=score.composed_pass_at,
+            )
 
 
 def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
-    """Its frames with their pictures; one whose screenshot is gone has none."""
+    """Return the frames of a film with their pictures; the picture is empty if the screenshot is gone."""
 
     def picture(file: str, alt: str, action: dict[str, Any] | None = None) -> Markup:
         try:
@@ -155,8 +168,8 @@ def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
         return screenshot(image, *size, action_marks(action, size[0]), alt)
 
     frames = [
-        (picture(each.screenshot, f"screen before step {number}", each.action), each.text)
-        for number, each in enumerate(film.frames)
+        (picture(frame.screenshot, f"screen before step {number}", frame.action), frame.text)
+        for number, frame in enumerate(film.frames)
     ]
     return {
         "film": film,

@@ -1,9 +1,10 @@
-"""Charts of one run or of several: success and train metrics, over the x axis that a query asks for.
+"""Charts of one run or of several: success and train metrics, over the x axis that a query names.
 
-Scope          the x axis, and the part of it that is shown; scope_of, the one that a query asks for
-RunCurves      what is drawn of a run; read_curves
-success_chart  lines of success with their legend
+Scope          the x axis, and the part of it that is shown; scope_of reads both from a query
+RunCurves      the curves of a run; read_curves reads them
+success_chart  a chart of success with its legend
 metric_cards   a chart for each train metric, with a line for each run
+titled         the name of a metric with its unit
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CurvePoint
 from dart_cli.inspection import curves
 from dart_cli.inspection.axes import AXES, TITLES, Axis, Places
-from dart_cli.status.page import METRICS
+from dart_cli.status.run_sections import METRICS
 from dart_cli.view import charts
 from dart_cli.view.site import Query, QueryError, Values
 
 SUCCESS = "success, share of episodes"
-_MOST_POINTS = 240  # of a metric; more cannot be distinguished on a screen
-_BEGINNINGS = {  # of names -> unit; the first that fits
+_MAX_POINTS = 240  # of a metric; more cannot be distinguished on a screen
+_UNIT_BY_PREFIX = {  # beginning of a name -> unit; the first match counts
     "parity_tokens": "",
     **dict.fromkeys(("entropy", "parity_", "mismatch_", "reference_kl"), "nats"),
     "staleness_": "versions",
     "samples": "steps",
 }
-_ENDS = {"_s": "s", "_mb": "MiB", "_gb": "GiB"}
+_UNIT_BY_SUFFIX = {"_s": "s", "_mb": "MiB", "_gb": "GiB"}
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,18 @@ class Scope:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Return the ends of the part as the query names them; empty where it goes as far as there is data."""
+        """The ends of the part as the query names them; an end is empty if the part is open there."""
         low, high = (f"{end:g}" if abs(end) < inf else "" for end in self.part)
         return low, high
 
     @property
     def is_part(self) -> bool:
-        """Return True if the query names a part of the axis."""
+        """Whether the query names a part of the axis."""
         return self.part != charts.WHOLE
 
     @property
     def titles(self) -> dict[Axis, str]:
-        """Return the titles of all axes that a query may name."""
+        """The titles of all axes that a query may name."""
         return TITLES
 
     def chart(
@@ -67,7 +68,7 @@ class Scope:
         *,
         is_titled: bool = True,
     ) -> Markup:
-        """Return lines over this axis; empty where they have no point in its part."""
+        """Return a chart of lines over this axis; empty if no point is in the part."""
         return charts.line_chart(
             lines,
             x=TITLES[self.axis],
@@ -81,7 +82,7 @@ class Scope:
 
 
 def scope_of(query: Query) -> Scope:
-    """Return the scope by `x`, `from` and `to` of a query. Raises QueryError."""
+    """Return the scope that `x`, `from` and `to` of a query name. Raises QueryError."""
     low, high = query.number("from"), query.number("to")
     if low is not None and high is not None and low >= high:
         raise QueryError(f"from={low:g}, to={high:g}: want from < to")
@@ -91,7 +92,7 @@ def scope_of(query: Query) -> Scope:
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What is drawn of a run."""
+    """The curves of a run."""
 
     places: Places
     success: list[CurvePoint]
@@ -99,10 +100,10 @@ class RunCurves:
 
 
 def read_curves(reader: Reader, axis: Axis) -> RunCurves:
-    """Return success and the train metrics of a run."""
+    """Read the success and the train metrics of a run, placed on an axis."""
     places = Places(axis, reader.batches())
     metrics: dict[str, list[tuple[float, float]]] = {}
-    for point in reader.metric_curves(_MOST_POINTS):
+    for point in reader.metric_curves(_MAX_POINTS):
         place = places.of_batch(point.step)
         if place is not None:
             metrics.setdefault(point.name, []).append((place, point.value))
@@ -110,15 +111,15 @@ def read_curves(reader: Reader, axis: Axis) -> RunCurves:
 
 
 def success_chart(
-    scope: Scope, lines: Sequence[curves.Series], named: Sequence[curves.Series], height: int
+    scope: Scope, lines: Sequence[curves.Series], in_legend: Sequence[curves.Series], height: int
 ) -> Markup:
-    """Return lines of success with a legend of those that are `named`; empty without a point."""
+    """Return a chart of success with a legend of the lines `in_legend`; empty if it has no point."""
     chart = scope.chart(lines, SUCCESS, height, 0.0, 1.0)
-    return chart and chart + charts.legend(named)
+    return chart and chart + charts.legend(in_legend)
 
 
 def metric_cards(scope: Scope, runs: Sequence[tuple[str, str, RunCurves]]) -> list[Values]:
-    """Return a chart for each metric, those of METRICS in front; `runs` are (name, class of its line, curves)."""
+    """Return a chart for each metric, first the METRICS. `runs` are (name, class of its lines, curves)."""
     names = {name for _, _, run in runs for name in run.metrics}
     first = [name for name in METRICS if name in names]
     return [
@@ -131,9 +132,9 @@ def _metric_card(
     scope: Scope, runs: Sequence[tuple[str, str, RunCurves]], name: str, *, is_first: bool
 ) -> Values:
     lines = [
-        curves.Series(run or name, each.metrics[name], kind)
-        for run, kind, each in runs
-        if name in each.metrics
+        curves.Series(name=run or name, points=run_curves.metrics[name], kind=kind)
+        for run, kind, run_curves in runs
+        if name in run_curves.metrics
     ]
     newest = lines[0].points[-1][1] if len(lines) == 1 else None
     chart = scope.chart(lines, titled(name), 140, is_titled=False)
@@ -141,8 +142,8 @@ def _metric_card(
 
 
 def titled(metric: str) -> str:
-    """Return a metric's name with its unit, where it has one."""
-    begins = (unit for word, unit in _BEGINNINGS.items() if metric.startswith(word))
-    ends = (unit for word, unit in _ENDS.items() if metric.endswith(word))
-    unit = next(chain(begins, ends), "")
+    """Return the name of a metric with its unit, if it has one."""
+    by_prefix = (unit for word, unit in _UNIT_BY_PREFIX.items() if metric.startswith(word))
+    by_suffix = (unit for word, unit in _UNIT_BY_SUFFIX.items() if metric.endswith(word))
+    unit = next(chain(by_prefix, by_suffix), "")
     return f"{metric}, {unit}" if unit else metric

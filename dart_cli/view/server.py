@@ -1,9 +1,9 @@
-"""The pages on a socket or in a file: which address shows what, and the life of the server.
+"""The server of the pages, and the export of a page into one file.
 
-run_view     serves until a signal ends it: the `dart view` verb
-make_app     the ASGI application of a run, of an exploration, of evaluations, or of a folder of runs
-Guard        which requests may see the pages, and the security headers of every answer
-write_file   one self-contained HTML file: a trajectory, a report of the run, or an exploration
+run_view     serves the pages until a signal ends it: the `dart view` command
+make_app     returns the ASGI application of a run, of an exploration, of evaluations, or of a folder of runs
+Guard        decides which requests may see the pages, and adds security headers to every response
+write_file   writes one self-contained HTML file: a trajectory, the page of the run, or an exploration
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.evaluation.results import evaluations_in
 from dart_cli.explore.graph import DATABASE as GRAPH
 from dart_cli.explore.graph import GraphReader, read_graph
-from dart_cli.inspection.find import written_at
+from dart_cli.inspection.run_lookup import written_at
 from dart_cli.runtime.http_server import LOOPBACK, HttpGuard, address, listen, make_server
 from dart_cli.view import compare_pages, evaluation_pages, graph_pages, run_pages
-from dart_cli.view.screens import reduced
+from dart_cli.view.screenshot_svg import reduced
 from dart_cli.view.site import POLICY, File, Query, QueryError, Site, Values, stylesheet
 from envs.contract.base import image_type
 
 FIRST_PORT = 8470
-"""The default port; if it is taken, the next free one."""
+"""The default port. If it is taken, the next free one is used."""
 MOST_REQUESTS = 64
-"""Requests served at once; a further one is answered with 503."""
+"""Requests that are served at once; a further request gets the status 503."""
 MOST_RUNS = 50
-"""Runs of a folder that are listed; the most recently written ones."""
+"""Runs of a folder that are listed, at most: the most recently written ones."""
 SMALL = 264
-"""Pixels across of a screen in the picture of a graph: twice those that it has on the page."""
+"""Width in pixels of a screen in the picture of a graph: twice its width on the page."""
 EXPORTED = 640
-"""Pixels across of a screenshot of an exploration in an exported file, at most."""
+"""Width in pixels of a screenshot of an exploration in an exported file, at most."""
 _DAY_S = 24 * 3600
 _SHOT = re.compile(r"[0-9a-f]{32}")  # the name of a screenshot of an exploration
 
 _Pages = Mapping[str, tuple[str, Callable[..., Values]]]
-"""Address -> its template, and the function that gives its values: (source, site, query, name)."""
+"""Address -> its template, and the function that returns its values for (source, site, query, name)."""
 
 RUN_PAGES: _Pages = {
     "/": ("run.html", run_pages.run),
@@ -82,18 +82,18 @@ def run_view(
 ) -> None:
     """Serve the pages of a run, of an exploration, or of a folder of runs, until SIGINT or SIGTERM.
 
-    The address is printed first; beyond loopback, or with `guarded`, it holds a token. Raises
-    RunDirectoryError where there is no run, UserError where the address cannot be served on.
+    The address is printed first; it has a token if the host is not loopback, or with `guarded`. Raises
+    RunDirectoryError if there is no run, UserError if the address cannot be used.
     """
-    # So that a run or a graph of another schema is an error here and not in the browser.
+    # A run or a graph of another schema must be an error here and not in the browser.
     if is_run(place):
         open_reader(place).close()
     elif is_graph(place):
         read_graph(place).close()
     token = secrets.token_urlsafe(24) if guarded or not is_loopback(host) else ""
     with closing(listen(host, port, FIRST_PORT)) as listener:
-        there = address(host, listener.getsockname()[1]) + (f"?token={token}" if token else "")
-        sys.stderr.write(f"{place}: {there}\nCtrl-C ends it\n")
+        url = address(host, listener.getsockname()[1]) + (f"?token={token}" if token else "")
+        sys.stderr.write(f"{place}: {url}\nCtrl-C ends it\n")
         sys.stderr.flush()
         make_server(make_app(place, host=host, token=token), MOST_REQUESTS).run(sockets=[listener])
 
@@ -102,7 +102,7 @@ def run_view(
 
 
 def make_app(place: Path, *, host: str = LOOPBACK, token: str = "") -> ASGIApp:
-    """Return the application of what is in `place`; it answers only under the name `host`."""
+    """Return the application for the content of `place`. It answers only requests for `host`."""
     if is_run(place):
         app = _run_app(place, Site(place))
     elif is_graph(place):
@@ -115,31 +115,31 @@ def make_app(place: Path, *, host: str = LOOPBACK, token: str = "") -> ASGIApp:
 
 
 def is_run(place: Path) -> bool:
-    """Whether the directory is a run; otherwise it may hold runs."""
+    """Return True if the directory is a run; otherwise it may contain runs."""
     return (place / DATABASE).is_file()
 
 
 def is_graph(place: Path) -> bool:
-    """Whether the directory is what `dart explore` wrote."""
+    """Return True if `dart explore` wrote the directory."""
     return (place / GRAPH).is_file()
 
 
 def has_evaluations(place: Path) -> bool:
-    """Whether the directory has evaluations, as `dart eval` writes them, be it a run's or not."""
+    """Return True if the directory has evaluations of `dart eval`. It need not be a run."""
     return bool(evaluations_in(place))
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, the most recently written one first. Links are not followed."""
     try:
-        found = [run for run in folder.iterdir() if not run.is_symlink() and is_run(run)]
-    except OSError:  # moved away, or not readable: treated as empty
+        runs = [run for run in folder.iterdir() if not run.is_symlink() and is_run(run)]
+    except OSError:  # a folder that was moved or cannot be read counts as empty
         return []
-    return sorted(found, key=lambda run: written_at(run / DATABASE), reverse=True)
+    return sorted(runs, key=lambda run: written_at(run / DATABASE), reverse=True)
 
 
 def _run_app(run_dir: Path, site: Site) -> Starlette:
-    """Return the pages of one run."""
+    """Return the application with the pages of one run."""
 
     def screenshot(key: str) -> bytes:
         with open_reader(run_dir) as reader:
@@ -155,14 +155,14 @@ def _run_app(run_dir: Path, site: Site) -> Starlette:
 
 
 def _evaluated_app(run_dir: Path) -> Starlette:
-    """Return the evaluations of a directory in which nothing was trained."""
+    """Return the application with the evaluations of a directory that is not a run."""
     site, pages = Site(run_dir, sections=("evaluations",)), {**EVALUATION_PAGES}
     pages["/"] = pages["/evaluations"]
     return _app(site, *_pages(site, lambda: nullcontext(run_dir), pages), _shots(run_dir))
 
 
 def _graph_app(folder: Path) -> Starlette:
-    """Return the pages of one exploration."""
+    """Return the application with the pages of one exploration."""
     site = Site(folder, sections=("steps", "merges"))
 
     def whole(key: str) -> bytes:
@@ -184,7 +184,7 @@ def _graph_app(folder: Path) -> Starlette:
 
 
 def _runs_app(folder: Path) -> Starlette:
-    """Return a list of the runs in a folder, some of them compared, and the pages of each below /runs/NAME."""
+    """Return the application of a folder of runs: the list, a comparison, and each run below /runs/NAME."""
     site = Site(folder, sections=("compare",))
     apps: dict[Path, Starlette] = {}
 
@@ -199,11 +199,11 @@ def _runs_app(folder: Path) -> Starlette:
         return HTMLResponse(site.render("compare.html", values))
 
     async def one(scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request to the run of that name, which must exist in the folder."""
+        """Pass the request on to the run of that name. Raises UserError if the folder has no such run."""
         name = scope["path_params"]["run"]
         run = next((run for run in runs_in(folder) if run.name == name), None)
         if run is None:
-            raise UserError(f"no run {name} in {folder}; the page of runs lists them")
+            raise UserError(f"no run {name} in {folder}; the page of runs lists its runs")
         if run not in apps:
             apps[run] = _run_app(run, Site(run, site.page("runs", name)))
         await apps[run](scope, receive, send)
@@ -212,7 +212,7 @@ def _runs_app(folder: Path) -> Starlette:
 
 
 def _row(run: Path) -> Values:
-    """Return a run's row in the list of runs, or why it cannot be read."""
+    """Return the row of a run in the list of runs, or why it cannot be read."""
     try:
         with open_reader(run) as reader:
             return {"fault": "", **run_pages.run_row(reader)}
@@ -223,19 +223,21 @@ def _row(run: Path) -> Values:
 def _pages(
     site: Site, opened: Callable[[], AbstractContextManager[Any]], pages: _Pages
 ) -> list[Route]:
-    """Return a route for each page, which opens its source anew."""
+    """Return a route for each page, which opens its source for each request."""
 
     def route(path: str, template: str, values_of: Callable[..., Values]) -> Route:
         def show(request: Request) -> Response:
             query, names = Query(request.query_params.multi_items()), request.path_params
             with opened() as source:
-                named = [names["name"]] if "name" in names else []
-                values = values_of(source, site, query, *named)
+                if "name" in names:
+                    values = values_of(source, site, query, names["name"])
+                else:
+                    values = values_of(source, site, query)
             return HTMLResponse(site.render(template, values))
 
         return Route(path, show)
 
-    return [route(path, *page) for path, page in pages.items()]
+    return [route(path, template, values_of) for path, (template, values_of) in pages.items()]
 
 
 def _shots(run_dir: Path) -> Route:
@@ -246,7 +248,7 @@ def _shots(run_dir: Path) -> Route:
 
 
 def _pictures(path: str, read: Callable[..., bytes]) -> Route:
-    """Images by the hash of their content, which never changes; only this browser may cache them."""
+    """Return a route of images by content hash. They never change, and only this browser may cache them."""
 
     def show(request: Request) -> Response:
         names = {key: request.path_params[key] for key in ("name", "key") if f"{{{key}}}" in path}
@@ -261,7 +263,7 @@ def _pictures(path: str, read: Callable[..., bytes]) -> Route:
 
 
 def _app(site: Site, *routes: BaseRoute) -> Starlette:
-    """Return these addresses with the style sheet; every error is a page that says what to do."""
+    """Return an application of routes and the style sheet, in which every error is a page with a fix."""
 
     def style(_request: Request) -> Response:
         return Response(stylesheet(), media_type="text/css")
@@ -278,11 +280,12 @@ def _app(site: Site, *routes: BaseRoute) -> Starlette:
 
 
 def _status_and_text(error: Exception) -> tuple[HTTPStatus, str]:
-    """HTTP status and text of an error page."""
+    """Return the HTTP status and the text of an error page."""
     match error:
         case QueryError():
             return HTTPStatus.BAD_REQUEST, str(error)
-        case RunDirectoryError() | StoreError():  # moved, damaged, busy: the page may work again
+        # The run was moved, is damaged or busy: the page may work again later.
+        case RunDirectoryError() | StoreError():
             return HTTPStatus.SERVICE_UNAVAILABLE, str(error)
         case UserError():
             return HTTPStatus.NOT_FOUND, str(error)
@@ -300,9 +303,9 @@ def _status_and_text(error: Exception) -> tuple[HTTPStatus, str]:
 
 
 class Guard(HttpGuard):
-    """Passes a request on to the pages, or refuses it.
+    """A guard that passes a request on to the pages, or refuses it.
 
-    Beyond loopback every request needs the token: once in the address (`?token=...`), then as a cookie
+    If the server has a token, every request needs it: first in the address (`?token=...`), then as a cookie
     that no script can read.
     """
 
@@ -321,7 +324,7 @@ class Guard(HttpGuard):
     def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
         """See HttpGuard."""
         super().__init__(app, host=host, token=token)
-        # All ports of a host share cookies: each viewer's cookie has a name of its own.
+        # All ports of a host share cookies, so the cookie of each server needs another name.
         self._cookie = f"dart-view-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
@@ -336,11 +339,11 @@ class Guard(HttpGuard):
                 return None
         elif self.is_right(offered):
             rest = [pair for pair in parse_qsl(request.url.query) if pair[0] != "token"]
-            # A path of "//name" would be another server's address.
+            # A path that begins with two slashes would be the address of another server.
             path = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
-            answer = RedirectResponse(path, HTTPStatus.SEE_OTHER)
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
-            return answer
+            response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            return response
         return PlainTextResponse(
             "This page needs the token: open the address that `dart view` printed.",
             HTTPStatus.FORBIDDEN,
@@ -351,10 +354,11 @@ class Guard(HttpGuard):
 
 
 def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
-    """Write the page of `trajectory`, the run's, or the exploration's, into `path`; its size in bytes.
+    """Write a page into `path` and return its size in bytes.
 
-    The file is self-contained: style and images are in it. Raises UserError for an unknown
-    trajectory or a file that cannot be written, RunDirectoryError where there is neither.
+    It is the page of `trajectory`, else of the run or the exploration. The file is self-contained: style and
+    images are in it. Raises UserError for an unknown trajectory or a file that cannot be written,
+    RunDirectoryError if the directory is neither a run nor an exploration.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a directory; name a file in it, e.g. {path / 'run.html'}")

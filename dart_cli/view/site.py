@@ -1,10 +1,10 @@
-"""What all pages are made with: templates, the addresses and pictures that they write, queries.
+"""Templates, addresses and queries, which all pages use.
 
-Site          renders templates; addresses below `/`
-File          the same for one self-contained file: no addresses, each picture once within it
-page_values   what every page shows: which run, and whether it is loaded again
-Query         the parameters behind the `?` of an address, checked
-Page          part of a long list, `ROWS` to a page; page_of, the one that a query asks for
+Site          renders templates, and writes the addresses of pages and pictures
+File          the same for one self-contained file, which has no addresses and each picture once
+page_values   the values that every page shows: the run, and whether the browser reloads the page
+Query         the parameters after the `?` of an address, checked
+Page          a part of a long list, with `ROWS` rows; page_of returns the page that a query names
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ POLICY = (
     "default-src 'none'; img-src 'self'; style-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
-"""What a browser may load and do: our style and images, nothing else, no script at all."""
+"""What a browser may load: the style sheet and images of this server, nothing else, and no script."""
 
 LIVE_S = 20.0
-"""A run is live if the newest heartbeat of a process is younger. `dart data` stores it every 5 s."""
+"""A run is live if its newest heartbeat is younger. The data service stores heartbeats every 5 s."""
 REFRESH_S = 5
 """Seconds after which the browser reloads a page of a live run."""
 
 
 class Site:
-    """Pages of a server."""
+    """The pages of a server."""
 
     exported = False
-    policy = ""  # in the page itself; a server sends POLICY
+    policy = ""  # the content policy within the page; a server sends POLICY as a header instead
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class Site:
         root: str = "",
         sections: tuple[str, ...] = ("tasks", "groups", "trajectories", "evaluations"),
     ) -> None:
-        """`root` is the path below which the pages are; every page links to the `sections`."""
+        """`root` is the path of the pages; every page links to the `sections`."""
         self.name = run_dir.resolve().name
         self.root = root
         self.sections = sections
 
     def page(self, *parts: str, **query: object) -> str:
-        """Address of a page; empty in an exported file. Query values that are None are left out."""
+        """Return the address of a page; empty in an exported file. Empty query values are left out."""
         path = self.root + "/" + "/".join(quote(part, safe="/") for part in parts)
-        wanted = {key: str(value) for key, value in query.items() if value not in (None, "")}
-        return path + (f"?{urlencode(wanted)}" if wanted else "")
+        parameters = {key: str(value) for key, value in query.items() if value not in (None, "")}
+        return path + (f"?{urlencode(parameters)}" if parameters else "")
 
     def picture(
         self,
@@ -82,7 +82,7 @@ class Site:
         y: float = 0,
         of: tuple[str, ...] = ("screenshots",),
     ) -> Markup:
-        """Return an image within an SVG, by its content hash; `of` is the first part of its address."""
+        """Return an image within an SVG by its content hash; `of` is the first part of its address."""
         tag, href = self._image(key, of)
         return Markup('<{} href="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
             tag, href, x, y, width, height
@@ -92,27 +92,29 @@ class Site:
         return "image", self.page(*of, key)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """Return the page; every value is escaped unless it is Markup."""
+        """Return the page of a template. Every value is escaped unless it is Markup."""
         page = _environment().get_template(template)
         return page.render(site=self, style=stylesheet(), policy=self.policy, **values)
 
 
 class File(Site):
-    """Pages that go into one file, which refers to no other file or server."""
+    """The page of one exported file, which refers to no other file or server."""
 
     exported = True
 
     def __init__(self, run_dir: Path, images: Callable[[Iterable[str]], dict[str, bytes]]) -> None:
-        """`images` gives encoded images by content hash."""
+        """`images` returns encoded images by content hash."""
         super().__init__(run_dir)
         digest = base64.b64encode(hashlib.sha256(stylesheet().encode()).digest()).decode()
-        allowed = f"img-src data:; style-src 'sha256-{digest}'"  # its own style, images within it
+        allowed = (
+            f"img-src data:; style-src 'sha256-{digest}'"  # the style and the images of this file
+        )
         self.policy = f"default-src 'none'; {allowed}; base-uri 'none'"
         self._images = images
         self._used: dict[str, None] = {}
 
     def page(self, *parts: str, **_query: object) -> str:
-        """Return the part of the file for a screen of an exploration; empty for anything else."""
+        """Return the anchor of a screen of an exploration; empty for any other page."""
         return f"#screen-{parts[1]}" if len(parts) == 2 and parts[0] == "screens" else ""
 
     def _image(self, key: str, of: tuple[str, ...]) -> tuple[str, str]:
@@ -121,7 +123,7 @@ class File(Site):
         return "use", f"#shot-{key}"
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """Return the page, and the images that it refers to at its end."""
+        """Return the page with the images that it refers to at its end."""
         page = super().render(template, values)
         images = self._images(self._used).items() if self._used else ()
         symbols = Markup("").join(_symbol(key, image) for key, image in images)
@@ -148,9 +150,10 @@ def page_values(
     silent_s: float | None = None,
     reload: bool = True,
 ) -> Values:
-    """Return what every page shows; that of a live run is loaded again where it may change by itself.
+    """Return the values that every page shows.
 
-    `silent_s`: since the run was last heard, if it ever was.
+    `silent_s` is the age of the newest heartbeat; None if there never was one. If the run is live and
+    `reload`, the browser loads the page again every REFRESH_S seconds.
     """
     is_live = silent_s is not None and silent_s < LIVE_S
     paused = query.one_of("live", ("off",)) is not None
@@ -191,43 +194,43 @@ def _environment() -> Environment:
 # --- queries -------------------------------------------------------------------------------
 
 ROWS = 50
-"""Rows of a long list on one page."""
+"""Rows of a page of a long list."""
 
 
 class QueryError(UserError):
-    """A parameter behind `?` has no valid value; the message lists the valid ones."""
+    """A parameter of an address has an invalid value; the message lists the valid ones."""
 
 
 class Query:
-    """The parameters behind the `?` of an address."""
+    """The parameters after the `?` of an address."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._pairs = [(key, value) for key, value in pairs if value]
         self._words = dict(self._pairs)
 
-    def one_of(self, name: str, known: Sequence[_Word]) -> _Word | None:
-        """Return the parameter's value, which must be in `known`, or None. Raises QueryError."""
+    def one_of(self, name: str, choices: Sequence[_Word]) -> _Word | None:
+        """Return the value of a parameter, None without it. Raises QueryError if it is not in `choices`."""
         value = self._words.get(name)
-        return None if value is None else _member(name, value, known)
+        return None if value is None else _member(name, value, choices)
 
-    def several(self, name: str, known: Sequence[_Word], most: int) -> list[_Word]:
-        """Return the parameter's values, each once, which must be in `known`. Raises QueryError."""
+    def several(self, name: str, choices: Sequence[_Word], most: int) -> list[_Word]:
+        """Return the values of a parameter, each once. Raises QueryError for a value not in `choices`."""
         values = dict.fromkeys(value for key, value in self._pairs if key == name)
         if len(values) > most:
             raise QueryError(f"{len(values)} values of {name}: want {most} at most")
-        return [_member(name, value, known) for value in values]
+        return [_member(name, value, choices) for value in values]
 
     def whole(self, name: str, *, least: int = 0) -> int | None:
-        """Return a whole number, or None. Raises QueryError."""
-        asked = self._words.get(name)
-        if asked is None:
+        """Return the value of a parameter as a whole number, None without it. Raises QueryError."""
+        word = self._words.get(name)
+        if word is None:
             return None
-        if not (asked.isascii() and asked.isdigit() and len(asked) < 16 and int(asked) >= least):
-            raise QueryError(f"{name}={asked}: want a whole number from {least} on")
-        return int(asked)
+        if not (word.isascii() and word.isdigit() and len(word) < 16 and int(word) >= least):
+            raise QueryError(f"{name}={word}: want a whole number from {least} on")
+        return int(word)
 
     def number(self, name: str) -> float | None:
-        """Return a finite number, or None. Raises QueryError."""
+        """Return the value of a parameter as a finite number, None without it. Raises QueryError."""
         word = self._words.get(name)
         if word is None:
             return None
@@ -237,24 +240,25 @@ class Query:
         raise QueryError(f"{name}={word}: want a number")
 
     def address(self, **changes: str) -> str:
-        """Return the address of the same page with some parameters changed; an empty one is left out."""
-        kept = [(key, value) for key, value in self._pairs if key not in changes]
-        return "?" + urlencode([*kept, *((key, value) for key, value in changes.items() if value)])
+        """Return the address of the same page with some parameters changed; an empty one is removed."""
+        others = [(key, value) for key, value in self._pairs if key not in changes]
+        changed = [(key, value) for key, value in changes.items() if value]
+        return "?" + urlencode([*others, *changed])
 
 
-def _member(name: str, value: str, known: Sequence[_Word]) -> _Word:
-    """Return the value, which must be in `known`. Raises QueryError."""
-    if value in known:
+def _member(name: str, value: str, choices: Sequence[_Word]) -> _Word:
+    """Return the value. Raises QueryError if it is not in `choices`."""
+    if value in choices:
         return cast("_Word", value)
     raise QueryError(
-        f"{name}={value}: there is no such {name}{did_you_mean(value, known)}; "
-        f"want one of {', '.join(known)}"
+        f"{name}={value}: there is no such {name}{did_you_mean(value, choices)}; "
+        f"want one of {', '.join(choices)}"
     )
 
 
 @dataclass(frozen=True)
 class Page:
-    """Part of a list of `total` rows, the newest first."""
+    """A part of a list of `total` rows, the newest first."""
 
     number: int  # from 1
     total: int
@@ -266,17 +270,17 @@ class Page:
 
     @property
     def offset(self) -> int:
-        """Rows on the pages before."""
+        """Number of rows on the pages before this one."""
         return (self.number - 1) * ROWS
 
     @property
     def last(self) -> int:
-        """Number of the last row on it."""
+        """Number of the last row on this page."""
         return min(self.total, self.offset + ROWS)
 
 
 def page_of(query: Query, total: int) -> Page:
-    """Return the page of a list of `total` rows that `query` asks for. Raises QueryError beyond the last."""
+    """Return the page that a query names, of a list of `total` rows. Raises QueryError beyond the last."""
     page = Page(query.whole("page", least=1) or 1, total)
     if page.number > page.pages:
         raise QueryError(f"page={page.number}: the last page is {page.pages}")

@@ -19,8 +19,7 @@ from dart_cli.config.endpoints import run_endpoints
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_reader
-from dart_cli.evaluation.results import read_evaluation
-from dart_cli.inspection.report import AFTER
+from dart_cli.evaluation.results import AFTER, read_evaluation
 from dart_cli.player.chosen_model import newest_announced
 from dart_cli.runtime.liveness import workers_of
 from tests.cli.test_up import children, finish, start, until, updates_done, write_config

@@ -6,7 +6,7 @@ import pytest
 
 from bus.snapshot import Snapshot, StallView
 from dart_cli.cli.live_display import LiveDisplay
-from tests.status.test_page import snapshot
+from tests.status.test_run_sections import snapshot
 
 
 def stalled(*texts: str, stopping: bool = False) -> Snapshot:

@@ -118,7 +118,7 @@ FORKS = """
 import atexit, gc, json, os, sys
 import matplotlib.pyplot, PIL.Image, pyarrow.parquet, rich.table, transformers, uvicorn, zmq.asyncio
 import dart_cli.cli.up, dart_cli.doctor.examine, dart_cli.evaluation.evaluate, dart_cli.export.folder
-import dart_cli.inspection.find, dart_cli.inspection.terminal, dart_cli.policy.loader, dart_cli.status.watch
+import dart_cli.inspection.run_lookup, dart_cli.inspection.terminal, dart_cli.policy.loader, dart_cli.status.watch
 from dart_cli.cli.main import _command, main
 from dart_cli.doctor.machine import ask_torch
 from dart_cli.language.parsers import make_action_parser

@@ -296,4 +296,4 @@ def test_a_run_over_tcp_answers_only_those_with_its_keys(
     for keys in (["--set", f"bus.keys={tmp_path}/theirs"], []):
         code, _, err = here.dart("status", path, "--once", *tcp, *keys)
         assert code == 1
-        assert "no data process answers" in err
+        assert "no data service answers" in err

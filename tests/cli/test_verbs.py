@@ -323,7 +323,7 @@ def test_status_without_a_run_takes_the_newest(
     with open_store(config.run.dir):
         save_config(config)
     assert run("status", "--once") == 1
-    assert "no data process answers" in capsys.readouterr().err
+    assert "no data service answers" in capsys.readouterr().err
 
 
 def test_the_reference_page_is_what_help_says() -> None:
@@ -451,7 +451,7 @@ def test_status_where_no_data_process_answers_is_one_line_and_one(
     run_dir.mkdir(mode=0o700)
     save_config(Config.model_validate({"run": {"dir": run_dir}}))
     assert run("status", str(run_dir), "--once") == 1
-    assert "no data process answers" in capsys.readouterr().err
+    assert "no data service answers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", [["status"], ["view"], ["doctor"], ["data", "import"]])

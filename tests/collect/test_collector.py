@@ -81,9 +81,9 @@ def test_what_was_collected_before_is_neither_played_nor_kept_twice(config: Conf
     first = run_collect(config, CollectOptions(per_task=2))
     again = run_collect(config, CollectOptions(per_task=2))
     more = run_collect(config, CollectOptions(per_task=3))
-    assert [quota.played for quota in first] == [2, 2, 2]
-    assert [(quota.played, quota.existing) for quota in again] == 3 * [(0, 2)]
-    assert [(quota.played, quota.existing) for quota in more] == 3 * [(1, 2)]
+    assert [quota.episodes for quota in first] == [2, 2, 2]
+    assert [(quota.episodes, quota.existing) for quota in again] == 3 * [(0, 2)]
+    assert [(quota.episodes, quota.existing) for quota in more] == 3 * [(1, 2)]
     with open_reader(config.run.dir) as reader:
         assert len(reader.pool()) == 9
 

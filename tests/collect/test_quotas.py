@@ -34,7 +34,7 @@ def test_what_is_kept_depends_on_outcomes_and_not_on_which_episode_ends_first(
         if not playing:
             break
         seed = playing.pop(shuffle.randrange(len(playing)))
-        quota.ended(_end("pass" if passes[seed] else "fail"))
+        quota.add_episode(_end("pass" if passes[seed] else "fail"))
         if passes[seed]:
             kept.append(seed)
     in_order = [seed for seed in passes if passes[seed]][:wanted]

@@ -16,7 +16,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
-from dart_cli.inspection.counts import counts_of
+from dart_cli.inspection.run_counts import counts_of
 from tests.data.parts import (
     MIXED,
     Clock,

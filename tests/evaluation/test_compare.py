@@ -17,9 +17,9 @@ from dart_cli.evaluation.compare import (
     comparison_table,
     difference_text,
 )
+from dart_cli.evaluation.leaderboard import as_markdown, row_of
 from dart_cli.evaluation.results import EpisodeRow, EvalSettings, Evaluation, ProtocolCheck
 from dart_cli.evaluation.scores import mode_score
-from dart_cli.evaluation.text import as_markdown, row_of
 from tests.evaluation.parts import episode
 
 
@@ -68,18 +68,18 @@ def outcomes(task: str, text: str, attempt: int = 0) -> list[EpisodeRow]:
 def test_pairs_of_single_attempts_are_tested_exactly() -> None:
     first = evaluation("a", [*outcomes("x", "ffffpi"), *outcomes("y", "pf")])
     second = evaluation("b", [*outcomes("x", "ppppfp"), *outcomes("y", "ppp")])
-    [found] = compare(first, second).modes
-    assert (found.instances, found.first_only, found.second_only) == (7, 1, 5)
-    assert found.p == mcnemar(1, 5)
-    assert found.test == MCNEMAR
-    assert [(row.task_id, row.instances, row.first, row.second) for row in found.tasks] == [
+    [result] = compare(first, second).modes
+    assert (result.instances, result.first_only, result.second_only) == (7, 1, 5)
+    assert result.p == mcnemar(1, 5)
+    assert result.test == MCNEMAR
+    assert [(row.task_id, row.instances, row.first, row.second) for row in result.tasks] == [
         *(("x", 5, 0.2, 0.8), ("y", 2, 0.5, 1.0))
     ]
-    assert (found.first, found.second) == (pytest.approx(0.35), pytest.approx(0.9))
-    assert found.difference == pytest.approx(0.55)
-    assert found.interval is None
+    assert (result.first, result.second) == (pytest.approx(0.35), pytest.approx(0.9))
+    assert result.difference == pytest.approx(0.55)
+    assert result.interval is None
     back = compare(second, first).modes[0]
-    assert (back.p, back.difference) == (found.p, -found.difference)
+    assert (back.p, back.difference) == (result.p, -result.difference)
 
 
 def test_the_line_says_what_the_test_and_the_interval_are_about() -> None:
@@ -93,7 +93,7 @@ def test_the_line_says_what_the_test_and_the_interval_are_about() -> None:
     )
     assert difference_text(few, few.modes[0]) == (
         "b - a = +0.333; for these 3 tasks p = 1.91e-06 by McNemar's exact test over 60 instances; only a passed "
-        "0 of the instances, only b 20; for other tasks of this kind no interval: it takes 10 tasks"
+        "0 of the instances, only b 20; for other tasks of this kind no interval: it needs 10 tasks"
     )
     names = [f"t{number}" for number in range(10)]
     many = compare(
@@ -114,10 +114,10 @@ def test_the_line_says_what_the_test_and_the_interval_are_about() -> None:
 def test_several_attempts_are_tested_by_random_signs_of_instances() -> None:
     first = evaluation("a", [*outcomes("x", "fpf"), *outcomes("x", "ffp", 1)], 2)
     second = evaluation("b", [*outcomes("x", "ppp"), *outcomes("x", "pfi", 1)], 2)
-    [found] = compare(first, second).modes
-    assert found.test == SIGN_FLIP
-    assert found.p == sign_flip([1.0, 0.0, 0.5], seed=0)
-    assert found.first_only is None
+    [result] = compare(first, second).modes
+    assert result.test == SIGN_FLIP
+    assert result.p == sign_flip([1.0, 0.0, 0.5], seed=0)
+    assert result.first_only is None
 
 
 def test_what_shares_nothing_is_refused_with_what_each_has() -> None:
@@ -130,10 +130,10 @@ def test_what_shares_nothing_is_refused_with_what_each_has() -> None:
 
 
 def test_differing_settings_are_told() -> None:
-    found = compare(evaluation("a", outcomes("x", "pf")), evaluation("b", outcomes("x", "pf")))
-    assert found.settings == ["weights: a, b"]
-    assert found.modes[0].p == 1.0
-    assert comparison_table(found, found.modes[0]).row_count == 2
+    result = compare(evaluation("a", outcomes("x", "pf")), evaluation("b", outcomes("x", "pf")))
+    assert result.settings == ["weights: a, b"]
+    assert result.modes[0].p == 1.0
+    assert comparison_table(result, result.modes[0]).row_count == 2
 
 
 def test_a_row_has_what_makes_a_score_repeatable() -> None:
@@ -154,8 +154,8 @@ def test_a_row_has_what_makes_a_score_repeatable() -> None:
 
 def test_the_verbs_read_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (("a", "ppf"), ("b", "fpp")):
-        found = evaluation(name, outcomes("x", text))
-        (tmp_path / f"{name}.json").write_text(found.model_dump_json())
+        result = evaluation(name, outcomes("x", text))
+        (tmp_path / f"{name}.json").write_text(result.model_dump_json())
 
     def say(*arguments: str) -> tuple[object, str, str]:
         with pytest.raises(SystemExit) as exit_:
@@ -177,14 +177,14 @@ def test_digests_are_short_for_people_and_whole_for_scripts(
 ) -> None:
     digest = "0123456789abcdef" * 8
     for name, weights in (("a", ""), ("b", digest)):
-        found = evaluation(name, outcomes("x", "ppf"))
-        assert found.settings is not None
-        settings = found.settings.model_copy(update={"weights_digest": weights})
-        found = found.model_copy(update={"settings": settings})
-        (tmp_path / f"{name}.json").write_text(found.model_dump_json())
-    for options, told in (([], digest[:12]), (["--json"], digest)):
+        result = evaluation(name, outcomes("x", "ppf"))
+        assert result.settings is not None
+        settings = result.settings.model_copy(update={"weights_digest": weights})
+        result = result.model_copy(update={"settings": settings})
+        (tmp_path / f"{name}.json").write_text(result.model_dump_json())
+    for options, digest_text in (([], digest[:12]), (["--json"], digest)):
         with pytest.raises(SystemExit):
             main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b"), *options])
         out = capsys.readouterr().out
-        assert f"weights: base weights, {told}" in out
+        assert f"weights: base weights, {digest_text}" in out
         assert (digest in out) == bool(options)

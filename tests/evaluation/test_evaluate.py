@@ -17,11 +17,11 @@ from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
 from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.evaluation import EvalOptions
-from dart_cli.evaluation.episodes import Kept, KeptEpisodes
+from dart_cli.evaluation.episodes import EpisodeFolder, EpisodeRecord
 from dart_cli.evaluation.evaluate import plan_eval, run_eval
 from dart_cli.evaluation.films import films_dir, read_films
 from dart_cli.evaluation.results import read_evaluation
-from dart_cli.evaluation.text import score_table, summary
+from dart_cli.evaluation.score_tables import score_table, summary
 from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in
@@ -153,17 +153,17 @@ def test_attempts_go_on_where_an_earlier_start_was_interrupted(
 ) -> None:
     config = load_config(config_path, ["eval.attempts=3", "eval.episodes=4"])
     sampled = EvalOptions(mode="sampled")
-    kept: list[Kept] = []
-    keep = KeptEpisodes.keep
+    kept: list[EpisodeRecord] = []
+    keep = EpisodeFolder.add
 
-    def keep_some(store: KeptEpisodes, episode: Kept) -> None:
+    def keep_some(store: EpisodeFolder, episode: EpisodeRecord) -> None:
         if len(kept) == 5:
             raise EnvError("killed")
         kept.append(episode)
         keep(store, episode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(KeptEpisodes, "keep", keep_some)
+        patched.setattr(EpisodeFolder, "add", keep_some)
         with pytest.raises(EnvError, match="killed"):
             run_eval(config, sampled)
     assert read_evaluation(config.run.dir, "base") is None

@@ -52,7 +52,7 @@ def test_each_deviation_is_a_line() -> None:
         "attempts 4, published 1",
         "tasks 2, published 812",
         "instances of a task 3, published 1",
-        "1 episodes are invalid and in no rate; the benchmark has a result for each",
+        "1 episodes are invalid and not in the rates; the benchmark has a result for each",
     ]
 
 

@@ -206,7 +206,7 @@ def test_the_card_names_what_a_tuned_folder_began_from(
     export_folder(config, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| base model | `small` |" in card
-    assert "| supervised before | `todo`: 120 examples, 77 updates |" in card
+    assert "| supervised training | `todo`: 120 examples, 77 updates |" in card
     assert front_of(card) == {"library_name: transformers", 'base_model: "small"'}
 
 
@@ -254,7 +254,7 @@ def test_without_an_evaluation_the_card_says_so(
     publish(trained_tiny, config.run.dir / "weights", 4)
     export_folder(config, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Not measured for these weights" in card
+    assert "Success was not measured for these weights" in card
     assert "| policy version | 4 |" in card
 
 
@@ -269,9 +269,9 @@ def test_mistakes_are_one_line_with_the_cure(
         export_folder(config, out, checkpoint=True)
     for version in (2, 5):
         publish(trained_tiny, config.run.dir / "weights", version)
-    with pytest.raises(UserError, match="holds no version 3; there are 2, 5"):
+    with pytest.raises(UserError, match="has no version 3; its versions are 2, 5"):
         export_folder(config, out, version=3)
-    with pytest.raises(UserError, match=r"--merged .* \(model.lora is unset\): leave it out"):
+    with pytest.raises(UserError, match=r"--merged .* \(model.lora is unset\): leave out --merged"):
         export_folder(config, out, merge=True)
     with pytest.raises(UserError, match="there is no folder"):
         export_folder(config, tmp_path / "absent" / "out")
@@ -299,7 +299,7 @@ def test_the_verb_exports_a_run_directory(
         return int(exit_.value.code or 0)
 
     assert run("--version", 9) == 2
-    assert "there are 2" in capsys.readouterr().err
+    assert "its versions are 2" in capsys.readouterr().err
     assert run("--version", 2, "--checkpoint") == 2
     assert run("--version", 2) == 0
     assert "version 2" in capsys.readouterr().out

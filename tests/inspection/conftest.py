@@ -13,7 +13,7 @@ from tests.inspection.parts import Played
 
 
 @pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def run_content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     config = small_config(
         tmp_path_factory.mktemp("runs") / "run",
         pool_ratio=0.25,
@@ -25,6 +25,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 
 
 @pytest.fixture
-def reader(played: Played) -> Iterator[Reader]:
-    with open_reader(played.config.run.dir) as reader:
+def reader(run_content: Played) -> Iterator[Reader]:
+    with open_reader(run_content.config.run.dir) as reader:
         yield reader

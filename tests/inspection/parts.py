@@ -14,9 +14,9 @@ from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import PoolRow
 from dart_cli.data.store.writer import Store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore
-from dart_cli.inspection.explain import Event, explain_trajectory
-from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.run_lookup import find_subject
 from dart_cli.inspection.trajectories import read_trajectory
+from dart_cli.inspection.trajectory_history import Event, explain_trajectory
 from tests.data.parts import (
     Clock,
     a_batch,

@@ -7,7 +7,7 @@ from pathlib import Path
 from dart_cli.data.store.rows import BatchRow
 from dart_cli.inspection.axes import Places
 from dart_cli.inspection.comparison import (
-    MOST_NOTED,
+    MAX_NOTE_BYTES,
     NO_SETTING,
     read_note,
     settings_that_differ,
@@ -45,8 +45,8 @@ def test_a_note_is_the_text_of_the_run_s_own_file_and_bounded(tmp_path: Path) ->
     (run / "notes.md").unlink()
     (run / "notes.md").write_bytes("  größer\n\xff".encode("latin-1"))
     assert read_note(run) == "gr\ufffd\ufffder\n\ufffd"
-    (run / "notes.md").write_text("x" * 2 * MOST_NOTED)
-    assert read_note(run) == "x" * MOST_NOTED + " ..."
+    (run / "notes.md").write_text("x" * 2 * MAX_NOTE_BYTES)
+    assert read_note(run) == "x" * MAX_NOTE_BYTES + " ..."
 
 
 def batch(number: int, version: int | None, run_s: float, trajectories: int) -> BatchRow:

@@ -20,11 +20,11 @@ def test_a_point_of_few_episodes_joins_its_neighbours() -> None:
         CurvePoint("a", 30, 2, 0, 4.0),
         CurvePoint("b", 0, 3, 3, 1.0),
     ]
-    found = by_task(points)
-    assert [point.episodes for point in found["a"]] == [20, 22]
-    assert [point.success for point in found["a"]] == pytest.approx([0.9, 17 / 22])
-    assert all(point.low < point.success < point.high for point in found["a"])
-    [short] = found["b"]
+    curves = by_task(points)
+    assert [point.episodes for point in curves["a"]] == [20, 22]
+    assert [point.success for point in curves["a"]] == pytest.approx([0.9, 17 / 22])
+    assert all(point.low < point.success < point.high for point in curves["a"])
+    [short] = curves["b"]
     assert (short.episodes, short.success) == (3, 1.0)
     assert short.low < 0.5
 
@@ -32,10 +32,10 @@ def test_a_point_of_few_episodes_joins_its_neighbours() -> None:
 def test_no_episode_is_lost_and_no_point_is_short() -> None:
     rng = Random(0)
     points = [CurvePoint("a", version, rng.randint(1, 9), 1, 0.0) for version in range(100)]
-    found = by_task(points)["a"]
-    assert sum(point.episodes for point in found) == sum(point.trajectories for point in points)
-    assert sum(p.success * p.episodes for p in found) == pytest.approx(100)
-    assert min(point.episodes for point in found) >= LEAST_EPISODES
+    curves = by_task(points)["a"]
+    assert sum(point.episodes for point in curves) == sum(point.trajectories for point in points)
+    assert sum(p.success * p.episodes for p in curves) == pytest.approx(100)
+    assert min(point.episodes for point in curves) >= LEAST_EPISODES
 
 
 def test_the_mean_counts_tasks_alike_and_waits_for_half_of_them() -> None:

@@ -8,7 +8,7 @@ from bus.snapshot import OwnView
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import CurvePoint
 from dart_cli.inspection.curves import ends
-from dart_cli.inspection.report import LEAST_TRAJECTORIES, Learning, judge_learning
+from dart_cli.inspection.learning import LEAST_TRAJECTORIES, Learning, assess_learning
 from tests.inspection.parts import evaluation
 
 PLAYED = OwnView(passed=300, failed_since=3)
@@ -27,7 +27,7 @@ def judged(
 ) -> Learning:
     """Of a run with this curve; `held_out` passed of ten episodes before and after."""
     both = [None if held_out is None else evaluation("e", passed) for passed in held_out or (0, 0)]
-    return judge_learning(Config(), own, both[0], both[1], points)
+    return assess_learning(Config(), own, both[0], both[1], points)
 
 
 def test_a_run_without_a_success_learned_nothing() -> None:
@@ -97,7 +97,7 @@ def test_rewards_that_rose_without_a_pass_were_learned() -> None:
 
 def test_a_run_that_cannot_learn_is_not_judged() -> None:
     config = Config.model_validate({"train": {"learner": "my:learner"}})
-    assert judge_learning(config, OwnView(failed_since=999), None, None, []) == (None, "")
+    assert assess_learning(config, OwnView(failed_since=999), None, None, []) == (None, "")
 
 
 def test_the_two_ends_of_a_curve_are_of_the_same_tasks() -> None:

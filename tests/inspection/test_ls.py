@@ -12,43 +12,43 @@ from tests.data.parts import ask_lease, make_ledger, play_group, small_config, t
 from tests.inspection.parts import Played, run
 
 
-def test_ls_lists_what_fits(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_what_fits(run_content: Played, capsys: pytest.CaptureFixture[str]) -> None:
     def ids(*arguments: object) -> list[str]:
-        assert run("ls", played.config.run.dir, "--json", *arguments) == 0
+        assert run("ls", run_content.config.run.dir, "--json", *arguments) == 0
         return [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
 
     everything = ids()
-    assert everything == [row.id for row in played.store.trajectories()]
+    assert everything == [row.id for row in run_content.store.trajectories()]
     assert ids("--limit", 2) == everything[-2:]
-    assert ids("--reason", "all_success") == [f"{played.solved}-0{i}" for i in range(4)]
+    assert ids("--reason", "all_success") == [f"{run_content.solved}-0{i}" for i in range(4)]
     assert ids("--state", "trained", "--outcome", "pass") == [
-        f"{played.mixed}-00",
-        f"{played.mixed}-03",
+        f"{run_content.mixed}-00",
+        f"{run_content.mixed}-03",
     ]
-    tasks = {row.task_id for row in played.store.groups()}
+    tasks = {row.task_id for row in run_content.store.groups()}
     assert sorted(each for task in tasks for each in ids("--task", task)) == sorted(everything)
-    assert run("ls", played.config.run.dir, "--task", "mini/clik") == 2
+    assert run("ls", run_content.config.run.dir, "--task", "mini/clik") == 2
     assert "did you mean 'mini/click'" in capsys.readouterr().err
 
 
 def test_ls_is_a_table_that_names_what_it_leaves_out(
-    played: Played, capsys: pytest.CaptureFixture[str]
+    run_content: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("ls", played.config.run.dir, "--limit", 3) == 0
+    assert run("ls", run_content.config.run.dir, "--limit", 3) == 0
     out = capsys.readouterr().out
-    assert played.playing in out
-    assert f"{played.mixed}-00" not in out
-    assert "the newest 3 that fit; --limit shows more" in out
-    assert run("ls", played.config.run.dir, "--pool") == 0
+    assert run_content.playing in out
+    assert f"{run_content.mixed}-00" not in out
+    assert "the newest 3 that match; --limit shows more" in out
+    assert run("ls", run_content.config.run.dir, "--pool") == 0
     pool = capsys.readouterr().out
-    assert run("ls", played.config.run.dir, "--pool", "--json") == 0
+    assert run("ls", run_content.config.run.dir, "--pool", "--json") == 0
     members = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {f"{played.solved}-00"} <= {member["id"] for member in members}
+    assert {f"{run_content.solved}-00"} <= {member["id"] for member in members}
     assert {member["task_id"] for member in members} >= {"mini/click", "mini/popup"}
     assert "oracle" in pool
     assert "unknown" in pool
-    assert f"{played.solved}-00" in pool
-    assert run("ls", played.config.run.dir, "--pool", "--outcome", "pass") == 2
+    assert f"{run_content.solved}-00" in pool
+    assert run("ls", run_content.config.run.dir, "--pool", "--outcome", "pass") == 2
 
 
 def test_what_the_end_of_a_run_cancelled_is_listed_only_when_asked_for(

@@ -37,13 +37,13 @@ from tests.inspection.parts import Played, run
 
 
 def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
-    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_content: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder, options in (
-        (played.config.run.dir / "pictures", []),
+        (run_content.config.run.dir / "pictures", []),
         (tmp_path / "new" / "here", ["--out", tmp_path / "new" / "here"]),
     ):
-        assert run("draw", played.config.run.dir, *options) == 0
+        assert run("draw", run_content.config.run.dir, *options) == 0
         paths = [folder / f"{name}.png" for name in ("fates", "lengths", "entropies")]
         assert capsys.readouterr().out.split() == [str(path) for path in paths]
         for path in paths:
@@ -52,10 +52,10 @@ def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
 
 
 def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
-    played: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_content: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert run("draw", played.config.run.dir, "--out", tmp_path / "file") == 2
+    assert run("draw", run_content.config.run.dir, "--out", tmp_path / "file") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "file: is a file; name a folder" in err
@@ -87,13 +87,13 @@ def test_a_live_run_is_drawn_while_groups_begin_and_end(
             assert len(draw_all(reader, tmp_path / "pictures")) == 3
 
 
-def test_each_group_that_is_over_has_one_outcome(played: Played, reader: Reader) -> None:
+def test_each_group_that_is_over_has_one_outcome(run_content: Played, reader: Reader) -> None:
     outcomes = {group.id: group_outcome(group) for group in reader.groups()}
-    assert outcomes[played.mixed] == "mixed"
-    assert outcomes[played.helped] == "pool"
-    assert outcomes[played.solved] == "all_success"
-    assert outcomes[played.stale.rpartition("-")[0]] == "other"
-    assert outcomes[played.playing.rpartition("-")[0]] is None
+    assert outcomes[run_content.mixed] == "mixed"
+    assert outcomes[run_content.helped] == "pool"
+    assert outcomes[run_content.solved] == "all_success"
+    assert outcomes[run_content.stale.rpartition("-")[0]] == "other"
+    assert outcomes[run_content.playing.rpartition("-")[0]] is None
 
 
 def test_a_group_of_one_was_compared_with_earlier_trajectories(tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ def reused(tmp_path: Path) -> Iterator[Reader]:
 
 def test_a_trajectory_says_when_it_was_trained_on_again_and_why_not(reused: Reader) -> None:
     first, second = (reused.batch_groups(number)[0] for number in (1, 2))
-    told = events_text(reused, f"{first}-00")
-    assert "batch 1 comes again (use 2) as batch 3, which is trained: weights v3" in told
-    assert "not trained on again" not in told
-    told = events_text(reused, f"{second}-00")
+    text = events_text(reused, f"{first}-00")
+    assert "batch 1 is replayed (use 2) as batch 3, which is trained: weights v3" in text
+    assert "not trained on again" not in text
+    text = events_text(reused, f"{second}-00")
     assert (
         "batch 2 is not trained on again (low_ess): the trainer skipped it: its effective sample size "
-        "was too low" in told
+        "was too low" in text
     )
 
 
@@ -67,9 +67,9 @@ def test_a_replay_that_was_skipped_is_none_that_was_trained_on(tmp_path: Path) -
             )
         store.commit()
         with open_reader(config.run.dir) as reader:
-            told = events_text(reader, f"{group}-00")
-            assert "batch 1 comes again (use 2) as batch 3, which the trainer skipped" in told
-            assert "batch 1 is not trained on again (low_ess)" in told
+            text = events_text(reader, f"{group}-00")
+            assert "batch 1 is replayed (use 2) as batch 3, which the trainer skipped" in text
+            assert "batch 1 is not trained on again (low_ess)" in text
             counts = reader.replay_counts()
             assert (counts.updates, counts.replays, counts.refused) == (3, 0, {"low_ess": 1})
 
@@ -79,7 +79,7 @@ def test_a_trajectory_shows_the_batches_that_trained_on_it_again(
 ) -> None:
     name = f"{reused.batch_groups(1)[0]}-00"
     assert run("show", name, "--run", reused.path.parent) == 0
-    assert "batch 1 comes again (use 2) as batch 3" in " ".join(capsys.readouterr().out.split())
+    assert "batch 1 is replayed (use 2) as batch 3" in " ".join(capsys.readouterr().out.split())
     assert run("show", name, "--run", reused.path.parent, "--json") == 0
     assert json.loads(capsys.readouterr().out)["again_in"] == [3]
 
@@ -92,5 +92,5 @@ def test_stats_count_the_updates_on_a_batch_again(
     counted = json.loads(capsys.readouterr().out)["replays"]
     assert counted == {"updates": 3, "replays": 1, "refused": {"low_ess": 1}}
     assert run("stats", run_dir) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "1 of 3 updates trained on a batch again; 1 batch not again: 1 low_ess" in told
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 of 3 updates trained on a batch again; 1 batch not again: 1 low_ess" in text

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.marks import action_words
-from dart_cli.inspection.find import find_subject
+from dart_cli.inspection.run_lookup import find_subject
 from dart_cli.inspection.trajectories import read_trajectory
 from tests.data.parts import (
     DRAG,
@@ -30,11 +30,11 @@ from tests.data.parts import (
 from tests.inspection.parts import Played, run
 
 
-def test_show_prints_each_step(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"{played.mixed}-00"
-    assert run("show", name, "--run", played.config.run.dir, "--json") == 0
+def test_show_prints_each_step(run_content: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{run_content.mixed}-00"
+    assert run("show", name, "--run", run_content.config.run.dir, "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    steps = played.store.steps(name)
+    steps = run_content.store.steps(name)
     assert [step["text"] for step in result["trajectory_steps"]] == [step.text for step in steps]
     assert [step["logprob"] for step in result["trajectory_steps"]] == pytest.approx(
         [sum(step.sampled.behaviour_logprobs) / 3 for step in steps]
@@ -44,7 +44,7 @@ def test_show_prints_each_step(played: Played, capsys: pytest.CaptureFixture[str
         "trained",
         "online",
     )
-    assert run("show", name, "--run", played.config.run.dir) == 0
+    assert run("show", name, "--run", run_content.config.run.dir) == 0
     page = capsys.readouterr().out
     assert "click 1,2" in page
     assert "pass after 3 steps" in page

@@ -11,13 +11,15 @@ import pytest
 
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
-from dart_cli.inspection.counts import count, counts_json, unaccounted
+from dart_cli.inspection.run_counts import count, counts_json, unaccounted
 from tests.data.parts import pool_member, small_config
 from tests.inspection.parts import Played, run
 
 
-def test_stats_add_up(played: Played, reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("stats", played.config.run.dir, "--json") == 0
+def test_stats_add_up(
+    run_content: Played, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("stats", run_content.config.run.dir, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(json.dumps(counts_json(reader)))
     rows = reader.trajectories()
@@ -36,7 +38,7 @@ def test_stats_add_up(played: Played, reader: Reader, capsys: pytest.CaptureFixt
         for name in [*(row.id for row in rows), "x" + "ab" * 16, "x" + "ac" * 16]
         for step in reader.steps(name)
     )
-    assert run("stats", played.config.run.dir) == 0
+    assert run("stats", run_content.config.run.dir) == 0
     assert "MiB on disk" in capsys.readouterr().out
 
 
@@ -54,12 +56,15 @@ def test_a_run_that_holds_a_pool_alone_is_counted(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("DELETE FROM steps WHERE step = 1 AND trajectory_id = :id", "as many steps stored"),
+        (
+            "DELETE FROM steps WHERE step = 1 AND trajectory_id = :id",
+            "another number of steps stored",
+        ),
         ("DELETE FROM batch_samples WHERE step = 1 AND trajectory_id = :id", "each of their steps"),
-        ("UPDATE trajectories SET state = 'dropped' WHERE id = :id", "for no reason"),
+        ("UPDATE trajectories SET state = 'dropped' WHERE id = :id", "without a reason"),
         (
             "INSERT INTO metrics SELECT 'samples', batch_id, 0, 1 FROM trajectories WHERE id = :id",
-            "other numbers of steps than were planned",
+            "another number of steps than was planned",
         ),
     ],
 )

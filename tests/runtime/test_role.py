@@ -25,7 +25,7 @@ from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import run_role, stop_signals
 from dart_cli.runtime.run_dir import claim
-from dart_cli.status.processes import last_error
+from dart_cli.status.host_processes import last_error
 from dart_cli.weights.storage import atomic_directory
 from tests.waiting import PATIENCE_S, lives, wait_until
 

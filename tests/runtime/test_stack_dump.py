@@ -12,7 +12,7 @@ import pytest
 
 from bus.errors import RunDirectoryError
 from dart_cli.runtime.liveness import workers_of
-from dart_cli.status.processes import run_stacks
+from dart_cli.status.host_processes import run_stacks
 
 PROCESS = """
 import asyncio, sys, threading

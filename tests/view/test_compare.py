@@ -118,7 +118,6 @@ def test_a_run_that_cannot_be_read_is_reported_beside_the_others(server: Server)
     [
         ("run=nothing", "there is no such run"),
         ("run=a&x=versoin", "did you mean 'version'"),
-        ("run=a&task=mini/clik", "did you mean 'mini/click'"),
         ("run=a&from=3&to=2", "want from < to"),
         ("run=a&from=nan", "want a number"),
         ("run=a&to=1e999", "want a number"),
@@ -132,6 +131,12 @@ def test_a_query_for_what_cannot_be_says_what_can(words: str, cure: str, server:
     answer = server.get(f"/compare?{words}")
     assert answer.status == 400
     assert cure in Bones.of(answer.text).text
+
+
+def test_an_unknown_task_is_not_found(server: Server) -> None:
+    answer = server.get("/compare?run=a&task=mini/clik")
+    assert answer.status == 404
+    assert "did you mean 'mini/click'" in Bones.of(answer.text).text
 
 
 def test_the_pages_of_a_run_have_the_same_axes(server: Server) -> None:

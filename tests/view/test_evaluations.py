@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.evaluation.films import Film, FilmFrame, Films, films_dir, write_shot
+from dart_cli.evaluation.leaderboard import as_markdown, row_of
 from dart_cli.evaluation.results import (
     EvalSettings,
     Evaluation,
@@ -17,7 +18,6 @@ from dart_cli.evaluation.results import (
     read_evaluation,
 )
 from dart_cli.evaluation.scores import METHOD, mode_score
-from dart_cli.evaluation.text import as_markdown, row_of
 from tests.evaluation.parts import episode
 from tests.view.parts import Bones, Server, png, serving
 from tests.view.test_hostile import BENIGN, HOSTILE
@@ -93,7 +93,7 @@ def test_all_evaluations_are_listed_also_those_that_cannot_be_read(
     evaluated: tuple[Server, str],
 ) -> None:
     text = Bones.of(evaluated[0].page("/")).text
-    for part in ("first", "second", "webarena, 1 deviations", "broken.json is no evaluation"):
+    for part in ("first", "second", "webarena, 1 deviations", "broken.json is not an evaluation"):
         assert part in text
     assert f"first v3 of {BENIGN} sampled" in text  # the weights name their model
 

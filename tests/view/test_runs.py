@@ -111,7 +111,7 @@ def test_a_folder_that_is_moved_away_has_no_runs(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     with serving(folder) as server:
-        assert "holds no run any more" in server.page("/")
+        assert "There is no run in this folder any more" in server.page("/")
         folder.rmdir()
-        assert "holds no run any more" in server.page("/")
+        assert "There is no run in this folder any more" in server.page("/")
         assert server.get("/runs/a/").status == 404

@@ -11,7 +11,7 @@ from rich.screen import Screen
 
 from bus.snapshot import Snapshot, StallView, StopView
 from dart_cli.runtime.tables import count
-from dart_cli.status.window import StatusPage
+from dart_cli.status.status_page import StatusPage
 from tests.snapshots import process, snapshot
 
 TITLES = {  # of a page's parts, the most important first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dart_cli.status.processes import last_error, why_absent
+from dart_cli.status.host_processes import last_error, why_absent
 
 
 def test_a_data_process_that_does_not_answer_is_reported_with_its_state(tmp_path: Path) -> None:

@@ -17,15 +17,10 @@ from PIL import Image
 from dart_cli.config.schema import Config
 from dart_cli.data.store.rows import CurvePoint, Remainder, ReplayCounts, RunRow
 from dart_cli.evaluation.films import Film, FilmFrame, films_dir
-from dart_cli.inspection.counts import RunCounts, StateCount, counts_of
+from dart_cli.inspection.film_pictures import draw_films, pick_films
+from dart_cli.inspection.final_report import summarize, why_short, write_report
 from dart_cli.inspection.pictures import draw_curve
-from dart_cli.inspection.report import (
-    draw_films,
-    pick_films,
-    summarize,
-    why_short,
-    write_report,
-)
+from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of
 from tests.inspection.parts import Played, evaluation
 
 
@@ -137,7 +132,7 @@ def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "minutes", "learned", "played", "note"),
+    ("train", "minutes", "learned", "trajectories", "note"),
     [
         ({"max_minutes": 9.5}, 9.5, 0, 0, "31 of 250 updates (12%) in train.max_minutes = 9.5; "),
         ({"max_minutes": 9.5}, 3.0, 0, 0, "31 of 250 updates (12%)"),
@@ -149,10 +144,10 @@ def test_a_film_shows_the_click_where_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_was_cut_is_told_by_what_and_how_far_it_came(
-    train: dict[str, float], minutes: float, learned: float, played: int, note: str
+    train: dict[str, float], minutes: float, learned: float, trajectories: int, note: str
 ) -> None:
     config = Config.model_validate({"train": {"updates": 250} | train})
-    told = why_short(config, ended(minutes, learned), counts(31, played, {}))
+    told = why_short(config, ended(minutes, learned), counts(31, trajectories, {}))
     assert note in told
     assert "in train" in note or "in train" not in told
     assert bool(note) == bool(told)
@@ -171,11 +166,11 @@ def ended(minutes: float, learned: float = 0.0) -> RunRow:
     return RunRow("r", 0.0, 0, "{}", 60 * minutes, "", learned)
 
 
-def counts(updates: int, played: int, groups: dict[tuple[str, str], int]) -> RunCounts:
+def counts(updates: int, trajectories: int, groups: dict[tuple[str, str], int]) -> RunCounts:
     """What a run made."""
-    states = [StateCount("finished", "", played)]
+    states = [StateCount("finished", "", trajectories)]
     return RunCounts(
-        all=replace(counts_of([]), states=states, trajectories=played),
+        all=replace(counts_of([]), states=states, trajectories=trajectories),
         tasks={},
         groups=[StateCount(*key, number) for key, number in groups.items()],
         pool={},
@@ -191,12 +186,12 @@ def counts(updates: int, played: int, groups: dict[tuple[str, str], int]) -> Run
 def test_the_report_is_json_for_scripts_and_names_its_file_on_a_terminal(
     *,
     terminal: bool,
-    played: Played,
+    run_content: Played,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    result = write_report(played.config, minutes_total=1.0)
+    result = write_report(run_content.config, minutes_total=1.0)
     last = capsys.readouterr().out.splitlines()[-1]
     if terminal:
         assert last.endswith("report/report.json")

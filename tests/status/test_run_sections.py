@@ -24,9 +24,9 @@ from dart_cli.data import overview
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.tables import minutes
 from dart_cli.status import watch
-from dart_cli.status.page import problems, progress_line, sparkline
+from dart_cli.status.run_sections import problems, progress_line, sparkline
+from dart_cli.status.status_page import StatusPage
 from dart_cli.status.watch import Watcher, run_status
-from dart_cli.status.window import StatusPage
 from tests.data.client import serving
 from tests.data.parts import small_config
 from tests.snapshots import process, snapshot, sync
@@ -331,7 +331,7 @@ async def test_a_data_process_that_is_gone_without_the_runs_end_is_no_good_end(
                 config.run.dir, "x INFO s: the run is over: all done\nStoreError: disk is full"
             )
         monkeypatch.setattr(watch, "ANSWER_S", 0.1)
-        with pytest.raises(DeadlineError, match="no data process answers"):
+        with pytest.raises(DeadlineError, match="no data service answers"):
             await watcher.snapshot()
 
 
@@ -343,7 +343,7 @@ async def test_a_run_that_was_over_before_the_first_look_has_no_status(
     data_told(config.run.dir, "x INFO s: the run is over: all done")
     monkeypatch.setattr(watch, "ANSWER_S", 0.1)
     async with Watcher(config) as watcher:
-        with pytest.raises(DeadlineError, match="no data process answers"):
+        with pytest.raises(DeadlineError, match="no data service answers"):
             await watcher.snapshot()
 
 
@@ -370,7 +370,7 @@ async def test_the_live_page_waits_for_a_run_that_has_not_begun(
     await until(lambda: "no such run" in terminal.getvalue())
     config.run.dir.mkdir(mode=0o700)
     await until(lambda: "waits for dart data" in terminal.getvalue())  # at once
-    await until(lambda: "no data process answers" in terminal.getvalue())
+    await until(lambda: "no data service answers" in terminal.getvalue())
     async with serving(config):
         await until(lambda: "groups open" in terminal.getvalue())
         data_told(config.run.dir, "x INFO s: the run is over: all done")
@@ -417,7 +417,7 @@ async def test_lines_go_on_when_data_is_started_again(
         await until(lambda: len(lines) > before)
         data_told(config.run.dir, "x INFO s: the run is over: all done")
     assert await status == 0
-    assert all("no data process answers" in line for line in hear())
+    assert all("no data service answers" in line for line in hear())
     assert all(line.endswith("; keeps trying") for line in told)
     assert json.loads(lines[-1])["reason"] == "all done"
 
@@ -434,7 +434,7 @@ async def test_lines_end_where_an_error_ended_the_run(
         seen = len(lines)
         # A question that was asked before has its answer; no later one waits longer.
         await until(lambda: status.done() or len(lines) > seen + 1)
-    with pytest.raises(DeadlineError, match="no data process answers"):
+    with pytest.raises(DeadlineError, match="no data service answers"):
         await status
 
 
@@ -496,7 +496,7 @@ async def test_a_run_that_was_stopped_is_shown_as_it_was_and_is_a_fault(
     config = small_config(tmp_path / "run")
     async with serving(config):
         pass
-    with pytest.raises(DeadlineError, match="no data process answers"):
+    with pytest.raises(DeadlineError, match="no data service answers"):
         await run_status(config, once=True, as_json=as_json, every_s=0.01)
     page = terminal.getvalue()
     assert "needs attention" not in page  # its other processes end before the data service does
@@ -513,7 +513,7 @@ async def test_the_live_page_of_a_stopped_run_begins_with_what_was_last_reported
         pass
     status = asyncio.create_task(run_status(config, once=False, as_json=False, every_s=0.01))
     await until(lambda: "as last reported at " in terminal.getvalue())
-    assert "no data process answers" in terminal.getvalue()
+    assert "no data service answers" in terminal.getvalue()
     data_told(config.run.dir, "x INFO s: the run is over: all done")
     assert await status == 0
     assert "over: all done" in terminal.getvalue()
@@ -525,7 +525,7 @@ async def test_what_another_version_of_dart_left_is_not_shown(
     config = small_config(tmp_path / "run")
     config.run.dir.mkdir(mode=0o700)
     (config.run.dir / "snapshot.json").write_text('{"run_id": 1}')
-    with pytest.raises(DeadlineError, match="no data process answers"):
+    with pytest.raises(DeadlineError, match="no data service answers"):
         await run_status(config, once=True, as_json=False, every_s=0.01)
     assert terminal.getvalue() == ""
 

@@ -1,9 +1,9 @@
-"""A page that fits a window: sections by importance, and what is missing of them.
+"""Which sections of a page fit a window, and which are left out.
 
-Section   one part of a page, which may be cut to its first rows
-Fitted    what was chosen, and the names of what is missing
-fit       chooses the sections that fit so many lines, the most important ones first
-narrowed  a table without the columns that the width has no room for
+Section   a part of a page, which may be cut to its first rows
+Fitted    the lines of the sections that fit, and the names of the parts that are left out
+fit       chooses the sections that fit a number of lines, the most important ones first
+narrowed  builds a table without the columns that do not fit the width
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Lines = list[list[Segment]]
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One part of a page. It may be cut to its first rows, down to `least` of them."""
+    """A part of a page, which may be cut to its first rows, down to `least` of them."""
 
-    page: Callable[[int], RenderableType]  # the section with its first so many rows
-    missing: Callable[[int], str]  # names what is missing then
+    draw: Callable[[int], RenderableType]  # number of rows -> the section with its first rows
+    missing: Callable[[int], str]  # number of rows -> the name of the part that is left out
     rows: int = 1
     least: int = 1
-    lacking: Sequence[str] = ()  # columns that the width has no room for
-    slim: Section | None = None  # what it becomes before anything else is left out
+    lacking: Sequence[str] = ()  # columns that do not fit the width
+    slim: Section | None = None  # a smaller form, used before anything else is left out
 
 
-def whole(name: str, page: RenderableType, lacking: Sequence[str] = ()) -> Section:
+def whole(name: str, content: RenderableType, lacking: Sequence[str] = ()) -> Section:
     """Return a section that is shown whole or not at all."""
-    return Section(lambda _: page, lambda _: name, lacking=lacking)
+    return Section(draw=lambda _: content, missing=lambda _: name, lacking=lacking)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The lines of a page, and what is missing of it."""
+    """The lines of a page, and the names of the parts that are left out."""
 
     lines: Lines
     missing: list[str]  # sections and rows
@@ -49,21 +49,21 @@ Draw = Callable[[Section, int], Lines]
 
 
 def fit(sections: Sequence[Section], room: int | None, draw: Draw) -> Fitted:
-    """Choose what fits `room` lines: each section in turn that still fits, else its first rows.
+    """Return the sections that fit `room` lines: each in turn, whole if it fits, else its first rows.
 
-    Without `room` everything is chosen. `draw` returns the lines of a section with its first rows.
+    If `room` is None, everything fits. `draw` returns the lines of a section with a number of rows.
     """
     fitted = _fit(sections, room, draw)
     if fitted.missing:
-        fitted = _fit([each.slim or each for each in sections], room, draw)
+        fitted = _fit([section.slim or section for section in sections], room, draw)
     return fitted
 
 
 def _fit(sections: Sequence[Section], room: int | None, draw: Draw) -> Fitted:
     fitted = Fitted([], [], [])
     for section in sections:
-        left = None if room is None else room - len(fitted.lines)
-        rows = _rows_that_fit(section, left, draw)
+        remaining = None if room is None else room - len(fitted.lines)
+        rows = _rows_that_fit(section, remaining, draw)
         if rows < section.rows:
             fitted.missing.append(section.missing(rows))
         if rows:
@@ -73,7 +73,7 @@ def _fit(sections: Sequence[Section], room: int | None, draw: Draw) -> Fitted:
 
 
 def _rows_that_fit(section: Section, room: int | None, draw: Draw) -> int:
-    """Return the most rows whose lines fit; 0 where even the least do not."""
+    """Return the largest number of rows whose lines fit `room`; 0 if not even `section.least` rows fit."""
     if room is None or len(draw(section, section.rows)) <= room:
         return section.rows
     fits, too_many = section.least - 1, section.rows
@@ -92,13 +92,13 @@ def narrowed(
     console: Console,
     options: ConsoleOptions,
 ) -> tuple[Table, Sequence[str]]:
-    """Build a table without the first of its `optional` columns, as many as the width has no room for.
+    """Return a table that fits the width, and the columns that it lacks for that.
 
-    Returns the table and the columns that it lacks.
+    Columns are left out in the order of `optional`, no more than necessary.
     """
     for count in range(len(optional) + 1):
         table = build(frozenset(optional[:count]))
-        wanted = Measurement.get(console, options.update(max_width=1000), table).maximum
-        if wanted <= options.max_width:
+        width = Measurement.get(console, options.update(max_width=1000), table).maximum
+        if width <= options.max_width:
             break
     return table, optional[:count]

@@ -1,13 +1,13 @@
-"""Which run is meant, and which of its trajectories.
+"""Finds the run that a command means, and the trajectory with a given id.
 
-find_run       a configuration file, a run directory, or nothing -> the run that is meant
-find_subject   a trajectory by its id, of the run or of its pool; or an error with the nearest cure
+find_run       a configuration file, a run directory, or nothing -> the run directory
+find_subject   the trajectory with an id, of the run or of its pool
+nearest        a hint on ids that exist, for an error about one that does not
+check_tasks    raises an error for a task that the run does not have
+check_reason   raises an error for a reason for which nothing is dropped
 written_at     when a database was last written to
-nearest        what to write instead of an id that nothing has
-has_ended      whether the `dart data` that served the run is gone
-process_ends   what became of the run's processes that are not heard any more
-check_tasks    whether the run has such tasks
-check_reason   whether trajectories are dropped for such a reason
+has_ended      whether the data service that served the run is gone
+process_ends   how the silent processes of the run ended
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dart_cli.runtime.run_dir import refuse_missing
 from envs.contract.own_code import did_you_mean
 
 RUNS = Path("runs")
-"""Where a run is looked for when none was named."""
+"""The folder in which a run is looked for if the user names none."""
 
 _GROUP_ID = re.compile(r"g?(\d+)(?:-\d*)?")
 
@@ -38,8 +38,8 @@ _GROUP_ID = re.compile(r"g?(\d+)(?:-\d*)?")
 def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
     """Return the run directory of a configuration file, or `target` itself if it is a directory.
 
-    Without a target it is the run below `runs` that was written to last. Raises ConfigError,
-    RunDirectoryError.
+    If `target` is None, it is the run below `runs` that was written to last. Raises ConfigError, or
+    RunDirectoryError if there is no run.
     """
     if target is None:
         target = _newest_run()
@@ -48,11 +48,12 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
         if not (target / DATABASE).is_file():
             if any(target.glob("*.parquet")):
                 raise RunDirectoryError(
-                    f"{target}: exported trajectories, no run; file them in a run's pool with `dart data import "
-                    f"CONFIG {target}`, then look at that run, e.g. with `dart data ls CONFIG --pool`"
+                    f"{target}: a folder of exported trajectories, not a run; put them into a run's pool "
+                    f"with `dart data import CONFIG {target}`, then look at that run, e.g. with "
+                    "`dart data ls CONFIG --pool`"
                 )
             raise RunDirectoryError(
-                f"{target}: no run in it, {DATABASE} is missing; name a run directory that "
+                f"{target}: there is no run in it, because {DATABASE} is missing; name a run directory that "
                 "`dart data` or `dart up` made, or the TOML file of the run"
             )
         return target
@@ -66,14 +67,14 @@ def find_run(target: Path | None, overrides: Sequence[str] = ()) -> Path:
 
 
 def has_ended(reader: Reader) -> bool:
-    """Whether the `dart data` that served the run is gone; False where none is known."""
-    served = [each for each in workers_of(reader.path.parent) if each.name == "data"]
-    return any(each.liveness == "gone" for each in served)
+    """Return True if the data service that served the run is gone; False if this host has no record of it."""
+    workers = workers_of(reader.path.parent)
+    return any(worker.name == "data" and worker.liveness == "gone" for worker in workers)
 
 
 def process_ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]:
-    """Return what became of each process whose heartbeats have stopped, by its name: see `end_of`."""
-    processes = {each.name: each for each in workers_of(reader.path.parent)}
+    """Return worker -> how it ended (see `end_of`), for processes whose heartbeats have stopped."""
+    processes = {process.name: process for process in workers_of(reader.path.parent)}
     here = socket.gethostname()
     words = {}
     for row in silent:
@@ -88,29 +89,29 @@ def process_ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]
 
 
 def _newest_run() -> Path:
-    found = [path.parent for path in RUNS.glob(f"*/{DATABASE}")]
-    if not found:
+    run_dirs = [path.parent for path in RUNS.glob(f"*/{DATABASE}")]
+    if not run_dirs:
         raise RunDirectoryError(
             f"no run below {RUNS}; name the one you mean: a run directory or its TOML file"
         )
-    return max(found, key=lambda run_dir: written_at(run_dir / DATABASE))
+    return max(run_dirs, key=lambda run_dir: written_at(run_dir / DATABASE))
 
 
 def written_at(database: Path) -> float:
-    """When a database was last written to, unix seconds; a reader leaves an empty log beside it."""
+    """Return when a database was last written to, unix seconds."""
     moments = [0.0]
     for path in (database, database.with_name(f"{database.name}-wal")):
         with suppress(OSError):  # the log is removed when the last connection closes
-            found = path.stat()
-            if found.st_size or path == database:
-                moments.append(found.st_mtime)
+            status = path.stat()
+            if status.st_size or path == database:  # a reader leaves an empty log
+                moments.append(status.st_mtime)
     return max(moments)
 
 
 def find_subject(reader: Reader, name: str) -> Subject:
-    """Return the trajectory called `name`; the id of a pool member may be shortened while it is unique.
+    """Return the trajectory with the id `name`; the id of a pool member may be shortened while it is unique.
 
-    Raises UserError with the nearest cure.
+    Raises UserError with a hint on ids that exist.
     """
     if trajectory := reader.trajectory(name):
         group = reader.groups_by_id([trajectory.group_id])[trajectory.group_id]
@@ -119,7 +120,7 @@ def find_subject(reader: Reader, name: str) -> Subject:
         members = [row for row in reader.pool(evicted=True) if row.trajectory_id.startswith(name)]
         if len(members) == 1:
             return Subject.of_pool(members[0])
-        many = f"{len(members)} of its members begin with it, write more of the id"
+        many = f"the ids of {len(members)} members begin with it, so write more of the id"
         none = "`dart data ls --pool` lists its members"
         raise UserError(
             f"no pool member {name!r} in {reader.path.parent}; {many if members else none}"
@@ -129,38 +130,38 @@ def find_subject(reader: Reader, name: str) -> Subject:
 
 def check_tasks(reader: Reader, names: Iterable[str]) -> None:
     """Raise UserError for a task that neither the run nor its pool has."""
-    known = {task_id for _, task_id in reader.instructions()}
-    known |= {row.task_id for row in reader.pool(evicted=True)}
+    tasks = {task_id for _, task_id in reader.instructions()}
+    tasks |= {row.task_id for row in reader.pool(evicted=True)}
     for name in names:
-        if name not in known:
+        if name not in tasks:
             raise UserError(
-                f"--task {name}: {reader.path.parent} has no such task{did_you_mean(name, known)}; "
-                "`dart data stats` lists those it has"
+                f"--task {name}: {reader.path.parent} has no such task{did_you_mean(name, tasks)}; "
+                "`dart data stats` lists its tasks"
             )
 
 
 def check_reason(reader: Reader, reason: str | None) -> None:
-    """Raise UserError for a reason that nothing is dropped for, and that the run does not hold."""
+    """Raise UserError for an unknown reason that no trajectory of the run has."""
     if reason is None or reason in DROP_REASONS or reader.trajectories(reason=reason, limit=1):
         return
     raise UserError(
-        f"--reason {reason}: nothing is dropped for it{did_you_mean(reason, DROP_REASONS)}; "
-        f"there are {', '.join(DROP_REASONS)}"
+        f"--reason {reason}: no trajectory is dropped for it{did_you_mean(reason, DROP_REASONS)}; "
+        f"the reasons are {', '.join(DROP_REASONS)}"
     )
 
 
 def nearest(reader: Reader, name: str) -> str:
-    """Return what to write instead of an id that no trajectory, or no group, has."""
+    """Return a hint on ids that exist, to be read after an error about the id `name`."""
     newest = reader.newest_group()
     if not newest:
         return "nothing was played in it yet"
-    found = _GROUP_ID.fullmatch(name)
-    if found is None:
+    match = _GROUP_ID.fullmatch(name)
+    if match is None:
         return (
             f"ids look like {group_id(newest)}-00; `dart data ls {reader.path.parent}` lists them"
         )
-    wanted = group_id(int(found[1]))
-    members = [row.id for row in reader.trajectories(group_ids=[wanted])]
+    group = group_id(int(match[1]))
+    members = [row.id for row in reader.trajectories(group_ids=[group])]
     if members:
-        return f"group {wanted} has {members[0]} to {members[-1]}"
+        return f"group {group} has {members[0]} to {members[-1]}"
     return f"its groups go from {group_id(1)} to {group_id(newest)}"

@@ -1,9 +1,10 @@
-"""Screenshots as SVG, with what is drawn over them; no image of its own, which pages may not embed.
+"""Screenshots as SVG with marks over them. The image is referred to, because pages may not embed images.
 
-image_size     pixels of an encoded image; reduced, the same picture in fewer of them
-screenshot     the picture of a screenshot with what is over it
+image_size     the width and height of an encoded image
+reduced        the same image with fewer pixels
+screenshot     a screenshot with marks over it
 action_marks   the marks of an action
-heat_marks     where pointers looked
+heat_marks     the marks of where pointers looked
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from envs.contract.base import image_type
 from envs.contract.screenshots import BROKEN, as_seen, seen_size
 
 LEVELS = 8
-"""Opacities of a pointer's cells; the lowest are not drawn."""
-_SMALL = 400  # pixels across, below which pixels stay sharp when they are enlarged
+"""Levels of opacity of a pointer's cells; cells of level 0 are not drawn."""
+_SMALL = 400  # pixels across; the pixels of a smaller image stay sharp when it is enlarged
 
 
 def image_size(image: bytes) -> tuple[int, int] | None:
-    """Pixels of an image that can be shown; its header alone is read."""
+    """Return the width and height of an image, from its header; None if it cannot be shown."""
     if image_type(image) is None:
         return None
     try:
@@ -40,9 +41,9 @@ def image_size(image: bytes) -> tuple[int, int] | None:
 
 
 def reduced(image: bytes, across: int) -> bytes:
-    """Return the picture in at most so many pixels across, as WebP; itself where it has no more.
+    """Return the image as WebP, at most `across` pixels wide; the same bytes if it is no wider.
 
-    Raises UserError for what is no picture.
+    Raises UserError if it is not an image.
     """
     try:
         with Image.open(io.BytesIO(image)) as opened:
@@ -52,7 +53,7 @@ def reduced(image: bytes, across: int) -> bytes:
             size = across, max(1, round(height * across / width))
             smaller = as_seen(opened).resize(size, Image.Resampling.LANCZOS)
     except BROKEN as error:
-        raise UserError(f"a screenshot is no picture: {error}") from None
+        raise UserError(f"a screenshot is not an image: {error}") from None
     file = io.BytesIO()
     smaller.save(file, "WEBP", quality=80)
     return file.getvalue()
@@ -61,7 +62,7 @@ def reduced(image: bytes, across: int) -> bytes:
 def screenshot(
     picture: Markup, width: int, height: int, over: Markup | str = "", alt: str = "screenshot"
 ) -> Markup:
-    """Return a picture of `width` x `height` pixels as it fits the page, with what is drawn over it."""
+    """Return a picture of `width` x `height` pixels, scaled to the page, with the marks `over` it."""
     small = " small" if width < _SMALL else ""
     return Markup(
         '<svg class="screen{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>'
@@ -69,11 +70,11 @@ def screenshot(
 
 
 def action_marks(action: Mapping[str, Any] | None, width: int) -> Markup:
-    """Return the marks of an action, over its screenshot of that width."""
-    return Markup("").join(map(_drawn, marks_of(action, width)))
+    """Return the marks of an action over a screenshot that is `width` pixels wide."""
+    return Markup("").join(map(_mark_svg, marks_of(action, width)))
 
 
-def _drawn(mark: Line | Ring) -> Markup:
+def _mark_svg(mark: Line | Ring) -> Markup:
     if isinstance(mark, Line):
         path = "M" + "L".join(f"{x:g} {y:g}" for x, y in mark.points)
         return Markup('<path class="halo" d="{0}"/><path class="mark" d="{0}"/>').format(path)
@@ -84,12 +85,12 @@ def _drawn(mark: Line | Ring) -> Markup:
 
 
 def heat_marks(pointed: Sequence[PointerMap], width: int, height: int) -> Markup:
-    """Cells, regions and candidates of a step's pointers, over its screenshot of these pixels."""
-    return Markup("").join(_looked(each, width, height) for each in pointed)
+    """Return the cells, regions and candidates of a step's pointers over a screenshot of that size."""
+    return Markup("").join(_heat_svg(pointer_map, width, height) for pointer_map in pointed)
 
 
-def _looked(pointed: PointerMap, width: int, height: int) -> Markup:
-    heat = heat_of(pointed)
+def _heat_svg(pointer_map: PointerMap, width: int, height: int) -> Markup:
+    heat = heat_of(pointer_map)
     levels = np.rint(heat / 255 * LEVELS).astype(int)
     parts = [
         Markup('<path class="heat" fill-opacity="{}" d="{}"/>').format(
@@ -101,21 +102,21 @@ def _looked(pointed: PointerMap, width: int, height: int) -> Markup:
     edges = "".join(f"M{x0} {y0}L{x1} {y1}" for x0, y0, x1, y1 in outline(heat))
     parts.append(Markup('<path class="region" d="{}"/>').format(edges))
     scaled = Markup('<g transform="scale({} {})">{}</g>').format(
-        f"{width / pointed.columns:g}", f"{height / pointed.rows:g}", Markup("").join(parts)
+        f"{width / pointer_map.columns:g}", f"{height / pointer_map.rows:g}", Markup("").join(parts)
     )
     size = f"{max(9.0, width / 22):g}"
-    named = [
+    numbers = [
         Markup('<text class="candidate" x="{}" y="{}" font-size="{}">{}</text>').format(
-            f"{each.x * width:g}", f"{each.y * height:g}", size, nth
+            f"{candidate.x * width:g}", f"{candidate.y * height:g}", size, nth
         )
-        for nth, each in enumerate(pointed.candidates, start=1)
+        for nth, candidate in enumerate(pointer_map.candidates, start=1)
     ]
-    return scaled + Markup("").join(named)
+    return scaled + Markup("").join(numbers)
 
 
-def _cells(kept: NDArray[np.bool_]) -> str:
-    """Return a path of the cells [rows, columns], those beside one another in a row at once."""
-    edges = np.diff(np.pad(kept.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+def _cells(mask: NDArray[np.bool_]) -> str:
+    """Return a path around the cells of a mask [rows, columns]; neighbours in a row are one rectangle."""
+    edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     starts, ends = np.argwhere(edges == 1), np.argwhere(edges == -1)
     return "".join(
         f"M{first} {row}h{after - first}v1h{first - after}z"

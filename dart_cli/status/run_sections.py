@@ -1,45 +1,58 @@
-"""The parts of a run's page: what came of it so far. `window` puts them together.
+"""The sections of a run's page on its progress and its results. `status_page` puts them together.
 
 header         how far the run is, the time left, its success
 progress_line  the run in one line, where there is no terminal
 problems       what needs attention, a line each
-task_results   success by task; training, throughput and pipeline, tables of names and numbers
-judge_lines    what a judge model said, in words; judge_json, as plain values
+task_results   a table of success by task
+training       a table of the trainer's newest metrics
+throughput     a table of rates, staleness and verdicts
+pipeline       a table of groups and trajectories by state
 sparkline      numbers as one line of blocks
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bus.snapshot import JudgeView, Snapshot, TaskView
-from dart_cli.algo.statistics import Agreement
+from bus.snapshot import Snapshot, TaskView
 from dart_cli.runtime.tables import count, fraction, minutes, moment, page_table, table_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 24
 METRICS = (
-    *("loss", "reward", "entropy", "parity_mean", "ratio_mean", "ess", "grad_norm", "mismatch_kl"),
-    *("reference_kl", "replay_ess", "lr", "staleness_mean", "samples", "tokens", "step_s"),
+    "loss",
+    "reward",
+    "entropy",
+    "parity_mean",
+    "ratio_mean",
+    "ess",
+    "grad_norm",
+    "mismatch_kl",
+    "reference_kl",
+    "replay_ess",
+    "lr",
+    "staleness_mean",
+    "samples",
+    "tokens",
+    "step_s",
     "waiting_s",
 )
-"""Of the trainer; shown first and in this order, as far as it sends them."""
+"""Metrics of the trainer that are shown first, in this order, if it sends them."""
 _MAX_METRICS = 12
 
 
 def progress_line(snapshot: Snapshot) -> str:
-    """Return in one line how far the run is, success, throughput, staleness."""
+    """Return one line with the progress, success, throughput and staleness of the run."""
     alive = sum(process.alive for process in snapshot.processes)
-    until = _until_stop(snapshot)
+    early_stop = _early_stop(snapshot)
     return (
         f"{_how_far(snapshot)}  "
         f"success {fraction(snapshot.success)} {sparkline(snapshot.success_curve[-24:], 0, 1)}"
-        f"{until and f'  {until}'}  "
+        f"{early_stop and f'  {early_stop}'}  "
         f"{snapshot.rates.trajectories:.0f} trajectories/min  "
         f"staleness {snapshot.staleness.mean:.1f}  {alive} processes"
         f"{_ending(snapshot)}"
@@ -47,34 +60,37 @@ def progress_line(snapshot: Snapshot) -> str:
 
 
 def problems(snapshot: Snapshot) -> list[str]:
-    """One line for each stall, refused weight set and warning; empty where the run is healthy.
+    """Return a line for each stall, refused weight set and warning; none if the run is healthy.
 
-    Dead processes are stalls. A process that ended because the run is over is not a problem.
+    A dead process is a stall. A process that ended because the run is over is not a problem.
     """
     if snapshot.stopping:
         return []
-    serves = {
+    serving = {
         process.worker: process.policy_version for process in snapshot.processes if process.alive
     }
-    refused = [
+    refusals = [
         f"{sync.worker} refused version {sync.policy_version}, "
-        f"{'its old weights serve' if serves[sync.worker] >= 0 else 'it serves nothing yet'}: {sync.error}"
+        f"{'its old weights serve' if serving[sync.worker] >= 0 else 'it serves nothing yet'}: {sync.error}"
         for sync in snapshot.syncs
-        if sync.error and sync.worker in serves
+        if sync.error and sync.worker in serving
     ]
-    return [*(stall.text for stall in snapshot.stalls), *refused, *snapshot.warnings]
+    return [*(stall.text for stall in snapshot.stalls), *refusals, *snapshot.warnings]
 
 
 def sparkline(
     values: Sequence[float | None], low: float | None = None, high: float | None = None
 ) -> str:
-    """Numbers as blocks of eight heights, a gap for None; scaled to `low`..`high` or to fit."""
-    known = [value for value in values if value is not None]
-    if not known:
+    """Return numbers as blocks of eight heights, with a gap for None.
+
+    They are scaled to `low` and `high`, or to the smallest and the largest value.
+    """
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return ""
-    bottom = min(known) if low is None else low
-    span = (max(known) if high is None else high) - bottom
-    return "".join(" " if each is None else _block(each - bottom, span) for each in values)
+    bottom = min(numbers) if low is None else low
+    span = (max(numbers) if high is None else high) - bottom
+    return "".join(" " if value is None else _block(value - bottom, span) for value in values)
 
 
 def _block(above: float, span: float) -> str:
@@ -86,11 +102,11 @@ def _block(above: float, span: float) -> str:
 
 
 def header(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
-    """Return the run's state, how far it is, the time left, its success, and what ends it early.
+    """Return lines with the run's state, progress, time left and success, and with what ends it early.
 
-    `is_old`: the data service has not answered since this snapshot.
+    `is_old` is true if the data service has not answered since this snapshot.
     """
-    filled = round(_BAR_CELLS * min(1.0, max(share for share, _ in _ends(snapshot))))
+    filled = round(_BAR_CELLS * min(1.0, max(share for share, _ in _limits(snapshot))))
     state = Text.assemble(
         (f"{snapshot.run_dir}  ", "bold"),
         ("━" * filled, "green"),
@@ -106,7 +122,7 @@ def header(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
         f"  mean reward {fraction(snapshot.reward)}" if _is_partial(snapshot) else "",
     )
     lines = [state, Text("  ".join(filter(None, (_how_far(snapshot), left)))), success]
-    return Group(*lines, *map(Text, filter(None, [_until_stop(snapshot)])))
+    return Group(*lines, *map(Text, filter(None, [_early_stop(snapshot)])))
 
 
 def _state(snapshot: Snapshot, *, is_old: bool) -> Text:
@@ -119,41 +135,47 @@ def _state(snapshot: Snapshot, *, is_old: bool) -> Text:
     return Text("needs attention", "bold red") if problems(snapshot) else Text("running")
 
 
-def _ends(snapshot: Snapshot) -> list[tuple[float, str]]:
-    """Return what ends the run: the share in [0, 1] that is over, in words with the limit if there is one."""
-    run, most = snapshot.run_s, 60 * snapshot.max_minutes
+def _limits(snapshot: Snapshot) -> list[tuple[float, str]]:
+    """Return the progress towards each limit that ends the run: a share in [0, 1], and a text.
+
+    The time is among them even if it has no limit.
+    """
+    run_s, limit_s = snapshot.run_s, 60 * snapshot.max_minutes
     updates, total = snapshot.updates, snapshot.updates_total
-    ends = [
-        (run / most, f"{minutes(run)} of {minutes(most)}") if most else (0.0, minutes(run)),
+    limits = [
+        (run_s / limit_s, f"{minutes(run_s)} of {minutes(limit_s)}")
+        if limit_s
+        else (0.0, minutes(run_s)),
         (updates / max(1, total), f"update {updates}/{total}"),
     ]
     if limit := snapshot.max_trajectories:
-        ends.append((snapshot.played / limit, f"trajectory {snapshot.played}/{limit}"))
-    return ends
+        limits.append((snapshot.played / limit, f"trajectory {snapshot.played}/{limit}"))
+    return limits
 
 
 def _how_far(snapshot: Snapshot) -> str:
-    """Return `3:05 of 9:30  update 7/20`."""
-    return "  ".join(text for _, text in _ends(snapshot))
+    """Return the progress towards all limits, e.g. `3:05 of 9:30  update 7/20`."""
+    return "  ".join(text for _, text in _limits(snapshot))
 
 
 def _time_left(snapshot: Snapshot) -> str:
-    """Return `about 3:05 left` by the rates of the last minute; empty before the first of them."""
-    rates, ends = snapshot.rates, []
-    if rates.updates:
-        ends.append(60 * (snapshot.updates_total - snapshot.updates) / rates.updates)
+    """Return e.g. `about 3:05 left`, by the rates of the last minute; empty before the first rate."""
+    rates = snapshot.rates
+    seconds_left = []
+    if rates.train_steps:
+        seconds_left.append(60 * (snapshot.updates_total - snapshot.updates) / rates.train_steps)
     if snapshot.max_trajectories and rates.trajectories:
-        ends.append(60 * (snapshot.max_trajectories - snapshot.played) / rates.trajectories)
+        seconds_left.append(60 * (snapshot.max_trajectories - snapshot.played) / rates.trajectories)
     if snapshot.max_minutes:
-        ends.append(60 * snapshot.max_minutes - snapshot.run_s)
-    if not ends:
+        seconds_left.append(60 * snapshot.max_minutes - snapshot.run_s)
+    if not seconds_left:
         return ""
     kind = "at most" if snapshot.stop else "about"
-    return f"{kind} {minutes(max(0.0, min(ends)))} left"
+    return f"{kind} {minutes(max(0.0, min(seconds_left)))} left"
 
 
-def _until_stop(snapshot: Snapshot) -> str:
-    """Return how far the run is from train.stop_at; empty without, and once the run is over."""
+def _early_stop(snapshot: Snapshot) -> str:
+    """Return how far the run is from train.stop_at; empty if that is not set, or if the run is over."""
     stop = snapshot.stop
     if stop is None or snapshot.stopping:
         return ""
@@ -165,19 +187,19 @@ def _until_stop(snapshot: Snapshot) -> str:
 
 
 def _ending(snapshot: Snapshot) -> str:
-    """Return what a run that ends waits for; empty if nothing."""
+    """Return what a run that is ending waits for; empty if it waits for nothing."""
     return f"  waits for {snapshot.ending}" if snapshot.ending else ""
 
 
 def _is_partial(snapshot: Snapshot) -> bool:
-    """Whether rewards say more than success: some lie between 0 and 1, or belong to other outcomes."""
+    """Return True if some reward tells more than its outcome, e.g. lies between 0 and 1."""
     return any(task.reward is not None and task.reward != task.success for task in snapshot.tasks)
 
 
-# --- what came of it -------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------
 
 
-def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+def _name_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     table = page_table(title, "name", "value", right=("value",))
     table.show_header, table.box, table.columns[0].style = False, None, "bright_black"
     for row in rows:
@@ -186,7 +208,7 @@ def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def pipeline(snapshot: Snapshot) -> Table:
-    """Return where groups and trajectories are."""
+    """Return a table of how many groups and trajectories are in each state."""
     groups, replays = snapshot.groups, snapshot.replays
     rows = [
         ("groups open", f"{groups.open} of {groups.limit}"),
@@ -204,44 +226,44 @@ def pipeline(snapshot: Snapshot) -> Table:
         rows.append((f"trajectories {state}", f"{number:,}"))
         if state == "dropped":
             rows += [(f"  {why}", f"{n:,}") for why, n in sorted(snapshot.dropped.items())]
-    return _pairs("pipeline", rows)
+    return _name_value_table("pipeline", rows)
 
 
 def throughput(snapshot: Snapshot) -> Table:
-    """Return the rates of the last minute, all by the minute, and what was judged."""
-    rates, stale = snapshot.rates, snapshot.staleness
-    histogram = [float(stale.histogram.get(age, 0)) for age in range(stale.max + 1)]
+    """Return a table of the rates of the last minute, staleness, verdicts and the size on disk."""
+    rates, staleness = snapshot.rates, snapshot.staleness
+    histogram = [float(staleness.histogram.get(age, 0)) for age in range(staleness.max + 1)]
     rows = [
         ("trajectories/min", _rate(rates.trajectories)),
         ("steps/min", _rate(rates.steps)),
         ("actions/min", _rate(rates.actions)),
         ("updates/min", _rate(rates.updates)),
         ("newest version", "-" if snapshot.policy_version < 0 else str(snapshot.policy_version)),
-        ("staleness", f"mean {stale.mean:.2f}, max {stale.max} {sparkline(histogram, 0)}"),
+        ("staleness", f"mean {staleness.mean:.2f}, max {staleness.max} {sparkline(histogram, 0)}"),
         *((f"verdict {verdict}", f"{n:,}") for verdict, n in sorted(snapshot.verdicts.items())),
         ("on disk", f"{snapshot.store_bytes / 1e6:.1f} MB"),
     ]
-    return _pairs("throughput", rows)
+    return _name_value_table("throughput", rows)
 
 
 def _rate(per_minute: float) -> str:
-    """Return a rate, with two digits below 10: some updates take minutes."""
+    """Return a rate per minute as text, with two digits below 10, because some updates take minutes."""
     return f"{per_minute:.2g}" if per_minute < 10 else f"{per_minute:,.0f}"
 
 
 def training(snapshot: Snapshot) -> Table:
-    """Return the newest metrics of the trainer with their curves."""
+    """Return a table of the trainer's newest metrics with their curves."""
     names = [name for name in METRICS if name in snapshot.metrics]
     names += sorted(set(snapshot.metrics) - set(names))
     rows = []
     for name in names[:_MAX_METRICS]:
         curve = sparkline(snapshot.metric_curves.get(name, [])[-16:])
         rows.append((name, f"{count(snapshot.metrics[name])} {curve}"))
-    return _pairs("training", rows or [("no update yet", "")])
+    return _name_value_table("training", rows or [("no update yet", "")])
 
 
 TASK_COLUMNS = ("played next", "invalid")
-"""Columns of `task_results` that a narrow page lacks, the first one first."""
+"""Columns of `task_results` that a narrow page leaves out, in this order."""
 
 
 def task_results(
@@ -251,7 +273,10 @@ def task_results(
     *,
     points: int = 30,
 ) -> Table:
-    """Return the success of the first `rows` tasks, each with the newest `points` of its curve."""
+    """Return a table of the first `rows` tasks with their success and the newest `points` of their curves.
+
+    Columns named in `lacking` are left out.
+    """
     columns: dict[str, Callable[[TaskView], RenderableType]] = {
         "task": lambda task: task.task_id,
         ">reward": lambda task: fraction(task.reward),
@@ -264,62 +289,10 @@ def task_results(
     }
     if not _is_partial(snapshot):
         del columns[">reward"]
-    shown = {name: value for name, value in columns.items() if name.lstrip(">") not in lacking}
-    return table_of("tasks", snapshot.tasks[:rows], shown)
+    columns = {name: cell for name, cell in columns.items() if name.lstrip(">") not in lacking}
+    return table_of("tasks", snapshot.tasks[:rows], columns)
 
 
 def _invalid(task: TaskView) -> str:
     share = task.invalid_share or 0.0
     return f"{task.invalid} ({share:.0%})" if share >= 0.01 else str(task.invalid)
-
-
-# --- judges ----------------------------------------------------------------------------------
-
-
-def judge_lines(judge: JudgeView) -> list[str]:
-    """Return what it decided, how far it agrees with the evaluators, what it cost."""
-    name, lines = f"judge {judge.judge}", []
-    if judge.verdicts:
-        said = ", ".join(
-            f"{judge.verdicts.get(outcome, 0)} {outcome}" for outcome in ("pass", "fail", "invalid")
-        )
-        lines.append(
-            f"{name} gave the verdict of {sum(judge.verdicts.values())} trajectories "
-            f"of tasks without an evaluator: {said}"
-        )
-    found = _agreement(judge)
-    if found.n and found.share is not None:
-        low, high = found.share_interval
-        kappa = "kappa undefined, both say the same of all"
-        if found.kappa is not None and (interval := found.kappa_interval) is not None:
-            kappa = f"kappa {found.kappa:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-        lines.append(
-            f"{name} beside the evaluators, n = {found.n}: agree {found.share:.2f} "
-            f"[{low:.2f}, {high:.2f}], {kappa}; both pass {found.both_pass}, both fail {found.both_fail}, "
-            f"the judge passes what the evaluator fails {found.judge_alone}, the reverse "
-            f"{found.evaluator_alone}"
-        )
-    each_s = judge.seconds / judge.judged if judge.judged else 0.0
-    without = f"; {judge.unanswered} without an answer" if judge.unanswered else ""
-    lines.append(
-        f"{name}: {judge.judged} trajectories, {judge.calls} calls, {judge.prompt_tokens} + "
-        f"{judge.completion_tokens} tokens, {each_s:.1f} s each{without}"
-    )
-    return lines
-
-
-def judge_json(judge: JudgeView) -> dict[str, Any]:
-    """With the agreement and its 95 % intervals."""
-    found = _agreement(judge)
-    return judge.model_dump() | {
-        "n": found.n,
-        "agreement": found.share,
-        "agreement_interval": list(found.share_interval),
-        "kappa": found.kappa,
-        "kappa_interval": None if found.kappa_interval is None else list(found.kappa_interval),
-    }
-
-
-def _agreement(judge: JudgeView) -> Agreement:
-    """Over the trajectories of which judge and evaluator have an opinion."""
-    return Agreement(judge.both_pass, judge.both_fail, judge.judge_alone, judge.evaluator_alone)

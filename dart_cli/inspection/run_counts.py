@@ -1,10 +1,11 @@
-"""How much a run holds and how its tasks fare, counted once for `dart data stats`, the pages and the report.
+"""How much a run holds, and the results of its tasks: for `dart data stats`, the pages and the report.
 
-Counts      of the trajectories of the run, or of one of its tasks
-RunCounts   both, with groups, pool and batches
-count       these, by one pass over the ledger without steps and images; counts_json, with sizes and judges
-counts_of   of some rows of counters
-unaccounted sentences on what does not add up
+Counts       counts of the run's trajectories, or of those of one task
+RunCounts    the counts of the run and of each task, with groups, pool and batches
+count        reads the counts in one pass over the ledger, without steps and images
+counts_json  the same with sizes and judges, as plain values
+counts_of    sums up rows of counters
+unaccounted  sentences on what does not add up
 """
 
 from __future__ import annotations
@@ -23,59 +24,66 @@ from dart_cli.data.exchange.transfer import run_id
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import CountersRow, Remainder, ReplayCounts
 from dart_cli.inspection.trajectories import STATES
-from dart_cli.status.page import judge_json
+from dart_cli.status.judges import judge_json
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-_LIFE = ("open", "leased", "playing", "finished", "ready", "batched", "trained", "dropped")
+_STATE_ORDER = ("open", "leased", "playing", "finished", "ready", "batched", "trained", "dropped")
 
 
 @dataclass(frozen=True)
 class StateCount:
-    """How many are in one state, for one reason."""
+    """How many trajectories or groups are in one state, for one reason."""
 
     state: str
-    reason: str  # why dropped; else empty
+    reason: str  # why they were dropped; empty for other states
     number: int
-    steps: int = 0  # of trajectories that are over
+    steps: int = 0  # steps of the trajectories among them that are over
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Some of a run's trajectories."""
+    """Counts of some of a run's trajectories."""
 
-    states: list[StateCount]  # in the order of a trajectory's life, the most frequent reason first
+    states: list[StateCount]  # as states follow one another, the most frequent reason first
     trajectories: int
     steps: int
-    verdicts: dict[Outcome, int]  # without those that the end of the run or a lease cut off
+    verdicts: dict[
+        Outcome, int
+    ]  # without trajectories that the end of the run or of a lease cut off
     invalid_after_action: int
-    success: float | None  # of those that count for it; None before the first
+    success: float | None  # over the trajectories that count for it; None if there are none
     mean_reward: float | None  # likewise
-    mean_steps: float | None  # of those that passed or failed
+    mean_steps: float | None  # over the trajectories that passed or failed
 
     @property
     def by_state(self) -> dict[str, int]:
-        """Trajectories in each state."""
+        """Number of trajectories in each state."""
         numbers: dict[str, int] = dict.fromkeys(STATES, 0)
-        for each in self.states:
-            numbers[each.state] += each.number
+        for row in self.states:
+            numbers[row.state] += row.number
         return numbers
 
     @property
+    def is_partial(self) -> bool:
+        """Whether rewards tell more than success: some lie between 0 and 1."""
+        return self.mean_reward != self.success
+
+    @property
     def dropped(self) -> list[StateCount]:
-        """Why trajectories were dropped, the most frequent reason first."""
-        return [each for each in self.states if each.state == "dropped"]
+        """The dropped trajectories by reason, the most frequent reason first."""
+        return [row for row in self.states if row.state == "dropped"]
 
 
 @dataclass(frozen=True)
 class RunCounts:
-    """A whole run."""
+    """Counts of a whole run."""
 
     all: Counts
     tasks: dict[str, Counts]  # by name
     groups: list[StateCount]
     pool: dict[str, dict[str, int]]  # task -> source -> members
     expected: dict[str, list[float]]
-    """Task -> the reward that its running baselines expect of it, then at each step; nothing without them."""
+    """Task -> its expected reward by the trackers: of the task, then at each step; empty without trackers."""
     batches: int
     replays: ReplayCounts
     left_out: dict[str, int]  # reason -> steps of batches that are not trained on
@@ -83,7 +91,7 @@ class RunCounts:
 
 
 def count(reader: Reader) -> RunCounts:
-    """How much there is of everything but tokens and images, and whether it adds up."""
+    """Return the counts of everything but tokens and images, with what does not add up."""
     rows = reader.counters()
     by_task: dict[str, list[CountersRow]] = defaultdict(list)
     for row in rows:
@@ -92,9 +100,12 @@ def count(reader: Reader) -> RunCounts:
     for member in reader.pool():
         pool[member.task_id][member.source] += 1
     expected: dict[str, list[float]] = defaultdict(list)
-    for baseline in reader.baselines():  # by step, the whole task's first
-        expected[baseline.task_id].append(RunningBaseline(baseline.passed, baseline.failed).value)
-    groups = (StateCount(*key, number) for key, number in reader.count("groups").items())
+    for tracker in reader.trackers():  # in the order of steps, the tracker of the task first
+        expected[tracker.task_id].append(Tracker(tracker.passed, tracker.failed).value)
+    groups = (
+        StateCount(state=state, reason=reason, number=number)
+        for (state, reason), number in reader.count("groups").items()
+    )
     return RunCounts(
         all=counts_of(rows),
         tasks={task: counts_of(by_task[task]) for task in sorted(by_task)},
@@ -109,7 +120,7 @@ def count(reader: Reader) -> RunCounts:
 
 
 def counts_json(reader: Reader) -> dict[str, Any]:
-    """How much there is of everything, as plain values."""
+    """Return the counts of everything as plain values."""
     return {
         "run": run_id(reader),
         "run_dir": str(reader.path.parent),
@@ -120,41 +131,49 @@ def counts_json(reader: Reader) -> dict[str, Any]:
 
 
 def counts_of(rows: Sequence[CountersRow]) -> Counts:
-    """Of the trajectories of these rows."""
+    """Return the sums over rows of counters."""
     states: dict[tuple[str, str], int] = defaultdict(int)
-    played: dict[tuple[str, str], int] = defaultdict(int)
+    state_steps: dict[tuple[str, str], int] = defaultdict(int)
     verdicts = dict.fromkeys(OUTCOMES, 0)
     for row in rows:
         states[row.state, row.reason] += row.trajectories
-        played[row.state, row.reason] += row.steps
+        state_steps[row.state, row.reason] += row.steps
         if row.verdict is not None:
             verdicts[row.verdict] += row.trajectories
     counted = sum(row.counted for row in rows)
     passed = sum(row.counted for row in rows if row.outcome == "pass")
-    judged = verdicts["pass"] + verdicts["fail"]
+    with_verdict = verdicts["pass"] + verdicts["fail"]
     steps = sum(row.steps for row in rows if row.outcome in ("pass", "fail"))
     return Counts(
-        states=_ordered(StateCount(*key, number, played[key]) for key, number in states.items()),
+        states=_ordered(
+            StateCount(
+                state=state,
+                reason=reason,
+                number=number,
+                steps=state_steps[state, reason],
+            )
+            for (state, reason), number in states.items()
+        ),
         trajectories=sum(row.trajectories for row in rows),
         steps=sum(row.steps for row in rows),
         verdicts=verdicts,
         invalid_after_action=sum(row.acted for row in rows if row.verdict == "invalid"),
         success=passed / counted if counted else None,
         mean_reward=fsum(row.rewards for row in rows if row.counted) / counted if counted else None,
-        mean_steps=steps / judged if judged else None,
+        mean_steps=steps / with_verdict if with_verdict else None,
     )
 
 
 def unaccounted(remainder: Remainder) -> list[str]:
-    """Return what does not add up, a sentence each; [] where all that was played is in an account."""
-    said = {
-        "steps": "episodes have not as many steps stored as they told",
-        "samples": "trajectories of a batch have not each of their steps in it once",
-        "batches": "batches were trained with other numbers of steps than were planned",
-        "reasons": "trajectories were dropped for no reason",
+    """Return a sentence for each thing that does not add up; none if everything played is accounted for."""
+    sentences = {
+        "steps": "episodes have another number of steps stored than they reported",
+        "samples": "trajectories of a batch do not have each of their steps in it exactly once",
+        "batches": "batches were trained with another number of steps than was planned",
+        "reasons": "trajectories were dropped without a reason",
     }
-    return [f"{number} {said[name]}" for name, number in asdict(remainder).items() if number]
+    return [f"{number} {sentences[name]}" for name, number in asdict(remainder).items() if number]
 
 
 def _ordered(counts: Iterable[StateCount]) -> list[StateCount]:
-    return sorted(counts, key=lambda each: (_LIFE.index(each.state), -each.number))
+    return sorted(counts, key=lambda row: (_STATE_ORDER.index(row.state), -row.number))

@@ -27,17 +27,19 @@ from tests.data.test_baselines import stream_config
 from tests.inspection.parts import Played, events_of, events_text, run
 
 
-def test_the_events_of_one_that_is_trained_on(played: Played, reader: Reader) -> None:
-    text = events_text(reader, f"{played.mixed}-00")
+def test_the_events_of_one_that_is_trained_on(run_content: Played, reader: Reader) -> None:
+    text = events_text(reader, f"{run_content.mixed}-00")
     assert "leased to env-0, slot 0" in text
     assert "step 2: Action: click(start_box='(1,2)') -> click 1,2 (v0, rollout-0" in text
     assert "pass after 3 steps: because (stopped: done)" in text
-    assert f"its group {played.mixed} is over: 2 pass, 2 fail; ready for a batch" in text
+    assert f"its group {run_content.mixed} is over: 2 pass, 2 fail; ready for a batch" in text
     assert "part of batch 1: formed when the trainer was at v0" in text
     assert "batch 1 is trained: weights v9" in text
 
 
-def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: Reader) -> None:
+def test_each_step_is_used_or_left_out_with_its_numbers(
+    run_content: Played, reader: Reader
+) -> None:
     rows = [row for row in reader.batch_rows(1) if row.reason != "pool"]
     assert {row.reason for row in rows} == {"mixed", "low_entropy"}
     for row in rows:
@@ -50,22 +52,25 @@ def test_each_step_is_used_or_left_out_with_its_numbers(played: Played, reader: 
         else:
             group = row.trajectory_id.rpartition("-")[0]
             kept = [r.entropy for r in rows if r.weight and r.trajectory_id.startswith(group)]
-            assert f"the least of those kept in its group has {min(kept):.4f} nats" in text
+            assert (
+                f"the lowest entropy that is trained on in its group is {min(kept):.4f} nats"
+                in text
+            )
 
 
 def test_a_pool_member_and_the_group_it_joined_name_each_other(
-    played: Played, reader: Reader
+    run_content: Played, reader: Reader
 ) -> None:
-    member = reader.groups_by_id([played.helped])[played.helped].pool_member
+    member = reader.groups_by_id([run_content.helped])[run_content.helped].pool_member
     assert member is not None
-    of_group = events_text(reader, f"{played.helped}-00")
+    of_group = events_text(reader, f"{run_content.helped}-00")
     assert f"{member} of the pool joined the group" in of_group
     assert "it played another instance, seed 7" in of_group
     text = events_text(reader, member)
     assert "source oracle" in text
     assert "log-probabilities unknown" in text
     assert (
-        f"part of batch 1 with the all-fail group {played.helped} (another instance, seed 7)"
+        f"part of batch 1 with the all-fail group {run_content.helped} (another instance, seed 7)"
         in text
     )
     assert "step 0 is trained on (pool)" in text
@@ -87,24 +92,26 @@ def test_a_success_of_the_same_instance_says_so_and_what_the_baselines_expected(
         next_batch(ledger, 0)
         text = events_text(store, lease.trajectory_id)
         assert f"it played the same instance, seed {first}" in text
-        assert "step 0 is trained on (baseline): advantage -0.500 of a reward where 0.500" in text
+        assert "step 0 is trained on (tracked): advantage -0.500 (expected reward 0.500" in text
         assert f"({lease.group_id} (the same instance" not in events_text(store, "xa")
         assert f"group {lease.group_id} (the same instance" in events_text(store, "xa")
 
 
-def test_what_is_dropped_names_the_rule_and_the_numbers(played: Played, reader: Reader) -> None:
-    assert "all 4 valid members passed" in events_text(reader, f"{played.solved}-01")
+def test_what_is_dropped_names_the_rule_and_the_numbers(
+    run_content: Played, reader: Reader
+) -> None:
+    assert "all 4 valid members passed" in events_text(reader, f"{run_content.solved}-01")
     assert "dropped (invalid): its environment or evaluator broke" in events_text(
-        reader, played.invalid
+        reader, run_content.invalid
     )
-    assert "no step and no heartbeat for 60 s" in events_text(reader, played.expired)
-    text = events_text(reader, played.stale)
+    assert "no step and no heartbeat for 60 s" in events_text(reader, run_content.expired)
+    text = events_text(reader, run_content.stale)
     assert (
         "oldest token was sampled by v1 (update 1), the trainer was at v9 (update 9): "
         "8 versions behind, "
         "data.max_staleness = 4" in text
     )
-    assert events_text(reader, played.playing).endswith("it is leased now")
+    assert events_text(reader, run_content.playing).endswith("it is leased now")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +136,7 @@ def test_an_all_fail_group_explains_why_the_pool_did_not_help(
         )
 
 
-def test_the_last_event_is_the_outcome(played: Played, reader: Reader) -> None:
+def test_the_last_event_is_the_outcome(run_content: Played, reader: Reader) -> None:
     ends = {
         "trained": "is trained: weights",
         "dropped": ("dropped", "equal rewards", "versions behind"),
@@ -143,11 +150,13 @@ def test_the_last_event_is_the_outcome(played: Played, reader: Reader) -> None:
         ), row
 
 
-def test_why_prints_moments_or_json(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"{played.mixed}-00"
-    assert run("why", name, "--run", played.config.run.dir) == 0
+def test_why_prints_moments_or_json(
+    run_content: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{run_content.mixed}-00"
+    assert run("why", name, "--run", run_content.config.run.dir) == 0
     assert "1970-01-01" in capsys.readouterr().out
-    assert run("why", name, "--run", played.config.run.dir, "--json") == 0
+    assert run("why", name, "--run", run_content.config.run.dir, "--json") == 0
     text = json.loads(capsys.readouterr().out)
     assert text["id"] == name
     assert text["worker"] == "env-0"

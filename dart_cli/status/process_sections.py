@@ -1,8 +1,9 @@
-"""What the processes of a run do, as tables: `dart status`, and the page of `dart up`.
+"""The sections of a run's page on its processes. `status_page` puts them together.
 
-processes       each process with its state, its load and what it waits for
-utilisation     where each role's last minute went, and what waits for whom
-weights_taken   what the newest weights cost each rollout worker
+processes       a table of the processes with their state, their load and what they wait for
+state_of        the state of one process, in words
+utilisation     bars of how each role spent the last minute, and the queues between roles
+weights_taken   a table of the rollout workers' newest weights and of the time they took
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _BAR_CELLS = 24
 _ROLE_ORDER = ("data", "train", "rollout", "env", "serve", "eval", "status")
 _STATE_STYLES = {"ready": "green", "training": "green", "waiting": "yellow", "syncing": "cyan"}
 _TROUBLE = frozenset({"queueing", "restarts", "hung"})
-"""Gauges that are shown only if they are not 0."""
-_GAUGES = {  # the most telling gauges of a role's load; the others are in --json
+"""Gauges that are shown only if they are not 0, because they report trouble."""
+_GAUGES = {  # role -> the gauges that describe its load best; --json has all
     "env": ("playing", "slots", "queueing", "episodes", "restarts", "hung"),
     "serve": ("playing", "slots", "episodes", "refused"),
     "rollout": ("in_flight", "waiting", "tokens"),
     "data": ("leases", "open_groups", "ready_groups"),
     "train": ("updates", "tokens", "ranks", "slowest_rank", "rank_memory_mb"),
 }
-_PHASES = {  # in a bar's order: useful work first, lost time last
+_PHASES = {  # phase -> (block, colour), in the order of a bar: useful work first, lost time last
     "playing": ("█", "green"),
     "busy": ("█", "green"),
     "training": ("█", "green"),
@@ -50,7 +51,7 @@ _MAX_SYNCS = 8
 
 
 def processes(snapshot: Snapshot, rows: int | None = None, *, has_load: bool = True) -> Table:
-    """Return the table of the first `rows` processes, with their load where `has_load`."""
+    """Return a table of the first `rows` processes, with their load if `has_load`."""
     order = {role: index for index, role in enumerate(_ROLE_ORDER)}
     hosts = {process.host for process in snapshot.processes}
     columns: dict[str, Callable[[ProcessView], RenderableType]] = {
@@ -72,7 +73,7 @@ def processes(snapshot: Snapshot, rows: int | None = None, *, has_load: bool = T
 
 
 def state_of(process: ProcessView) -> str:
-    """Return what a process says that it does; of a silent one, what became of it."""
+    """Return the state that a process reports; if it is silent, how it ended."""
     if process.alive:
         return process.state
     return end_of(process.state, process.liveness, process.error)
@@ -81,16 +82,16 @@ def state_of(process: ProcessView) -> str:
 def _gauges(process: ProcessView) -> str:
     gauges = process.gauges
     names = [name for name in _GAUGES.get(process.role, ()) if name in gauges]
-    shown = [
+    texts = [
         f"{name} {count(gauges[name])}" for name in names if gauges[name] or name not in _TROUBLE
     ]
-    if asked := gauges.get("prompt_tokens"):
-        shown.append(f"prompts {gauges.get('cached_tokens', 0.0) / asked:.0%} cached")
-    return ", ".join(shown)
+    if prompt_tokens := gauges.get("prompt_tokens"):
+        texts.append(f"prompts {gauges.get('cached_tokens', 0.0) / prompt_tokens:.0%} cached")
+    return ", ".join(texts)
 
 
 def utilisation(snapshot: Snapshot) -> Table:
-    """Return a bar of the last minute for each role, its phases beside it, and the queues."""
+    """Return a bar of the last minute for each role with its phases, and the queues between roles."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.title, table.title_style = "\nutilisation, last minute", "bold"
     table.title_justify = "left"
@@ -106,9 +107,9 @@ def utilisation(snapshot: Snapshot) -> Table:
 
 
 def _bar(usage: UsageView) -> Text:
-    """Return the minute in _BAR_CELLS cells, of which each phase has its share of the time."""
+    """Return a bar of _BAR_CELLS cells, in which each phase has its share of the minute."""
     parts = _shares(usage.minute)
-    ends = [round(_BAR_CELLS * each) for each in accumulate(parts.values(), initial=0.0)]
+    ends = [round(_BAR_CELLS * share) for share in accumulate(parts.values(), initial=0.0)]
     bar = Text()
     for phase, (begin, end) in zip(parts, pairwise(ends), strict=True):
         block, style = _PHASES.get(phase, ("·", ""))
@@ -117,7 +118,7 @@ def _bar(usage: UsageView) -> Text:
 
 
 def _legend(usage: UsageView) -> list[Text]:
-    """Return the phases with their shares; the first with that of the whole run, too."""
+    """Return the phases with their shares of the minute; the first also with its share of the run."""
     entries = []
     for phase, share in _shares(usage.minute).items():
         if share >= _LEAST_SHARE:
@@ -129,18 +130,18 @@ def _legend(usage: UsageView) -> list[Text]:
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return phase -> fraction of all seconds, in a bar's order; empty where there are none."""
+    """Return phase -> fraction of all seconds, in the order of a bar; empty if there are no seconds."""
     total, order = sum(seconds.values()), [*_PHASES, *seconds]
     phases = sorted(seconds, key=order.index)
     return {phase: seconds[phase] / total for phase in phases} if total > 0 else {}
 
 
 SYNC_COLUMNS = ("in flight", "waited", "transfer", "ago")
-"""Columns of `weights_taken` that a narrow page lacks, the first one first."""
+"""Columns of `weights_taken` that a narrow page leaves out, in this order."""
 
 
 def weights_taken(snapshot: Snapshot, lacking: frozenset[str] = frozenset()) -> Table:
-    """Return each rollout worker's newest weights and what taking them cost."""
+    """Return a table of each rollout worker's newest weights, and how long it took to take them."""
     newest = sorted(snapshot.syncs, key=lambda sync: sync.done_at, reverse=True)
     columns: dict[str, Callable[[SyncView], RenderableType]] = {
         "worker": lambda sync: sync.worker,
@@ -155,7 +156,7 @@ def weights_taken(snapshot: Snapshot, lacking: frozenset[str] = frozenset()) -> 
     table = table_of(
         "weights taken",
         newest[:_MAX_SYNCS],
-        {name: value for name, value in columns.items() if name.lstrip(">") not in lacking},
+        {name: cell for name, cell in columns.items() if name.lstrip(">") not in lacking},
         style=lambda sync: "red" if sync.error else "",
     )
     if len(newest) > _MAX_SYNCS:
@@ -164,7 +165,7 @@ def weights_taken(snapshot: Snapshot, lacking: frozenset[str] = frozenset()) -> 
 
 
 def _short(seconds: float) -> str:
-    """Return seconds in three characters and a unit: `3 ms`, `0.42 s`, `12 s`, `3 min`."""
+    """Return seconds as a short text: `3 ms`, `0.42 s`, `12 s`, `3 min`."""
     if seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 120:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dart_cli.data.store.rows import DROP_REASONS
-from dart_cli.inspection.find import find_run
+from dart_cli.inspection.run_lookup import find_run
 from tests.inspection.parts import Played, run
 
 
@@ -40,29 +40,29 @@ def test_a_run_is_named_by_directory_or_configuration_or_is_the_newest(
         ("g999999-00", "its groups go from g000001 to g0"),
         ("what", "ids look like g0"),
         ("xzz", "`dart data ls --pool` lists its members"),
-        ("xa", "2 of its members begin with it"),
+        ("xa", "the ids of 2 members begin with it"),
     ],
 )
 def test_a_wrong_id_is_one_line_with_the_nearest_cure(
-    wrong: str, cure: str, played: Played, capsys: pytest.CaptureFixture[str]
+    wrong: str, cure: str, run_content: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tool in ("show", "why"):
-        assert run(tool, wrong, "--run", played.config.run.dir) == 2
+        assert run(tool, wrong, "--run", run_content.config.run.dir) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert cure in err
 
 
 def test_a_reason_that_nothing_is_dropped_for_is_one_line_with_the_reasons(
-    played: Played, capsys: pytest.CaptureFixture[str]
+    run_content: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("ls", played.config.run.dir, "--reason", "stal") == 2
+    assert run("ls", run_content.config.run.dir, "--reason", "stal") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "did you mean 'stale'" in err
     for reason in DROP_REASONS:
         assert reason in err
-    assert run("ls", played.config.run.dir, "--reason", "surplus") == 0
+    assert run("ls", run_content.config.run.dir, "--reason", "surplus") == 0
 
 
 def test_every_reason_of_a_drop_is_explained() -> None:
@@ -76,9 +76,9 @@ def test_every_reason_of_a_drop_is_explained() -> None:
     "words", [("show", "\udcff", "--run"), ("ls", "--reason", "\udcff"), ("ls", "--limit", 2**64)]
 )
 def test_a_value_that_no_database_can_hold_is_one_line(
-    words: tuple[object, ...], played: Played, capsys: pytest.CaptureFixture[str]
+    words: tuple[object, ...], run_content: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*words, played.config.run.dir) == 2
+    assert run(*words, run_content.config.run.dir) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -1,9 +1,9 @@
-"""The page of a run, whole or as much of it as a window has room for: what is wanted most stands at the top.
+"""The page of a run, whole or as much of it as fits the window.
 
-StatusPage   what `dart status` and `dart up` show
+StatusPage   the page that `dart status` and `dart up` show
 
-The order of the parts is that of their importance: how far the run is, what needs attention, success by task,
-processes, settings that differ, training, throughput, pipeline, utilisation, weights, judges.
+The sections stand in the order of their importance: progress, problems, success by task, processes, settings
+that differ, training, throughput, pipeline, utilisation, weights, judges. The last ones are left out first.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from rich.segment import Segment
 from rich.text import Text
 
 from bus.snapshot import Snapshot
-from dart_cli.status.page import (
+from dart_cli.status.judges import judge_lines
+from dart_cli.status.process_sections import SYNC_COLUMNS, processes, utilisation, weights_taken
+from dart_cli.status.run_sections import (
     TASK_COLUMNS,
     header,
-    judge_lines,
     pipeline,
     problems,
     task_results,
     throughput,
     training,
 )
-from dart_cli.status.page_layout import Lines, Section, fit, narrowed, whole
-from dart_cli.status.workers import SYNC_COLUMNS, processes, utilisation, weights_taken
+from dart_cli.status.window_fit import Lines, Section, fit, narrowed, whole
 
 LOAD_WIDTH = 80
-"""Columns of a window from which on the processes' load is shown."""
+"""Columns of a window from which on the load of the processes is shown."""
 _LEAST_ROWS = 3
-"""A longer table is cut to no fewer of its first rows."""
+"""Rows that a table keeps at least when it is cut."""
 _CURVES = (30, 20, 10)
-"""Points of a task's curve: as many as the width has room for."""
+"""Points of a task's curve that are tried in turn until the table fits the width."""
 
 
 class StatusPage:
-    """A snapshot as a page; with `is_live` as high as the window at most."""
+    """A page of a snapshot, which rich can print. With `is_live` it is no higher than the window."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class StatusPage:
         above: Sequence[RenderableType] = (),
         below: Sequence[RenderableType] = (),
     ) -> None:
-        """`is_old`: the data service has not answered since. `above` and `below` are shown with the page, whole."""
+        """`is_old`: the data service has not answered since. `above` and `below` are always shown whole."""
         self._snapshot = snapshot
         self._is_live = is_live
         self._top = [*above, header(snapshot, is_old=is_old)]
         self._below = below
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the page. No part gets the window's height, which a panel would fill."""
-        options = options.update(height=None)
+        """Draw the page."""
+        options = options.update(height=None)  # a panel would fill the height of the window
 
         def lines(part: RenderableType) -> Lines:
             return console.render_lines(part, options, pad=False)
@@ -69,9 +69,10 @@ class StatusPage:
         top = [line for part in self._top for line in lines(part)]
         below = [line for part in self._below for line in lines(part)]
         room = options.size.height - len(top) - len(below) if self._is_live else None
-        draw = cache(lambda section, rows: lines(section.page(rows)))
+        draw = cache(lambda section, rows: lines(section.draw(rows)))
         sections = _sections(self._snapshot, console, options)
-        note_lines = 0  # for the note, which depends on what fits beside it
+        # The note names what is left out, and takes room itself: repeat until it fits.
+        note_lines = 0
         while True:
             fitted = fit(sections, None if room is None else room - note_lines, draw)
             left_out = [*fitted.lacking, *fitted.missing]
@@ -85,14 +86,14 @@ class StatusPage:
 
 
 def _note(left_out: Sequence[str], *, is_live: bool) -> Text:
-    """Return the line that names what a page lacks, and where that is shown."""
+    """Return a line that names the parts that a page lacks, and says where they are shown."""
     where = "a larger window, dart status --once or dart view shows it"
     text = f"left out: {', '.join(left_out)}; {where if is_live else 'a wider window shows it'}"
     return Text(text, "bright_black")
 
 
 def _sections(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> list[Section]:
-    """Return the parts by importance."""
+    """Return the sections of the page, the most important one first."""
     texts = problems(snapshot)
     sections = [_attention(texts)] if texts else []
     if snapshot.tasks:
@@ -112,16 +113,16 @@ def _sections(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> 
     if snapshot.syncs:
         table, lacking = narrowed(partial(weights_taken, snapshot), SYNC_COLUMNS, console, options)
         sections.append(whole("weights taken", table, lacking))
-    if judged := [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]:
-        sections.append(whole("judges", Group(*judged)))
+    if judge_texts := [Text(line) for judge in snapshot.judges for line in judge_lines(judge)]:
+        sections.append(whole("judges", Group(*judge_texts)))
     return sections
 
 
 def _attention(texts: Sequence[str]) -> Section:
-    def page(rows: int) -> Panel:
+    def draw(rows: int) -> Panel:
         return Panel("\n".join(texts[:rows]), title="needs attention", style="red", box=box.ROUNDED)
 
-    return Section(page, _missing("problems", len(texts)), len(texts))
+    return Section(draw=draw, missing=_missing("problems", len(texts)), rows=len(texts))
 
 
 def _tasks(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> Section:
@@ -132,39 +133,39 @@ def _tasks(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> Sec
             break
     count = len(snapshot.tasks)
     return Section(
-        lambda rows: build(frozenset(lacking), rows),
-        _missing("tasks", count),
-        count,
-        min(_LEAST_ROWS, count),
-        lacking,
+        draw=lambda rows: build(frozenset(lacking), rows),
+        missing=_missing("tasks", count),
+        rows=count,
+        least=min(_LEAST_ROWS, count),
+        lacking=lacking,
     )
 
 
 def _processes(snapshot: Snapshot, *, has_load: bool) -> Section:
     count = len(snapshot.processes)
     return Section(
-        lambda rows: processes(snapshot, rows, has_load=has_load),
-        _missing("processes", count),
-        count,
-        min(_LEAST_ROWS, count),
-        () if has_load else ("load",),
+        draw=lambda rows: processes(snapshot, rows, has_load=has_load),
+        missing=_missing("processes", count),
+        rows=count,
+        least=min(_LEAST_ROWS, count),
+        lacking=() if has_load else ("load",),
     )
 
 
 def _numbers(snapshot: Snapshot) -> Section:
-    """Return the tables of names and numbers, beside each other as far as the width allows."""
+    """Return a section of three tables of names and numbers, side by side if the width allows it."""
     tables = {
         "training": training(snapshot),
         "throughput": throughput(snapshot),
         "pipeline": pipeline(snapshot),
     }
     return Section(
-        lambda rows: Columns([*tables.values()][:rows], padding=(0, 2)),
-        lambda rows: ", ".join([*tables][rows:]),
-        len(tables),
+        draw=lambda rows: Columns([*tables.values()][:rows], padding=(0, 2)),
+        missing=lambda rows: ", ".join([*tables][rows:]),
+        rows=len(tables),
     )
 
 
 def _missing(things: str, count: int) -> Callable[[int], str]:
-    """Return what names the missing ones where the first so many are shown."""
+    """Return a function: number of rows that are shown -> the name of the rows that are missing."""
     return lambda rows: f"{count - rows} of {count} {things}" if rows else things
