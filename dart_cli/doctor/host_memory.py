@@ -11,7 +11,7 @@ host_plan     makes the plan from the configuration, the model's sizes and the t
                  dart_cli/train/sharded.py)
     checkpoint   a staged copy of masters and moments, whose buffers stay
                  (dart_cli/train/checkpoints/shards.py: Staging)
-    parity       float32 weights of one version (dart_cli/train/parity.py: ParityGate.keep)
+    parity       float32 weights of one version (dart_cli/train/logprob_check.py: LogprobCheck.keep)
     publication  a copy of the trained parameters in model.dtype, on rank 0; with deltas or a broadcast
                  the newest version and the next one, both whole (dart_cli/weights/file.py). With a GPU
                  they are pinned memory, which torch allocates in powers of two

@@ -38,6 +38,7 @@ from dart_cli.data.store.steps import BatchStep
 from dart_cli.engines.base import Engine, GenerateRequest, Responder
 from dart_cli.engines.completions import completion
 from dart_cli.engines.responder import PolicyResponder
+from dart_cli.hardware.device import check_memory
 from dart_cli.language.history import History, history_of
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.runtime.findings import error, error_of, ok, warning

@@ -40,6 +40,7 @@ from dart_cli.config.task_split import composed_tasks, trained_tasks
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
+from dart_cli.language.shortest_click import find_cut_off
 from dart_cli.runtime.findings import error, error_of, ok, warning
 
 LEAST_ROOM = 2 * GIB

@@ -201,7 +201,7 @@ class EpisodeFolder:
         make_private_dir(eval_dir(run_dir))
         self.plan, self.settings = plan, settings
         self.folder = eval_dir(run_dir) / name
-        self._work_folder = KeptFolder(
+        self._work_folder = WorkFolder(
             self.folder, settings, fresh=fresh, aside=True, shared=part != WHOLE
         )
         self.set_aside = ""  # a message on an older evaluation that was set aside
@@ -218,10 +218,10 @@ class EpisodeFolder:
             )
         self._by_key: dict[Key, list[EpisodeRecord]] = {}
         self._bytes_read: dict[Path, int] = {}  # of the file of each part
-        self._own: KeptLines[EpisodeRecord] | None = None
+        self._own: JsonLines[EpisodeRecord] | None = None
         try:
             if part is not None:
-                self._own = KeptLines(
+                self._own = JsonLines(
                     self.folder / part.file, TypeAdapter(EpisodeRecord), self._work_folder.busy
                 )
             self.refresh()

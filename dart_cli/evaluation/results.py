@@ -146,7 +146,7 @@ class ModeScore(StoredModel):
         return total("all compositions", self.compositions)
 
 
-class EvalSettings(KeptSettings):
+class EvalSettings(WorkSettings):
     """Everything on which the outcome of an episode depends, besides its mode, task, seed and attempt."""
 
     what: ClassVar = "evaluation"
@@ -167,7 +167,7 @@ class EvalSettings(KeptSettings):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def difference(self, before: EvalSettings) -> str:
-        """See KeptSettings."""
+        """See WorkSettings."""
         for name, old, new in differences(before, self):
             if name in ("suite", "model", "weights"):
                 return f"another {name}"

@@ -83,7 +83,7 @@ class RunCounts:
     groups: list[StateCount]
     pool: dict[str, dict[str, int]]  # task -> source -> members
     expected: dict[str, list[float]]
-    """Task -> its expected reward by the trackers: of the task, then at each step; empty without trackers."""
+    """Task -> its expected reward by running baselines: of the task, then at each step; empty without them."""
     batches: int
     replays: ReplayCounts
     left_out: dict[str, int]  # reason -> steps of batches that are not trained on
@@ -100,8 +100,8 @@ def count(reader: Reader) -> RunCounts:
     for member in reader.pool():
         pool[member.task_id][member.source] += 1
     expected: dict[str, list[float]] = defaultdict(list)
-    for tracker in reader.trackers():  # in the order of steps, the tracker of the task first
-        expected[tracker.task_id].append(Tracker(tracker.passed, tracker.failed).value)
+    for baseline in reader.baselines():  # in the order of steps, the baseline of the task first
+        expected[baseline.task_id].append(RunningBaseline(baseline.passed, baseline.failed).value)
     groups = (
         StateCount(state=state, reason=reason, number=number)
         for (state, reason), number in reader.count("groups").items()

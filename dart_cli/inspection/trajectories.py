@@ -32,7 +32,7 @@ from dart_cli.data.store.rows import (
 )
 from dart_cli.data.store.steps import StepRow
 from dart_cli.evaluation.marks import action_words
-from dart_cli.language.pointer_tokens import DrawnPatch, drawn, drawn_patches
+from dart_cli.language.pointer_tokens import DrawnPatch, drawn_patches, drop_forced
 from dart_cli.runtime.tables import or_dash
 
 Json = dict[str, Any]

@@ -178,7 +178,7 @@ def _instance(member: PoolRow | None, group: GroupRow) -> str:
 
 def _import_events(row: PoolRow, steps: Sequence[Step]) -> Iterator[Event]:
     """Yield how a trajectory that the run did not play came into the pool, and its steps."""
-    logprobs = "known" if row.known else "unknown, so it is weighted as a demonstration"
+    logprobs = "known" if row.has_logprobs else "unknown, so it is weighted as a demonstration"
     origin = f", first {row.origin}" if row.origin else ""
     yield Event(
         f"came into the pool from outside the run: {row.task_id}, seed {row.task_seed}, source "
@@ -335,7 +335,7 @@ def _use_text(step: Step, use: SampleRow, batch: BatchRow, samples: Sequence[Sam
         return f"step {step.step} is left out ({use.reason}{numbers}){': ' + why if why else ''}"
     expected = "" if use.baseline is None else f" (expected reward {use.baseline:.3f}"
     if use.value is not None:
-        expected += f" by its task's tracker, {use.value:.3f} by the critic"
+        expected += f" by its task's baseline, {use.value:.3f} by the critic"
     expected += ")" if expected else ""
     weights = _weights(step)
     if step.versions:

@@ -162,8 +162,8 @@ def _time_left(snapshot: Snapshot) -> str:
     """Return e.g. `about 3:05 left`, by the rates of the last minute; empty before the first rate."""
     rates = snapshot.rates
     seconds_left = []
-    if rates.train_steps:
-        seconds_left.append(60 * (snapshot.updates_total - snapshot.updates) / rates.train_steps)
+    if rates.updates:
+        seconds_left.append(60 * (snapshot.updates_total - snapshot.updates) / rates.updates)
     if snapshot.max_trajectories and rates.trajectories:
         seconds_left.append(60 * (snapshot.max_trajectories - snapshot.played) / rates.trajectories)
     if snapshot.max_minutes:

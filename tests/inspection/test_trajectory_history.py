@@ -92,7 +92,7 @@ def test_a_success_of_the_same_instance_says_so_and_what_the_baselines_expected(
         next_batch(ledger, 0)
         text = events_text(store, lease.trajectory_id)
         assert f"it played the same instance, seed {first}" in text
-        assert "step 0 is trained on (tracked): advantage -0.500 (expected reward 0.500" in text
+        assert "step 0 is trained on (baseline): advantage -0.500 (expected reward 0.500" in text
         assert f"({lease.group_id} (the same instance" not in events_text(store, "xa")
         assert f"group {lease.group_id} (the same instance" in events_text(store, "xa")
 

@@ -225,7 +225,7 @@ def test_what_a_critic_expected_stands_beside_what_the_baseline_did(tmp_path: Pa
         for value in ("0.25", "0.75"):
             assert f"(expected reward 0.5 by its baseline, by the critic {value} )" in text
         assert text.count("advantage -0.125") >= 2
-        assert "(expected reward 0.500 by its task's tracker, 0.750 by the critic)" in text
+        assert "(expected reward 0.500 by its task's baseline, 0.750 by the critic)" in text
 
 
 def test_a_trajectory_and_its_group_show_the_instruction_that_the_policy_got(
