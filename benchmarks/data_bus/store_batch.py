@@ -52,7 +52,7 @@ from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.steps import pack_prompt, prompt_ids, unpack_floats, unpack_ids
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 TRAJECTORIES, STEPS, GROUP = 48, 30, 8
 PROMPT_TEXT, COMPLETION = 600, 100  # tokens

@@ -48,7 +48,7 @@ from bus.messages import BatchRequest, LeaseReply, LeaseRequest, Request
 from bus.requests import Requester
 from dart_cli.config.endpoints import run_endpoints
 from dart_cli.data.service import run as serve_run
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 RATE_HZ = 100
 SLOTS = 64  # that the probing client plays

@@ -23,9 +23,9 @@ from bus.errors import EnvError
 from envs.contract.actions import Action, Click, Type
 from envs.contract.registry import check_parts, load_suite, make_env
 from envs.suites.browsergym.tasks import benchmark_of, need_interpreter
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
 from envs.tools.child_program import ChildProgram
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 PAGES = (
     "click-test", "click-test-2", "click-button", "click-link", "click-dialog", "click-dialog-2",

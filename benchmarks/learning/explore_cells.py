@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.learning.explore_practice import PRACTICE, practised
 from benchmarks.learning.study import Cell, Result, call, dart, overrides
 from bus.errors import UserError
-from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import read_graph
+from dart_cli.explore.options import RowOptions
 from dart_cli.explore.rows import make_rows
 from dart_cli.policy.pointer.folder import add_pointer
 from envs.contract.base import Task

@@ -24,7 +24,7 @@ from envs.contract.elements import Element, ScreenState, elements_of, state_of
 from envs.contract.options import checked
 from envs.suites.miniwob.browser import SETTLE_MS, BrowserHost, TaskPage
 from envs.suites.miniwob.oracle import read_page
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
 
 SIZE = (448, 336)
 """CSS pixels, which are those of the screenshot: as suite `apps`."""

@@ -42,8 +42,8 @@ from envs.contract.actions import Click
 from envs.contract.base import GuiEnv, Observation
 from envs.contract.registry import load_suite, make_env
 from envs.suites.miniwob.browser import BrowserHost
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 from envs.tools.process_tree import descendants
 
 MIX = {

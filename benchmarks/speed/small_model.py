@@ -67,7 +67,7 @@ from dart_cli.policy.loader import load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.trained_policy import TrainModel
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 BATCHES = (1, 8, 16)
 TOKENS = {"click": 6, "type": 20}

@@ -53,7 +53,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.data.parts import next_batch
 
 STEPS = 6

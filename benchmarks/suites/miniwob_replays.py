@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.errors import EnvError
 from envs.contract.actions import Action, Click, action_from_dict, action_to_dict
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import NO_ORACLE, PARTIAL, TASKS
+from envs.tools.miniwob_pages import find_pages
 
 RECORDING = Path(__file__).parents[1] / "results" / "miniwob_replays.json"
 

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bus.errors import EnvError, NoOracleError
 from envs.contract.base import GuiEnv, Solvable
 from envs.contract.registry import make_env
-from envs.suites.miniwob.process import PROFILE_PREFIX
 from envs.suites.miniwob.tasks import TASKS
+from envs.tools.chromium import PROFILE_PREFIX
 from envs.tools.process_tree import descendants
 
 UNSURE = (

@@ -49,7 +49,7 @@ from dart_cli.train.parity import (
     rescore,
 )
 from dart_cli.train.trained_policy import TrainModel
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 MOST_TOKENS = 64
 """A completion's bound, if rollout.max_tokens is larger: enough to compare."""

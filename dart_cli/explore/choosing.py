@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from bus.error_texts import did_you_mean
 from bus.errors import UserError
 from dart_cli.algo.action_values import CANDIDATES, Move, shortlist
 from envs.contract.elements import Element, Operation
-from envs.contract.own_code import did_you_mean
 
 RECENT = 20
 """Newest steps of all slots that `recency` leaves out."""

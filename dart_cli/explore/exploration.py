@@ -17,11 +17,11 @@ from rich.console import Console
 from bus.errors import ConfigError, TaskError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import EnvConfig, observed_kinds
-from dart_cli.explore import ExploreOptions
 from dart_cli.explore.choosing import DenyList, deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
 from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph, read_graph
 from dart_cli.explore.graph_statistics import summary
+from dart_cli.explore.options import ExploreOptions
 from dart_cli.player.episodes import env_of_suite, in_slots
 from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.options import read_options

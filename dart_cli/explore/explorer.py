@@ -27,7 +27,8 @@ from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import StepResult
 from dart_cli.explore.choosing import RANKINGS, Candidate, DenyList, text_for
 from dart_cli.explore.graph import Edge, Graph, Screen, Sight, Start, screen_id
-from envs.contract.base import Observation, Task, content_hash
+from envs.contract.base import Observation, Task
+from envs.contract.blobs import content_hash
 from envs.contract.elements import (
     Element,
     Operation,

@@ -11,7 +11,7 @@
 FOLDER/settings.json  what was asked for
 FOLDER/graph.sqlite   the rows, in write-ahead mode: a start or a step is one transaction, so that a kill
                       loses at most the running one
-FOLDER/screens/       screenshots by their content (envs.contract.base.content_hash), written before their rows
+FOLDER/screens/       screenshots by their content (envs.contract.blobs.content_hash), written before their rows
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.runtime.sqlite_file import Mode, SqliteFile
 from dart_cli.runtime.work_folder import SETTINGS, KeptFolder, KeptSettings, refuse_foreign
-from envs.contract.base import content_hash, image_suffix
+from envs.contract.blobs import content_hash, image_suffix
 from envs.contract.elements import Element, Operation, ScreenState, element_from_dict
 
 Outcome = Literal["moved", "none", "error"]

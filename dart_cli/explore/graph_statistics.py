@@ -1,16 +1,13 @@
-"""What an exploration has found: numbers, and ways through its graph.
+"""The numbers of an exploration: how many screens it found, by how many steps, and how many did nothing.
 
 summary      the JSON line of `dart explore`: screens, depth, no-op rate, by application
 curve        distinct screens after each step
-tried        all steps of one screen, by what was done
-steady       the steps that always led to the same other screen
-paths_from   the shortest paths from a screen
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from dart_cli.explore.choosing import DenyList
@@ -67,34 +64,3 @@ def curve(screens: Sequence[Screen], steps: int) -> list[int]:
         counted += found[step]
         curve.append(counted)
     return curve
-
-
-def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
-    """Return the steps of each key (screen, place, action), in their order."""
-    found: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
-    for edge in edges:
-        found[edge.key].append(edge)
-    return dict(found)
-
-
-def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
-    """Of each key whose steps all led to the same other screen, the first one; by screen."""
-    found: dict[str, list[Edge]] = defaultdict(list)
-    for same in tried(edges).values():
-        if same[0].outcome == "moved" and len({edge.after for edge in same}) == 1:
-            found[same[0].before].append(same[0])
-    return dict(found)
-
-
-def paths_from(start: str, steps: Mapping[str, Sequence[Edge]]) -> dict[str, list[Edge]]:
-    """Return the shortest path to each screen but the start; of several the one that was found first."""
-    found: dict[str, list[Edge]] = {start: []}
-    waiting = deque([start])
-    while waiting:
-        here = waiting.popleft()
-        for edge in sorted(steps.get(here, ()), key=lambda edge: edge.step):
-            if edge.after is not None and edge.after not in found:
-                found[edge.after] = [*found[here], edge]
-                waiting.append(edge.after)
-    del found[start]
-    return found

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 from bus.errors import UserError
 from dart_cli.config.rules.machine import refuse_filled
-from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import Edge, GraphReader, Screen
+from dart_cli.explore.options import RowOptions
 from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
 from envs.contract.elements import Element
 

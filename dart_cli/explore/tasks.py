@@ -23,9 +23,9 @@ from typing import Any
 
 from bus.errors import UserError
 from dart_cli.env.async_env import AsyncEnv
-from dart_cli.explore import TaskOptions
 from dart_cli.explore.graph import Edge, GraphReader, Screen, Start
-from dart_cli.explore.graph_statistics import paths_from, steady
+from dart_cli.explore.options import TaskOptions
+from dart_cli.explore.paths import paths_from, steady
 from dart_cli.explore.phrasing import listed, named, spoken, title_of
 from dart_cli.explore.rows import is_held_out
 from dart_cli.player.episodes import env_of_suite, in_slots

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from bus.errors import UserError
 from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Merge, Outcome, Screen
-from dart_cli.explore.graph_statistics import paths_from, steady, tried
+from dart_cli.explore.paths import paths_from, steady, tried
 from dart_cli.explore.phrasing import labels_of, spoken
 from dart_cli.inspection.curves import Series
 from dart_cli.inspection.find import written_at

@@ -10,15 +10,14 @@ Solvable   an environment that knows a solution
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from bus.error_texts import did_you_mean
 from bus.errors import TaskError
 from envs.contract.actions import Action
-from envs.contract.own_code import did_you_mean
 
 if TYPE_CHECKING:
     from bus.messages import Judgement, Outcome  # types alone: the messages take long to load
@@ -178,22 +177,3 @@ class Solvable(Protocol):
         Raises NoOracleError for a task without a known solution, EnvError where it finds none.
         """
         ...
-
-
-def content_hash(blob: bytes) -> str:
-    """Name of a blob by its content: 32 hex digits of BLAKE2b."""
-    return hashlib.blake2b(blob, digest_size=16).hexdigest()
-
-
-def image_type(image: bytes) -> str | None:
-    """Media type of an encoded screenshot by its first bytes; None for any other format."""
-    if image.startswith(b"\x89PNG"):
-        return "image/png"
-    if image.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    return "image/webp" if image[:4] == b"RIFF" and image[8:12] == b"WEBP" else None
-
-
-def image_suffix(image: bytes) -> str:
-    """Return what the name of a file with this screenshot ends in."""
-    return {"image/png": "png", "image/webp": "webp"}.get(image_type(image) or "", "jpg")

@@ -8,16 +8,14 @@ did_you_mean   the closest known name, for errors
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
 import sys
-import traceback
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from bus.error_texts import did_you_mean, one_line
 from bus.errors import TaskError
 
 
@@ -75,12 +73,6 @@ def code_digest(thing: object) -> str:
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(wrong, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType:
     if not module_name.endswith(".py"):
         example = f"My{what.capitalize()}"
@@ -123,12 +115,3 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
             f"{what} {name}: {file} cannot be loaded, fix it: {one_line(error)}"
         ) from error
     return module
-
-
-def one_line(error: BaseException) -> str:
-    """Return the user's own error in one line, with the line of their code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
-    where = f" (line {line})" if line else ""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {' '.join(said.split())}{where}"

@@ -34,10 +34,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from bus.error_texts import did_you_mean, one_line
 from bus.errors import DartError, TaskError
 from envs.contract.base import GuiEnv, Split, Task, task_of
 from envs.contract.methods import NEEDED, describe, missing_names
-from envs.contract.own_code import did_you_mean, load_own, one_line
+from envs.contract.own_code import load_own
 
 SHIPPED: dict[str, str] = {
     "android": "envs.suites.android.env:AndroidSuite",

@@ -17,16 +17,14 @@ A position in a text is `@(x,y)` in pixels of the screenshot. A policy has its o
 from __future__ import annotations
 
 import io
-import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from bus.errors import ActionError, EnvError
-from envs.contract.base import Observation, ObservedKind
+from bus.errors import EnvError
+from envs.contract.base import Observation
 from envs.contract.options import ImageEncoding
 
 MEDIA_TYPES: dict[ImageEncoding, str] = {"png": "image/png", "jpeg": "image/jpeg"}
@@ -150,77 +148,3 @@ def _on_white(image: Image.Image) -> Image.Image:
     if image.getchannel("A").getextrema() == (255, 255):
         return image
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-
-
-KINDS: tuple[ObservedKind, ...] = get_args(ObservedKind)
-
-MOST_CHARS = 200_000
-"""Characters of one text that leave an environment."""
-
-_HEADINGS: Mapping[ObservedKind, str] = {
-    "accessibility": "Accessibility tree (role, name, text, position):",
-    "terminal": "Terminal:",
-}
-_POSITION = re.compile(r"@\(([0-9]{1,5}),([0-9]{1,5})\)")
-_LONGEST_NAME = 200  # characters of one widget's name or text
-
-
-class Widget(NamedTuple):
-    """What an application reports of one widget that is on the screen."""
-
-    role: str
-    name: str
-    text: str
-    box: tuple[int, int, int, int] | None  # left, top, width, height, in pixels of the screenshot
-
-
-def outline(widgets: Iterable[Widget]) -> str:
-    """Return a line for each widget that has a name or a text: role, both, and the middle of its box."""
-    return "\n".join(_line(widget) for widget in widgets if widget.name or widget.text)
-
-
-def bounded(kind: ObservedKind, text: str, most: int) -> str:
-    """At most `most` characters: the first of a tree, the newest of a terminal. Says where it is cut."""
-    if len(text) <= most:
-        return text
-    if kind == "terminal":
-        return f"[cut to the last {most} characters]\n{text[-most:]}"
-    return f"{text[:most]}\n[cut to the first {most} characters]"
-
-
-def prompt_text(
-    texts: Mapping[ObservedKind, str], most: int, to_model: Callable[[int, int], tuple[int, int]]
-) -> str:
-    """Return the texts that are not empty, each under its heading and at most `most` characters long.
-
-    `to_model` gives a policy's numbers for a pixel; it raises ActionError for one beyond the screen.
-    """
-
-    def position(found: re.Match[str]) -> str:
-        try:
-            x, y = to_model(int(found[1]), int(found[2]))
-        except ActionError:
-            return found[0]
-        return f"@({x},{y})"
-
-    shown = {kind: texts[kind].strip() for kind in KINDS if kind in texts}
-    return "\n\n".join(
-        f"{_HEADINGS[kind]}\n{bounded(kind, _POSITION.sub(position, text), most)}"
-        for kind, text in shown.items()
-        if text
-    )
-
-
-def _line(widget: Widget) -> str:
-    words = [widget.role, *(_quoted(each) for each in (widget.name, widget.text) if each)]
-    if widget.text == widget.name:
-        words = words[:2]
-    if widget.box is not None:
-        left, top, width, height = widget.box
-        words.append(f"@({max(0, left + width // 2)},{max(0, top + height // 2)})")
-    return " ".join(words)
-
-
-def _quoted(text: str) -> str:
-    text = " ".join(text.split())
-    return f'"{text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + "..."}"'

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bus.errors import MissingPartError, TaskError
 from envs.contract.base import GuiEnv, Split, Task
-from envs.contract.options import read_toml
+from envs.tools.textfiles import read_toml
 
 _Steps = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 MOST_TASKS = 100_000

@@ -29,9 +29,10 @@ from pydantic.dataclasses import dataclass
 
 from bus.errors import TaskError
 from envs.contract.actions import Action, Fail
-from envs.contract.base import Split, Task, Verdict, content_hash
+from envs.contract.base import Split, Task, Verdict
+from envs.contract.blobs import content_hash
 from envs.contract.options import first_problem
-from envs.contract.textfiles import read_text, why
+from envs.tools.textfiles import read_text, why
 
 Conjunction = Literal["and", "or"]
 

@@ -20,8 +20,8 @@ from PIL import Image
 
 from envs.contract.actions import Click
 from envs.suites.miniwob.browser import BrowserHost
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 from scripts.small_base import words
 from scripts.small_base.looking import look
 from scripts.small_base.parts import PARTS, Writer, dialog

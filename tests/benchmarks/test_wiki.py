@@ -14,7 +14,7 @@ from bus.errors import DartError, UserError
 from envs.contract.actions import Click
 from envs.contract.elements import Explorable
 from envs.contract.registry import make_env
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
 
 SUITE = "benchmarks.learning.wiki:WikiSuite"
 

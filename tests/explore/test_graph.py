@@ -15,7 +15,7 @@ import pytest
 
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph, read_graph, screen_id
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.elements import Element, ScreenState
 from tests.waiting import PATIENCE_S
 

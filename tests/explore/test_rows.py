@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from bus.errors import UserError
-from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import GraphReader, Sight, open_graph, read_graph, screen_id
+from dart_cli.explore.options import RowOptions
 from dart_cli.explore.phrasing import descriptive
 from dart_cli.explore.rows import is_held_out, make_rows, rows_of
 from dart_cli.grounding.reader import read_set
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.elements import Element, ScreenState, performing
 from envs.contract.registry import load_suite, make_env
 from tests.explore.parts import OPTIONS, walk

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from bus.errors import EnvError, TaskError, UserError
 from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.config.screens import screen_of_suite
-from dart_cli.explore import TaskOptions
 from dart_cli.explore.graph import ExploreSettings, open_graph, read_graph
+from dart_cli.explore.options import TaskOptions
 from dart_cli.explore.rows import is_held_out
 from dart_cli.explore.tasks import candidates, make_tasks, replayed
 from dart_cli.suite_check import CheckOptions

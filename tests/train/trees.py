@@ -14,7 +14,7 @@ from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.share import packed_batches, pad_of
 from dart_cli.train.trained_policy import TrainModel
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 SIZES = ((448, 224), (224, 224), (224, 448))
 

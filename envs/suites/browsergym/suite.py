@@ -21,8 +21,8 @@ from envs.suites.browsergym.tasks import (
     need_interpreter,
     registered_tasks,
 )
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import TaskError, cure_of
-from envs.contract.base import Split, content_hash
+from envs.contract.base import Split
+from envs.contract.blobs import content_hash
 from envs.contract.elements import Operation
 from envs.contract.options import first_problem
 

@@ -18,7 +18,8 @@ from PIL import Image
 
 from bus.errors import DartError, EnvError, MissingPartError, TaskError
 from envs.contract.actions import Action, Answer, Done, Fail
-from envs.contract.base import Observation, Task, Verdict, image_type, task_of
+from envs.contract.base import Observation, Task, Verdict, task_of
+from envs.contract.blobs import image_type
 from envs.contract.options import checked
 from envs.contract.own_code import load_own
 from envs.contract.screenshots import seen_size

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import EnvError
 from envs.contract.queueing import SharedLock
-from envs.suites.miniwob.process import BrowserProcess
+from envs.tools.chromium import BrowserProcess
 
 logger = logging.getLogger(__name__)
 

@@ -7,16 +7,14 @@ raised, the episode is invalid, and the next reset begins with a new page, in a 
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from bus.errors import EnvError, MissingPartError
+from bus.errors import EnvError
 from bus.messages import Outcome
 from envs.contract.actions import Action, Answer, Done, Fail, Wait
 from envs.contract.base import Observation, Task, Verdict, task_of
@@ -25,8 +23,9 @@ from envs.contract.options import ImageEncoding, Seconds, checked
 from envs.contract.screenshots import MEDIA_TYPES
 from envs.suites.miniwob.browser import HEIGHT, SETTLE_MS, WIDTH, BrowserHost, TaskPage
 from envs.suites.miniwob.oracle import Oracle, PageWidget, read_page, route_of
-from envs.suites.miniwob.process import find_chromium
 from envs.suites.miniwob.tasks import FIRST_TEST_SEED, LEFT_OUT, TASKS, Pace
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 Metric = Literal["threshold", "published"]
 
@@ -241,15 +240,3 @@ class MiniwobSuite:
         """Raise MissingPartError if Chromium or the package is not installed."""
         find_pages()
         find_chromium(chromium)
-
-
-def find_pages() -> Path:
-    """Return the folder of the tasks' pages. Raises MissingPartError with the install step."""
-    spec = importlib.util.find_spec("miniwob")
-    if spec is not None and spec.origin is not None:
-        folder = Path(spec.origin).parent / "html" / "miniwob"
-        if folder.is_dir():
-            return folder
-    raise MissingPartError(
-        "the package miniwob is not installed: pip install -e '.[miniwob]' in dart's folder"
-    )

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from bus.errors import EnvError
-from envs.contract.base import Observation, image_type
+from envs.contract.base import Observation
+from envs.contract.blobs import image_type
 from envs.contract.screenshots import size_of
 
 MOST_PIXELS = 64_000_000  # of a screenshot: 8k is 33 million

@@ -20,8 +20,8 @@ from envs.contract.registry import make_env
 from envs.suites.browsergym.env import BrowsergymEnv
 from envs.suites.browsergym.suite import BrowsergymSuite
 from envs.suites.browsergym.tasks import find_interpreter, make_tasks, need_interpreter
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 from envs.tools.process_tree import descendants
 from tests.waiting import lives, wait_until
 

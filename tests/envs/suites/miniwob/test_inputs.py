@@ -29,8 +29,9 @@ from envs.contract.actions import (
     Type,
 )
 from envs.suites.miniwob.browser import HEIGHT, WIDTH
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()

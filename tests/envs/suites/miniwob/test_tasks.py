@@ -14,8 +14,7 @@ from bus.errors import MissingPartError, TaskError
 from envs.contract.actions import Action, Click, Wait
 from envs.contract.base import GuiEnv
 from envs.contract.registry import select_tasks
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import (
     LEFT_OUT,
     NO_ORACLE,
@@ -27,6 +26,8 @@ from envs.suites.miniwob.tasks import (
     TASKS,
     THRESHOLDS,
 )
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.contract.textfiles import lines_of, read_text, why
+from envs.tools.textfiles import lines_of, read_text, why
 
 TEXT = 'name = "Zoë"\n\n[run]\nseed = 1\n'
 ENCODINGS = {

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from dart_cli.explore.graph import Edge, Outcome, Screen
-from dart_cli.explore.graph_statistics import paths_from, steady, tried
+from dart_cli.explore.paths import paths_from, steady, tried
 from dart_cli.explore.phrasing import (
     descriptive,
     labels_of,

@@ -10,10 +10,17 @@ An editor on Windows begins a file with a byte order mark, a shell there writes 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from bus.errors import cure_of
+from pydantic import BaseModel, ValidationError
+
+from bus.errors import TaskError, cure_of
+from envs.contract.options import first_problem
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def read_text(path: Path) -> str:
@@ -26,9 +33,8 @@ def read_text(path: Path) -> str:
 
 def decoded(content: bytes) -> str:
     """Return the text of a file's bytes. Raises UnicodeDecodeError as `read_text` does."""
-    encoding = json.detect_encoding(content).removesuffix(
-        "-sig"
-    )  # whose errors count from the mark
+    # The codecs that end in -sig count the place of an error from behind the byte order mark.
+    encoding = json.detect_encoding(content).removesuffix("-sig")
     text = content.decode(encoding).removeprefix("\ufeff")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -60,3 +66,15 @@ def why(error: Exception, cure: str) -> str:
         case RecursionError():
             return f"is nested too deeply; {cure}"
     return f"cannot be read: {error}; {cure}"
+
+
+def read_toml(path: Path, model: type[M]) -> M:
+    """Return what a TOML file says, checked. Raises TaskError that names the place."""
+    try:
+        return model.model_validate(tomllib.loads(read_text(path)))
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: no TOML: {error}") from None
+    except ValidationError as error:
+        raise TaskError(f"{path}: {first_problem(error)}") from None

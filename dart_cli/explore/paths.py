@@ -1,0 +1,44 @@
+"""The steps of a graph by what was tried, and the shortest paths through it.
+
+tried        the steps of each key (screen, place, action)
+steady       the steps that always led to the same other screen
+paths_from   the shortest path from one screen to each other screen
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from dart_cli.explore.graph import Edge
+
+
+def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
+    """Return the steps of each key (screen, place, action), in their order."""
+    found: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
+    for edge in edges:
+        found[edge.key].append(edge)
+    return dict(found)
+
+
+def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
+    """Of each key whose steps all led to the same other screen, the first one; by screen."""
+    found: dict[str, list[Edge]] = defaultdict(list)
+    for same in tried(edges).values():
+        if same[0].outcome == "moved" and len({edge.after for edge in same}) == 1:
+            found[same[0].before].append(same[0])
+    return dict(found)
+
+
+def paths_from(start: str, steps: Mapping[str, Sequence[Edge]]) -> dict[str, list[Edge]]:
+    """Return the shortest path to each screen but the start; of several the one that was found first."""
+    found: dict[str, list[Edge]] = {start: []}
+    waiting = deque([start])
+    while waiting:
+        here = waiting.popleft()
+        for edge in sorted(steps.get(here, ()), key=lambda edge: edge.step):
+            if edge.after is not None and edge.after not in found:
+                found[edge.after] = [*found[here], edge]
+                waiting.append(edge.after)
+    del found[start]
+    return found
