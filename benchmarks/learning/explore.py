@@ -107,7 +107,7 @@ def explored(app: Application, arm: str, seed: int) -> tuple[dict[str, Any], set
                 "curve": by_step[:: max(1, app.steps // 20)],
                 "cpu_s": time.process_time() - began,
             }
-            return told, {screen.state for screen in screens if not screen.ended}
+            return told, {screen.state for screen in screens if not screen.has_ended}
 
     return asyncio.run(run())
 

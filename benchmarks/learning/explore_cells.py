@@ -354,7 +354,7 @@ def _elements(graph: Path) -> set[tuple[str, str]]:
             (screen.id, element.place)
             for screen in opened.screens()
             for element in screen.elements
-            if not screen.ended
+            if not screen.has_ended
         }
 
 

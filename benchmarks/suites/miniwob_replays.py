@@ -104,7 +104,7 @@ def play(
 
 def state_of(env: MiniwobEnv) -> PageState:
     """Return what the page says now."""
-    told = env.told
+    told = env.page_state
     address = "other"
     if told["playing"]:
         address = "fragment" if "#" in env.ask("location.href") else "same"

@@ -58,8 +58,8 @@ Ranking = Callable[[Sequence[Candidate], Random], Candidate]
 
 def by_value(candidates: Sequence[Candidate], rng: Random) -> Candidate:
     """Q-ICRL: a few drawn by softmax of the values, and the best of them."""
-    drawn = shortlist([each.value for each in candidates], rng.random)
-    return max((candidates[index] for index in drawn), key=lambda each: each.value)
+    shortlisted = shortlist([candidate.value for candidate in candidates], rng.random)
+    return max((candidates[index] for index in shortlisted), key=lambda candidate: candidate.value)
 
 
 def at_random(candidates: Sequence[Candidate], rng: Random) -> Candidate:
@@ -69,14 +69,14 @@ def at_random(candidates: Sequence[Candidate], rng: Random) -> Candidate:
 
 def by_count(candidates: Sequence[Candidate], rng: Random) -> Candidate:
     """Return what was tried least on this screen, whatever came of it."""
-    return min(rng.sample(candidates, len(candidates)), key=lambda each: each.tries)
+    return min(rng.sample(candidates, len(candidates)), key=lambda candidate: candidate.tries)
 
 
 def by_recency(candidates: Sequence[Candidate], rng: Random) -> Candidate:
     """Control: what was not among the newest steps, at random; if all was, the oldest."""
     mixed = rng.sample(candidates, len(candidates))
-    fresh = [each for each in mixed if each.age is None or each.age > RECENT]
-    return fresh[0] if fresh else max(mixed, key=lambda each: each.age or 0)
+    fresh = [candidate for candidate in mixed if candidate.age is None or candidate.age > RECENT]
+    return fresh[0] if fresh else max(mixed, key=lambda candidate: candidate.age or 0)
 
 
 RANKINGS: Mapping[str, Ranking] = {
@@ -90,9 +90,9 @@ RANKINGS: Mapping[str, Ranking] = {
 
 def text_for(candidates: Sequence[Candidate], rng: Random) -> str:
     """Return what is typed into a field: a word that the screen shows, or one of WORDS. Never a newline."""
-    names = " ".join(each.element.name for each in candidates)
-    shown: list[str] = _WORD.findall(names)
-    return rng.choice([*dict.fromkeys(word.lower() for word in shown), *WORDS])
+    names = " ".join(candidate.element.name for candidate in candidates)
+    names_words: list[str] = _WORD.findall(names)
+    return rng.choice([*dict.fromkeys(word.lower() for word in names_words), *WORDS])
 
 
 # --- what is left alone ------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class DenyList:
         """Return the word that keeps an explorer from acting on the element; empty where it may."""
         if element.actions == ("scroll",):
             return ""
-        return next((word for word, each in self._patterns if each.search(element.name)), "")
+        return next((word for word, pattern in self._patterns if pattern.search(element.name)), "")
 
     def denies(self, element: Element, operation: str) -> bool:
         """Whether this is left alone; typing and scrolling do nothing that a name could warn of."""
@@ -154,5 +154,5 @@ def deny_list(add: Iterable[str] = (), allow: Iterable[str] = ()) -> DenyList:
     added = list(add)
     if any(not word.strip() for word in added):
         raise UserError("--deny '': want a word, or a phrase, of the names that are left alone")
-    kept = [] if ALL in off else [word for word in usual if word not in off]
-    return DenyList([*kept, *added])
+    remaining = [] if ALL in off else [word for word in usual if word not in off]
+    return DenyList([*remaining, *added])

@@ -61,7 +61,7 @@ def run_explore(options: ExploreOptions) -> int:
         with read_graph(options.out) as graph:
             before = graph.steps
     console = Console(markup=False, highlight=False, stderr=not options.dry_run)
-    for name, text in _told(options, env, tasks, deny, before, has_tree=has_tree).items():
+    for name, text in _describe(options, env, tasks, deny, before, has_tree=has_tree).items():
         console.print(f"{name + ':':<12} {text}", soft_wrap=True)
     if options.dry_run:
         console.print("valid; nothing was started")
@@ -80,10 +80,10 @@ def run_explore(options: ExploreOptions) -> int:
         seed=options.seed,
     )
 
-    def report(graph: Graph, stopped: Stopped) -> None:
-        found = summary(graph)
-        _print(console, found, stopped, options.out)
-        sys.stdout.write(f"{json.dumps({**found, 'stopped': stopped, 'out': str(options.out)})}\n")
+    def report(graph: Graph, reason: Stopped) -> None:
+        totals = summary(graph)
+        _print(console, totals, reason, options.out)
+        sys.stdout.write(f"{json.dumps({**totals, 'stopped': reason, 'out': str(options.out)})}\n")
 
     with open_graph(options.out, settings) as graph:
         return _explore(graph, plan, options.slots, env, report)
@@ -94,24 +94,24 @@ def _explore(
 ) -> int:
     """Explore and report; returns the exit code of a signal that stopped it, else 0."""
     waits = OpenWaits()
-    with contextlib.ExitStack() as shown:
+    with contextlib.ExitStack() as bars:
         left = max(0, plan.steps - graph.steps)
-        advance = shown.enter_context(progress("exploring", left, "steps"))
+        advance = bars.enter_context(progress("exploring", left, "steps"))
         exploration = Exploration(graph, plan, lambda note: advance(1, note))
         numbers = iter(range(slots))
         exploring = in_slots(
             *(env, "explore", min(slots, max(1, left))),
-            lambda each: exploration.explore(next(numbers), each),
+            lambda env_of_slot: exploration.explore(next(numbers), env_of_slot),
             waits,
         )
 
         def report_stopped() -> None:
-            shown.close()
+            bars.close()
             report(graph, "interrupted")
 
-        if stopped := run_until_stopped(exploring, waits, report_stopped):
-            return stopped
-    report(graph, exploration.stopped or "steps")
+        if exit_code := run_until_stopped(exploring, waits, report_stopped):
+            return exit_code
+    report(graph, exploration.stop_reason or "steps")
     return 0
 
 
@@ -147,11 +147,11 @@ def with_tree(env: EnvConfig) -> EnvConfig:
 
 
 def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
-    chosen = list(options.tasks or env.tasks)
-    tasks = select_tasks(env.suite, chosen)
+    patterns = list(options.tasks or env.tasks)
+    tasks = select_tasks(env.suite, patterns)
     if not tasks:
         raise TaskError(f"suite {env.suite} has no task to start from")
-    if not chosen and len(tasks) > 1:
+    if not patterns and len(tasks) > 1:
         raise TaskError(
             f"suite {env.suite} has {len(tasks)} tasks to start from; choose with --task, e.g. "
             f"--task {tasks[0].id}, or --task '*' for all"
@@ -159,9 +159,9 @@ def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
     return tasks
 
 
-def application_of(task: Task, given: str = "") -> str:
+def application_of(task: Task, app: str = "") -> str:
     """Return the application that a task starts: what the suite says, or the task's id."""
-    return given or str(task.params.get("application") or task.id)
+    return app or str(task.params.get("application") or task.id)
 
 
 def _instances(options: ExploreOptions) -> range:
@@ -189,17 +189,17 @@ def _settings(
 
 def _has_tree(env: EnvConfig) -> bool:
     """Whether its environments tell elements; one is made for that, and starts nothing."""
-    made = make_env(env.suite, observe=observed_kinds(env), **env.options)
+    instance = make_env(env.suite, observe=observed_kinds(env), **env.options)
     try:
-        return isinstance(made, Explorable)
+        return isinstance(instance, Explorable)
     finally:
-        made.close()
+        instance.close()
 
 
 # --- what is told ------------------------------------------------------------------------------
 
 
-def _told(
+def _describe(
     options: ExploreOptions,
     env: EnvConfig,
     tasks: Sequence[Task],
@@ -230,16 +230,16 @@ def _told(
     }
 
 
-def _print(console: Console, found: Mapping[str, Any], stopped: Stopped, out: Path) -> None:
+def _print(console: Console, totals: Mapping[str, Any], reason: Stopped, out: Path) -> None:
     columns = ["screens", "depth", "steps", "no_op_rate", "errors", "ends"]
     heads = ["screens", "depth", "steps", "no-ops", "errors", "ends"]
     table = page_table("what was found", "application", *heads, right=heads)
-    for name, each in [*found["applications"].items(), ("all", found)]:
-        cells = [f"{each[c]:.0%}" if c == "no_op_rate" else str(each[c]) for c in columns]
-        if name != "all" or len(found["applications"]) != 1:
+    for name, numbers in [*totals["applications"].items(), ("all", totals)]:
+        cells = [f"{numbers[c]:.0%}" if c == "no_op_rate" else str(numbers[c]) for c in columns]
+        if name != "all" or len(totals["applications"]) != 1:
             table.add_row(name, *cells)
     console.print(table)
-    left = ", ".join(f"{word} ({count})" for word, count in found["left_alone"].items())
+    left = ", ".join(f"{word} ({count})" for word, count in totals["left_alone"].items())
     if left:
         console.print(f"left alone: {left}", soft_wrap=True)
-    console.print(f"{ENDS[stopped]}; look at it: dart view {out}", soft_wrap=True)
+    console.print(f"{ENDS[reason]}; look at it: dart view {out}", soft_wrap=True)

@@ -98,7 +98,7 @@ class Exploration:
         advance: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Goes on from what the graph has; `advance` is told after each step what was found."""
-        self.stopped: Stopped | None = None
+        self.stop_reason: Stopped | None = None
         self._graph, self._plan = graph, plan
         self._advance = advance
         self._memory = Memory()
@@ -151,7 +151,7 @@ class Exploration:
             finally:
                 self._running -= 1
                 self._tell_the_others()
-            if after is None or after.ended:
+            if after is None or after.has_ended:
                 return
             sight = after
 
@@ -167,9 +167,9 @@ class Exploration:
     ) -> Sight | None:
         """One step, filed; the screen after it, or None where the environment broke."""
         screen = _id(sight)
-        chosen, text = self._choose(sight, candidates)
-        element, operation = chosen.element, chosen.operation
-        self._memory.begin(screen, chosen.move)
+        choice, text = self._choose(sight, candidates)
+        element, operation = choice.element, choice.operation
+        self._memory.begin(screen, choice.move)
         after, detail = None, ""
         try:
             stepped = await _perform(env, element, operation, text)
@@ -179,8 +179,8 @@ class Exploration:
             detail = str(error)
         finally:
             # Also where this is cancelled: the action is no longer under way.
-            found = None if after is None or _id(after) == screen else _id(after)
-            self._memory.end(screen, chosen.move, found)
+            destination = None if after is None or _id(after) == screen else _id(after)
+            self._memory.end(screen, choice.move, destination)
         edge = self._graph.add_edge(
             episode=start.episode,
             slot=start.slot,
@@ -207,16 +207,22 @@ class Exploration:
         self._advance(f"{len(self._applications)} screens, {self.untried} untried")
 
     async def _look_after(self, env: AsyncEnv, stepped: StepResult, application: str) -> Sight:
-        ended = stepped.terminated or stepped.truncated
+        has_ended = stepped.terminated or stepped.truncated
         try:
-            return await _look(env, stepped.observation, application, ended=ended)
+            return await _look(env, stepped.observation, application, has_ended=has_ended)
         except EnvError:
-            if not ended:
+            if not has_ended:
                 raise
-            gone = ScreenState("", "", "the environment ended the episode and tells no screen")
-            shown = stepped.observation
+            unknown = ScreenState("", "", "the environment ended the episode and tells no screen")
+            observation = stepped.observation
             return Sight(
-                application, gone, (), shown.screenshot, shown.width, shown.height, ended=True
+                application,
+                unknown,
+                (),
+                observation.screenshot,
+                observation.width,
+                observation.height,
+                has_ended=True,
             )
 
     # --- what to do ----------------------------------------------------------------------------
@@ -226,12 +232,13 @@ class Exploration:
         rng = Random(f"{self._plan.seed}/{self._steps + self._running}")  # noqa: S311 - repeatable
         if self._plan.ranking == "q":
             priors = {
-                each.move: self._kinds.rate(_kind(sight.application, each)) for each in candidates
+                candidate.move: self._kinds.rate(_kind(sight.application, candidate))
+                for candidate in candidates
             }
-            self._memory.see(_id(sight), [each.move for each in candidates], priors)
+            self._memory.see(_id(sight), [candidate.move for candidate in candidates], priors)
             candidates = self._candidates(sight)
-        chosen = RANKINGS[self._plan.ranking](candidates, rng)
-        return chosen, text_for(candidates, rng) if chosen.operation == "type" else ""
+        choice = RANKINGS[self._plan.ranking](candidates, rng)
+        return choice, text_for(candidates, rng) if choice.operation == "type" else ""
 
     def _candidates(self, sight: Sight) -> list[Candidate]:
         """Return what may be done on a screen, with what is known of it."""
@@ -265,25 +272,25 @@ class Exploration:
         if not await self._may_go_on():
             return None
         if self._idle > 2 * len(self._plan.starts) + MOST_BROKEN:
-            self.stopped = self.stopped or "no_way"
+            self.stop_reason = self.stop_reason or "no_way"
             return None
-        starts = [each for each in self._plan.starts if self._is_open(each.application)]
+        starts = [start for start in self._plan.starts if self._is_open(start.application)]
         self._episodes += 1
         return starts[(self._episodes - 1) % len(starts)]
 
     async def _may_go_on(self, application: str = "") -> bool:
         """Whether there is a step left to take, in this application or in any; waits for those under way."""
-        while self.stopped is None:
+        while self.stop_reason is None:
             if self._steps + self._running < self._plan.steps:
                 if application and self._is_open(application):
                     return True
-                if any(self._is_open(each.application) for each in self._plan.starts):
+                if any(self._is_open(start.application) for start in self._plan.starts):
                     return not application
                 reason: Stopped = "frontier"
             else:
                 reason = "steps"
             if not self._running:
-                self.stopped = reason
+                self.stop_reason = reason
             elif reason == "steps":
                 return False
             else:
@@ -297,7 +304,10 @@ class Exploration:
 
     def _is_dead_end(self, candidates: Sequence[Candidate]) -> bool:
         """Whether Q knows that nothing untried is ahead; the others know no such thing."""
-        return self._plan.ranking == "q" and max(each.value for each in candidates) <= DEAD_END
+        return (
+            self._plan.ranking == "q"
+            and max(candidate.value for candidate in candidates) <= DEAD_END
+        )
 
     async def _others(self) -> None:
         """Wait until a step of another slot ends."""
@@ -324,11 +334,11 @@ class Exploration:
             self._note(edge)
         self._memory.sweep()
 
-    def _see(self, key: str, seen: Sight | Screen) -> None:
+    def _see(self, key: str, visit: Sight | Screen) -> None:
         if key not in self._applications:
-            self._of.setdefault(seen.application, []).append(key)
-            self._applications[key] = seen.application
-        self._memory.see(key, () if seen.ended else self._allowed(seen.elements))
+            self._of.setdefault(visit.application, []).append(key)
+            self._applications[key] = visit.application
+        self._memory.see(key, () if visit.has_ended else self._allowed(visit.elements))
 
     def _note(self, edge: Edge) -> None:
         key = edge.before, (edge.element.place, edge.action)
@@ -337,7 +347,7 @@ class Exploration:
 
 
 def _id(sight: Sight) -> str:
-    return screen_id(sight.application, sight.state.id, ended=sight.ended)
+    return screen_id(sight.application, sight.state.id, has_ended=sight.has_ended)
 
 
 def _kind(application: str, candidate: Candidate) -> tuple[str, str, str]:
@@ -345,16 +355,18 @@ def _kind(application: str, candidate: Candidate) -> tuple[str, str, str]:
 
 
 async def _look(
-    env: AsyncEnv, shown: Observation, application: str, *, ended: bool = False
+    env: AsyncEnv, observation: Observation, application: str, *, has_ended: bool = False
 ) -> Sight:
     """Return what is on the screen; cells of a grid where the environment cannot tell."""
     looked = await env.look()
-    picture = shown.screenshot, shown.width, shown.height
+    picture = observation.screenshot, observation.width, observation.height
     if looked is None:
-        cells = tuple(grid_elements(shown.width, shown.height))
-        return Sight(application, grid_state(shown), cells, *picture, ended, has_tree=False)
+        cells = tuple(grid_elements(observation.width, observation.height))
+        return Sight(
+            application, grid_state(observation), cells, *picture, has_ended, has_tree=False
+        )
     state, elements = looked
-    return Sight(application, state, tuple(elements), *picture, ended)
+    return Sight(application, state, tuple(elements), *picture, has_ended)
 
 
 async def _perform(env: AsyncEnv, element: Element, operation: Operation, text: str) -> StepResult:

@@ -128,7 +128,7 @@ class Sight:
     screenshot: bytes  # encoded
     width: int  # pixels
     height: int
-    ended: bool = False  # the environment ended the episode here
+    has_ended: bool = False  # the environment ended the episode here
     has_tree: bool = True  # False: the elements are cells of a grid
 
 
@@ -148,7 +148,7 @@ class Screen:
     depth: int
     first_step: int
     visits: int
-    ended: bool
+    has_ended: bool
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,10 @@ class Start:
     step: int
 
 
-def screen_id(application: str, state: str, *, ended: bool = False) -> str:
+def screen_id(application: str, state: str, *, has_ended: bool = False) -> str:
     """Key of a state: 32 hex digits. Two applications never share a screen; an end is one of its own."""
-    named = f"{application}\0{state}\0{'ended' if ended else ''}"
-    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+    text = f"{application}\0{state}\0{'ended' if has_ended else ''}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class GraphReader(SqliteFile):
@@ -245,8 +245,8 @@ class GraphReader(SqliteFile):
 
     def settings(self) -> dict[str, Any]:
         """Return what the exploration was asked for."""
-        found: dict[str, Any] = json.loads((self.folder / SETTINGS).read_bytes())
-        return found
+        values: dict[str, Any] = json.loads((self.folder / SETTINGS).read_bytes())
+        return values
 
     @property
     def steps(self) -> int:
@@ -285,12 +285,12 @@ class Graph(GraphReader):
     def __init__(self, folder: Path, settings: ExploreSettings) -> None:
         refuse_foreign(folder, settings)
         make_private_dir(folder)
-        self._kept = KeptFolder(folder, settings)
+        self._settings_folder = KeptFolder(folder, settings)
         try:
             make_private_dir(folder / SCREENS)
             super().__init__(folder, "rwc")
         except BaseException:
-            self._kept.close()
+            self._settings_folder.close()
             raise
         self._depths = {
             row["id"]: row["depth"] for row in self._rows("SELECT id, depth FROM screens")
@@ -302,7 +302,7 @@ class Graph(GraphReader):
     def close(self) -> None:
         """Fold the log into the file, and free the folder."""
         super().close()
-        self._kept.close()
+        self._settings_folder.close()
 
     def add_start(self, task: str, seed: int, slot: int, sight: Sight) -> Start:
         """File the beginning of an episode."""
@@ -353,9 +353,9 @@ class Graph(GraphReader):
 
     def _see(self, sight: Sight, shot: str, step: int, *, depth: int) -> str:
         """Return the key of a screen that is seen; it is filed if it is new."""
-        key = screen_id(sight.application, sight.state.id, ended=sight.ended)
+        key = screen_id(sight.application, sight.state.id, has_ended=sight.has_ended)
         if key not in self._depths:
-            elements = [] if sight.ended else [asdict(each) for each in sight.elements]
+            elements = [] if sight.has_ended else [asdict(element) for element in sight.elements]
             self._connection.execute(
                 "INSERT INTO screens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?)",
                 (
@@ -367,7 +367,7 @@ class Graph(GraphReader):
                         sight.state.reason,
                     ),
                     *(shot, sight.width, sight.height, json.dumps(elements)),
-                    *(depth, step, int(sight.ended)),
+                    *(depth, step, int(sight.has_ended)),
                 ),
             )
             self._depths[key] = depth
@@ -390,7 +390,7 @@ class Graph(GraphReader):
                 continue
             self._depths[key] = depth
             self._connection.execute("UPDATE screens SET depth = ? WHERE id = ?", (depth, key))
-            waiting.extend((each, depth + 1) for each in self._next.get(key, ()))
+            waiting.extend((neighbour, depth + 1) for neighbour in self._next.get(key, ()))
 
     def _keep(self, image: bytes) -> str:
         """Keep a screenshot under the name of its content; whole, or not at all."""
@@ -440,8 +440,9 @@ def open_graph(folder: Path, settings: ExploreSettings | None = None) -> Graph:
 
 def _screen(row: sqlite3.Row) -> Screen:
     values: dict[str, Any] = dict(row)
-    elements = tuple(element_from_dict(each) for each in json.loads(values["elements"]))
-    return Screen(**values | {"elements": elements, "ended": bool(values["ended"])})
+    elements = tuple(element_from_dict(element) for element in json.loads(values["elements"]))
+    has_ended = bool(values.pop("ended"))
+    return Screen(**values | {"elements": elements, "has_ended": has_ended})
 
 
 def _edge(row: sqlite3.Row) -> Edge:

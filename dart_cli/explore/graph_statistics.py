@@ -17,7 +17,7 @@ from dart_cli.explore.graph import Edge, GraphReader, Screen
 def summary(graph: GraphReader) -> dict[str, Any]:
     """Of the whole exploration, over all starts. Screens where an episode ended are counted apart."""
     screens, edges, settings = graph.screens(), graph.edges(), graph.settings()
-    told = _numbers(screens, edges)
+    totals = _numbers(screens, edges)
     by_id = {screen.id: screen.application for screen in screens}
     applications = {
         name: _numbers(
@@ -27,7 +27,7 @@ def summary(graph: GraphReader) -> dict[str, Any]:
         for name in dict.fromkeys(screen.application for screen in screens)
     }
     return {
-        **told,
+        **totals,
         "episodes": len(graph.starts()),
         "merges": len(graph.merges()),
         "left_alone": _left_alone(screens, DenyList(settings.get("deny", []))),
@@ -37,12 +37,12 @@ def summary(graph: GraphReader) -> dict[str, Any]:
 
 def _numbers(screens: Sequence[Screen], edges: Sequence[Edge]) -> dict[str, Any]:
     outcomes = Counter(edge.outcome for edge in edges)
-    shown = [screen for screen in screens if not screen.ended]
+    live = [screen for screen in screens if not screen.has_ended]
     return {
-        "screens": len(shown),
-        "ends": len(screens) - len(shown),
-        "routes": len({(screen.application, screen.route) for screen in shown}),
-        "depth": max((screen.depth for screen in shown), default=0),
+        "screens": len(live),
+        "ends": len(screens) - len(live),
+        "routes": len({(screen.application, screen.route) for screen in live}),
+        "depth": max((screen.depth for screen in live), default=0),
         "steps": len(edges),
         "tried": len({edge.key for edge in edges}),
         "no_op_rate": round(outcomes["none"] / len(edges), 4) if edges else 0.0,
@@ -58,9 +58,9 @@ def _left_alone(screens: Sequence[Screen], deny: DenyList) -> dict[str, int]:
 
 def curve(screens: Sequence[Screen], steps: int) -> list[int]:
     """Distinct screens after 0, 1, ..., `steps` steps; ends are none."""
-    found = Counter(screen.first_step for screen in screens if not screen.ended)
+    first_visits = Counter(screen.first_step for screen in screens if not screen.has_ended)
     counted, curve = 0, []
     for step in range(steps + 1):
-        counted += found[step]
+        counted += first_visits[step]
         curve.append(counted)
     return curve

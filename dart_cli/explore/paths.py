@@ -15,30 +15,30 @@ from dart_cli.explore.graph import Edge
 
 def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
     """Return the steps of each key (screen, place, action), in their order."""
-    found: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
+    steps_of: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
-        found[edge.key].append(edge)
-    return dict(found)
+        steps_of[edge.key].append(edge)
+    return dict(steps_of)
 
 
 def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
     """Of each key whose steps all led to the same other screen, the first one; by screen."""
-    found: dict[str, list[Edge]] = defaultdict(list)
+    first_steps: dict[str, list[Edge]] = defaultdict(list)
     for same in tried(edges).values():
         if same[0].outcome == "moved" and len({edge.after for edge in same}) == 1:
-            found[same[0].before].append(same[0])
-    return dict(found)
+            first_steps[same[0].before].append(same[0])
+    return dict(first_steps)
 
 
 def paths_from(start: str, steps: Mapping[str, Sequence[Edge]]) -> dict[str, list[Edge]]:
     """Return the shortest path to each screen but the start; of several the one that was found first."""
-    found: dict[str, list[Edge]] = {start: []}
+    paths: dict[str, list[Edge]] = {start: []}
     waiting = deque([start])
     while waiting:
         here = waiting.popleft()
         for edge in sorted(steps.get(here, ()), key=lambda edge: edge.step):
-            if edge.after is not None and edge.after not in found:
-                found[edge.after] = [*found[here], edge]
+            if edge.after is not None and edge.after not in paths:
+                paths[edge.after] = [*paths[here], edge]
                 waiting.append(edge.after)
-    del found[start]
-    return found
+    del paths[start]
+    return paths

@@ -77,12 +77,12 @@ def outcome(
     title = title_of(after)
     if title and title != title_of(before) and not (own and own in title.lower()):
         return f'go to "{title}"'
-    if after.ended:  # what a screen has after its episode is not known
+    if after.has_ended:  # what a screen has after its episode is not known
         return ""
     if new := [name for name in dict.fromkeys(shows) if name not in had and name.lower() != own]:
         return f"show {listed(new[:_SHOWN])}"
-    gone = [name for name in dict.fromkeys(had) if name not in shows and name.lower() != own]
-    return f"make {listed(gone[:_SHOWN])} go away" if whole and gone else ""
+    missing = [name for name in dict.fromkeys(had) if name not in shows and name.lower() != own]
+    return f"make {listed(missing[:_SHOWN])} go away" if whole and missing else ""
 
 
 def title_of(screen: Screen) -> str:
@@ -100,15 +100,15 @@ def title_of(screen: Screen) -> str:
     return "" if len(title) > MOST_CHARS or any(mark in route for mark in ":#?=") else title
 
 
-def named(elements: Sequence[Element]) -> list[str]:
+def names_of(elements: Sequence[Element]) -> list[str]:
     """Names of elements, each once."""
-    return list(dict.fromkeys(name for each in elements if (name := _name(each))))
+    return list(dict.fromkeys(name for element in elements if (name := _name(element))))
 
 
 def spoken(edge: Edge) -> str:
     """Return what an edge does, e.g. `click the "Save" button`."""
-    told = next(iter(descriptive(edge.element)), "")
-    what = told.partition(" ")[2] or f"the {_NOUNS.get(_role(edge.element)) or edge.element.role}"
+    phrase = next(iter(descriptive(edge.element)), "")
+    what = phrase.partition(" ")[2] or f"the {_NOUNS.get(_role(edge.element)) or edge.element.role}"
     match edge.action:
         case "type":
             return f'type "{edge.text}" into {what}'
@@ -121,16 +121,16 @@ def spoken(edge: Edge) -> str:
 
 def labels_of(screens: Sequence[Screen]) -> dict[str, str]:
     """Return a name for each screen by id: its title or route; where others have that, too, with what tells it apart."""
-    heads = {each.id: title_of(each) or each.route for each in screens}
+    heads = {screen.id: title_of(screen) or screen.route for screen in screens}
     shared = Counter(heads.values())
-    names = {each.id: set(named(each.elements)) for each in screens}
-    count = Counter(name for each in names.values() for name in each)
-    found = {}
-    for each in screens:
-        rare = sorted(named(each.elements), key=lambda name: count[name])[:1]
-        parts = [heads[each.id], *(rare if shared[heads[each.id]] > 1 else ())]
-        found[each.id] = ": ".join(part for part in parts if part) or each.id[:8]
-    return found
+    names = {screen.id: set(names_of(screen.elements)) for screen in screens}
+    count = Counter(name for own in names.values() for name in own)
+    labels = {}
+    for screen in screens:
+        rare = sorted(names_of(screen.elements), key=lambda name: count[name])[:1]
+        parts = [heads[screen.id], *(rare if shared[heads[screen.id]] > 1 else ())]
+        labels[screen.id] = ": ".join(part for part in parts if part) or screen.id[:8]
+    return labels
 
 
 def has_own_text(element: Element) -> bool:

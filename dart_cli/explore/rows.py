@@ -27,7 +27,7 @@ from bus.errors import UserError
 from dart_cli.config.rules.machine import refuse_filled
 from dart_cli.explore.graph import Edge, GraphReader, Screen
 from dart_cli.explore.options import RowOptions
-from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
+from dart_cli.explore.phrasing import descriptive, has_own_text, names_of, outcome
 from envs.contract.elements import Element
 
 Kind = Literal["descriptive", "outcome"]
@@ -64,60 +64,60 @@ def make_rows(graph: GraphReader, out: Path, options: RowOptions) -> dict[str, A
     Raises UserError for a folder with something in it or a graph without rows.
     """
     refuse_filled(out)
-    found = rows_of(graph, options)
-    if not found.rows:
-        why = "; ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(3))
+    result = rows_of(graph, options)
+    if not result.rows:
+        why = "; ".join(f"{count} {reason}" for reason, count in result.left_out.most_common(3))
         raise UserError(
             f"{graph.folder} gives no rows: {why or 'it has no steps'}; explore further"
         )
     suite = str(graph.settings().get("suite", ""))
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "exploration": graph.folder.resolve().name,
         "suite": suite,
         "splits": {},
     }
     for split in ("train", "test"):
-        chosen = [row for row in found.rows if row.split == split]
-        _write(graph, out / split, suite, chosen)
-        told["splits"][split] = {
-            "rows": len(chosen),
-            "screens": len({row.screen.id for row in chosen}),
-            "queries": dict(Counter(row.kind for row in chosen)),
-            "applications": dict(Counter(row.screen.application for row in chosen)),
+        split_rows = [row for row in result.rows if row.split == split]
+        _write(graph, out / split, suite, split_rows)
+        report["splits"][split] = {
+            "rows": len(split_rows),
+            "screens": len({row.screen.id for row in split_rows}),
+            "queries": dict(Counter(row.kind for row in split_rows)),
+            "applications": dict(Counter(row.screen.application for row in split_rows)),
         }
-    told["left_out"] = dict(found.left_out)
-    (out / "set.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return told
+    report["left_out"] = dict(result.left_out)
+    (out / "set.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
 
 
 def kinds_of(text: str) -> tuple[Kind, ...]:
     """Kinds of queries by their names with commas. Raises UserError."""
-    found = [kind for kind in KINDS if kind in text.split(",")]
-    if not found or len(found) != len(text.split(",")):
+    kinds = [kind for kind in KINDS if kind in text.split(",")]
+    if not kinds or len(kinds) != len(text.split(",")):
         raise UserError(f"--kinds {text}: want some of {', '.join(KINDS)}, with commas")
-    return tuple(found)
+    return tuple(kinds)
 
 
 def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
     """Return the rows of a graph; the same graph and options give the same rows."""
-    found, kinds = Rows(), kinds_of(options.kinds)
+    result, kinds = Rows(), kinds_of(options.kinds)
     screens = {screen.id: screen for screen in graph.screens()}
     edges: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges():
         edges[edge.before].append(edge)
-    seen = _Names(screens.values(), edges)
-    drawn: list[Row] = []
+    names = _Names(screens.values(), edges)
+    candidates: list[Row] = []
     for screen in screens.values():
         split: Split = "test" if is_held_out(screen.id, options.test_share) else "train"
         here = edges[screen.id]
         if "descriptive" in kinds:
-            drawn += _descriptive(screen, split, here, options, found.left_out)
+            candidates += _descriptive(screen, split, here, options, result.left_out)
         if "outcome" in kinds:
-            drawn += _outcomes(screen, split, here, screens, seen, found.left_out)
+            candidates += _outcomes(screen, split, here, screens, names, result.left_out)
     # So that caps and limit keep some of all screens, and of a longer exploration mostly the same.
-    drawn.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
-    found.rows = list(_capped(_apart(drawn, found.left_out), options, found.left_out))
-    return found
+    candidates.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
+    result.rows = list(_capped(_apart(candidates, result.left_out), options, result.left_out))
+    return result
 
 
 def is_held_out(screen: str, share: float) -> bool:
@@ -132,7 +132,7 @@ def _descriptive(
     screen: Screen, split: Split, edges: Sequence[Edge], options: RowOptions, left_out: Counter[str]
 ) -> Iterator[Row]:
     """Yield a row for each element of the screen that a phrase names alone."""
-    ways = {each.place: descriptive(each) for each in screen.elements}
+    ways = {element.place: descriptive(element) for element in screen.elements}
     count = Counter(phrase for phrases in ways.values() for phrase in phrases)
     outcomes: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
@@ -163,7 +163,7 @@ def _outcomes(
     split: Split,
     edges: Sequence[Edge],
     screens: Mapping[str, Screen],
-    seen: _Names,
+    names: _Names,
     left_out: Counter[str],
 ) -> Iterator[Row]:
     """Yield a row for each click that always led to the same other screen, if a query names it alone."""
@@ -172,7 +172,7 @@ def _outcomes(
         if edge.action in ("click", "double_click"):
             tries[edge.element.place, edge.action].append(edge)
     leading: dict[str, set[str]] = defaultdict(set)  # query, or screen after -> places
-    made: list[tuple[Row, str]] = []
+    drafts: list[tuple[Row, str]] = []
     for (place, _), same in tries.items():
         moved = [edge for edge in same if edge.outcome == "moved"]
         if not moved:
@@ -189,8 +189,8 @@ def _outcomes(
             screen,
             after,
             best.element,
-            shows=named(after.elements) if whole else seen.on(str(best.shot_after)),
-            had=named(screen.elements) if whole else seen.ever(screen.id),
+            shows=names_of(after.elements) if whole else names.on(str(best.shot_after)),
+            had=names_of(screen.elements) if whole else names.ever(screen.id),
             whole=whole,
         )
         if not query:
@@ -199,8 +199,8 @@ def _outcomes(
         leading[query].add(place)
         leading[after.id].add(place)
         row = Row("outcome", split, screen, best.shot_before, best.element, query)
-        made.append((row, after.id))
-    for row, led in made:
+        drafts.append((row, after.id))
+    for row, led in drafts:
         if len(leading[row.query] | leading[led]) > 1:
             left_out["another element does the same"] += 1
         else:
@@ -214,10 +214,10 @@ class _Names:
         self._on: dict[str, dict[str, None]] = defaultdict(dict)
         self._ever: dict[str, dict[str, None]] = defaultdict(dict)
         for screen in screens:
-            found = [(screen.screenshot, name) for name in named(screen.elements)]
-            tried = [(each.shot_before, each.element) for each in edges.get(screen.id, ())]
-            found += [(shot, name) for shot, element in tried for name in named([element])]
-            for shot, name in found:
+            pairs = [(screen.screenshot, name) for name in names_of(screen.elements)]
+            tried = [(edge.shot_before, edge.element) for edge in edges.get(screen.id, ())]
+            pairs += [(shot, name) for shot, element in tried for name in names_of([element])]
+            for shot, name in pairs:
                 self._on[shot][name] = self._ever[screen.id][name] = None
 
     def on(self, screenshot: str) -> list[str]:
@@ -245,14 +245,14 @@ def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
 def _apart(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
     """Yield the rows without those for training on a picture that the test split has, and without repeats."""
     held_out = {row.screenshot for row in rows if row.split == "test"}
-    seen: set[tuple[str, str]] = set()
+    queries: set[tuple[str, str]] = set()
     for row in rows:
         if row.split == "train" and row.screenshot in held_out:
             left_out["its picture is held out"] += 1
-        elif (row.screenshot, row.query) in seen:
+        elif (row.screenshot, row.query) in queries:
             left_out["asked before"] += 1
         else:
-            seen.add((row.screenshot, row.query))
+            queries.add((row.screenshot, row.query))
             yield row
 
 
@@ -308,7 +308,7 @@ def row_of(
     return {
         "img_filename": image,
         "instruction": target.instruction,
-        "bbox": [round(each, 2) for each in (left, top, right - left, bottom - top)],
+        "bbox": [round(number, 2) for number in (left, top, right - left, bottom - top)],
         "data_type": "text" if target.has_text else "icon",
         "data_source": environment,
         "environment": environment,
@@ -327,7 +327,7 @@ def clear(targets: Sequence[Target], width: int, height: int) -> list[Target]:
         large = right - left >= LEAST_SIDE and bottom - top >= LEAST_SIDE
         return large and left >= 0 and top >= 0 and right <= width and bottom <= height
 
-    return [each for each in targets if count[each.instruction] == 1 and fits(each.box)]
+    return [target for target in targets if count[target.instruction] == 1 and fits(target.box)]
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -348,8 +348,8 @@ def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) ->
             (images / path.name).write_bytes(path.read_bytes())
         screen = row.screen
         size = screen.width, screen.height
-        made = row_of(_target(row), path.name, suite, screen.application, size, screen.id)
-        listed.append(made | {"query": row.kind})
+        entry = row_of(_target(row), path.name, suite, screen.application, size, screen.id)
+        listed.append(entry | {"query": row.kind})
     group = _GROUPS.get(suite, "desktop")
     path = folder / f"screenspot_{group}.json"
     path.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")

@@ -226,7 +226,7 @@ def graph_picture(
         found = [pair for pair in out if parents.get(pair[1]) == screen.id]
         lines += [_line(at, pair, moves[pair], "step found") for pair in found]
         others = [_line(at, pair, moves[pair], "step") for pair in out if pair not in found]
-        kind = "start" if screen.id in starts else "ended" if screen.ended else ""
+        kind = "start" if screen.id in starts else "ended" if screen.has_ended else ""
         told = labels[screen.id], _in_short(screen, tries[screen.id])
         box = _box(site, screen, kind, told, at[screen.id])
         boxes.append(Markup('<g class="node">{}{}</g>').format(Markup("").join(others), box))
@@ -342,7 +342,7 @@ def _line(
 
 def _in_short(screen: Screen, tries: Sequence[Edge]) -> str:
     """Return what was tried on a screen, in short."""
-    if screen.ended:
+    if screen.has_ended:
         return "ended"
     known = {(each.place, way) for each in screen.elements for way in each.actions}
     tried = {(edge.element.place, edge.action) for edge in tries}

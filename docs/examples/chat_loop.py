@@ -40,8 +40,8 @@ def post(path, body):
 
 def parse(text, size):
     """`click(500,20)`, in thousandths of the screen, as an action; None for what is none."""
-    called = re.fullmatch(r"(\w+)\((.*)\)", text, re.DOTALL)
-    name, inside = called.groups() if called else ("", "")
+    match_of_call = re.fullmatch(r"(\w+)\((.*)\)", text, re.DOTALL)
+    name, inside = match_of_call.groups() if match_of_call else ("", "")
     pixels = [(2 * int(n) + 1) * size // 2000 for n in re.findall(r"\d+", inside)]
     match name, pixels:
         case "click" | "right_click", [x, y]:
@@ -65,20 +65,20 @@ def episode(env):
     """Play what the endpoint chose, and hand the reward in."""
     session = post("", {})
     task = find_task("mini", session["task"])
-    seen, info = env.reset(seed=session["seed"], options={"task": task})
+    observation, info = env.reset(seed=session["seed"], options={"task": task})
     verdict = {"outcome": "fail", "reason": "no action", "stop_reason": "malformed"}
     for _ in range(session["max_steps"]):
-        image = f"data:image/png;base64,{base64.b64encode(seen.screenshot).decode()}"
+        image = f"data:image/png;base64,{base64.b64encode(observation.screenshot).decode()}"
         parts = [
             {"type": "image_url", "image_url": {"url": image}},
             {"type": "text", "text": info["instruction"]},
         ]
         body = {"model": "dart", "messages": [{"role": "user", "content": parts}]}
         answer = post(f"/{session['id']}/chat/completions", body)
-        action = parse(answer["choices"][0]["message"]["content"], seen.width)
+        action = parse(answer["choices"][0]["message"]["content"], observation.width)
         if action is None:
             break
-        seen, reward, terminated, truncated, _ = env.step(action)
+        observation, reward, terminated, truncated, _ = env.step(action)
         if terminated or truncated or isinstance(action, act.Done | act.Fail | act.Answer):
             verdict = {"reward": reward, "stop_reason": "done" if terminated else "step_limit"}
             break

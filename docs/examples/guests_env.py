@@ -28,20 +28,24 @@ class GuestsEnv:
         self.goal = rng.choice(self.guests)
         self.yes, self.no = rng.choice(ANSWERS)
         self.buttons = rng.sample([self.yes, self.no], k=2)  # left, right
-        self.asked, self.removed, self.steps = None, None, 0  # who the dialog is about; who is off
+        self.candidate, self.removed, self.steps = (
+            None,
+            None,
+            0,
+        )  # who the dialog is about; who is off
         self.max_steps = task.max_steps
         return self._look(), {"instruction": task.instruction.format(name=self.goal)}
 
     def step(self, action):
         self.steps += 1
         terminated = False
-        if isinstance(action, Click) and self.asked is None:
+        if isinstance(action, Click) and self.candidate is None:
             if 7 <= action.y < 7 + 4 * ROW:
-                self.asked = self.guests[(action.y - 7) // ROW]
+                self.candidate = self.guests[(action.y - 7) // ROW]
         elif isinstance(action, Click) and 70 <= action.y < 98:
             terminated = True
             if self.buttons[action.x * 2 // SIDE] == self.yes:
-                self.removed = self.asked
+                self.removed = self.candidate
         reward = float(terminated and self.evaluate().outcome == "pass")
         return self._look(), reward, terminated, self.steps >= self.max_steps, {}
 
@@ -51,7 +55,7 @@ class GuestsEnv:
 
     def oracle_action(self):
         """Return the next right action. Optional: `dart env check` and `dart data collect` play it."""
-        if self.asked is None:
+        if self.candidate is None:
             return Click(x=SIDE // 2, y=7 + ROW * self.guests.index(self.goal) + ROW // 2)
         return Click(x=32 + 63 * self.buttons.index(self.yes), y=84)
 
@@ -61,12 +65,12 @@ class GuestsEnv:
     def _look(self):
         image = Image.new("RGB", (SIDE, SIDE), "white")
         draw = ImageDraw.Draw(image)
-        if self.asked is None:
+        if self.candidate is None:
             for i, guest in enumerate(self.guests):
                 draw.rectangle((6, 7 + i * ROW, 119, 7 + (i + 1) * ROW), "white", "gray")
                 draw.text((14, 7 + i * ROW + ROW / 2), guest, "black", FONT, anchor="lm")
         else:
-            draw.text((SIDE / 2, 40), f"Remove {self.asked}?", "black", FONT, anchor="mm")
+            draw.text((SIDE / 2, 40), f"Remove {self.candidate}?", "black", FONT, anchor="mm")
             for x, answer in zip((32, 95), self.buttons, strict=True):
                 draw.rectangle((x - 29, 70, x + 29, 98), "lightgray", "black")
                 draw.text((x, 84), answer, "black", FONT, anchor="mm")

@@ -43,7 +43,7 @@ class JsonParser:
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
         """Return the completion that `parse` reads as `action`; never that of a similar one."""
-        return f"{thought}\n{json.dumps(self._written(action, coordinates))}".lstrip("\n")
+        return f"{thought}\n{json.dumps(self._as_json(action, coordinates))}".lstrip("\n")
 
     def as_history(self, text: str) -> str:
         """Return the completion unchanged: prompts then show the very tokens that were sampled."""
@@ -59,12 +59,13 @@ class JsonParser:
             json.loads(_last_line(text))
         except (ValueError, RecursionError):
             return []
-        found = _POINT.finditer(text, text.rfind("\n") + 1)
+        points = _POINT.finditer(text, text.rfind("\n") + 1)
         return [
-            WrittenPoint(each.start(1), each.end(1), int(each[2]), int(each[3])) for each in found
+            WrittenPoint(point.start(1), point.end(1), int(point[2]), int(point[3]))
+            for point in points
         ]
 
-    def _written(self, action: Action, coordinates: CoordinateMap) -> dict[str, Any]:
+    def _as_json(self, action: Action, coordinates: CoordinateMap) -> dict[str, Any]:
         match action:
             case Click(button="left", modifiers=()) | DoubleClick(modifiers=()):
                 return {"do": action.kind, "at": coordinates.to_model(action.x, action.y)}
@@ -81,12 +82,12 @@ def _last_line(text: str) -> str:
     return text.rpartition("\n")[2]
 
 
-def _action(told: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
-    name = told["do"]
-    if strange := {*told} - {"do", _HAS.get(name)}:
+def _action(value: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
+    name = value["do"]
+    if strange := {*value} - {"do", _HAS.get(name)}:
         raise ActionError(f"{str(name)[:40]!r} has no {min(strange)[:40]!r}")
     if name in ("click", "right_click", "double_click"):
-        x, y = told["at"]
+        x, y = value["at"]
         if type(x) is not int or type(y) is not int:
             raise ActionError("a place is two whole numbers")
         x, y = coordinates.to_screen(x, y)
@@ -94,7 +95,7 @@ def _action(told: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
             return DoubleClick(x=x, y=y)
         return Click(x=x, y=y, button="left" if name == "click" else "right")
     if name in ("type", "answer"):
-        text = told["text"]
+        text = value["text"]
         if not isinstance(text, str):
             raise ActionError(f"{name} needs a text")
         text.encode()  # raises for half a surrogate pair, which JSON can hold and no message can

@@ -110,10 +110,10 @@ class LoginEnv:
             left, top, right, bottom = box
             if name in self.typed:
                 on = self.focus == name
-                shown = self.typed[name] if name == "user" else "*" * len(self.typed[name])
+                text = self.typed[name] if name == "user" else "*" * len(self.typed[name])
                 draw.text((left, top - 8), self.labels[name], "black", FONT, anchor="lm")
                 draw.rectangle(box, "lightyellow" if on else "white", "blue" if on else "gray", 2)
-                draw.text((left + 6, (top + bottom) / 2), shown, "black", FONT, anchor="lm")
+                draw.text((left + 6, (top + bottom) / 2), text, "black", FONT, anchor="lm")
             else:
                 middle = ((left + right) / 2, (top + bottom) / 2)
                 draw.rectangle(box, "lightgray", "black")

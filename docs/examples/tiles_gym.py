@@ -34,8 +34,8 @@ class Tiles(gymnasium.Env):
         if hit == self.goal:
             self.hits += 1
             self._deal()
-        ended = hit not in (None, self.goal) or self.hits == HITS
-        return self._board(), float(hit == self.goal), ended, False, {}
+        terminated = hit not in (None, self.goal) or self.hits == HITS
+        return self._board(), float(hit == self.goal), terminated, False, {}
 
     def _deal(self):
         cells = self.np_random.choice(CELLS * CELLS, len(COLOURS), replace=False)

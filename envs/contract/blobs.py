@@ -13,12 +13,12 @@ import hashlib
 
 
 def content_hash(blob: bytes) -> str:
-    """Name of a blob by its content: 32 hex digits of BLAKE2b."""
+    """Return the name of a blob by its content: 32 hex digits of BLAKE2b."""
     return hashlib.blake2b(blob, digest_size=16).hexdigest()
 
 
 def image_type(image: bytes) -> str | None:
-    """Media type of an encoded screenshot by its first bytes; None for any other format."""
+    """Return the media type of an encoded screenshot, by its first bytes; None for any other format."""
     if image.startswith(b"\x89PNG"):
         return "image/png"
     if image.startswith(b"\xff\xd8\xff"):
@@ -27,5 +27,5 @@ def image_type(image: bytes) -> str | None:
 
 
 def image_suffix(image: bytes) -> str:
-    """Return what the name of a file with this screenshot ends in."""
+    """Return the suffix of the name of a file with this screenshot, e.g. `png`."""
     return {"image/png": "png", "image/webp": "webp"}.get(image_type(image) or "", "jpg")

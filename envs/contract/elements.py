@@ -107,19 +107,19 @@ class Node:
 
 def elements_of(roots: Sequence[Node]) -> list[Element]:
     """Return the nodes that have actions, in reading order: from line to line, from left to right."""
-    found = [
+    elements = [
         Element(
             node.role, " ".join(node.name.split())[:LONGEST_NAME], node.box, node.actions, place
         )
         for node, place in _placed(roots)
         if node.box is not None and node.actions and node.enabled
     ]
-    return in_reading_order(found)
+    return in_reading_order(elements)
 
 
 def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
     """Return the state of a screen: its route, and the skeleton of what can be seen of `roots`."""
-    shapes = _shapes([kept for root in roots if (kept := _seen(root)) is not None], DEPTH)
+    shapes = _shapes([part for root in roots if (part := _visible_part(root)) is not None], DEPTH)
     skeleton = " ".join(shapes)
     key = hashlib.blake2b(f"{route}\n{skeleton}".encode(), digest_size=16).hexdigest()
     count = sum(1 for _ in _placed(roots))
@@ -196,7 +196,7 @@ def _placed(roots: Sequence[Node]) -> Iterator[tuple[Node, str]]:
 
 def _simple(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes without layout that groups nothing."""
-    return [kept for node in nodes if (kept := _without_layout(node)) is not None]
+    return [rest for node in nodes if (rest := _without_layout(node)) is not None]
 
 
 def _without_layout(node: Node) -> Node | None:
@@ -209,9 +209,9 @@ def _without_layout(node: Node) -> Node | None:
     return node
 
 
-def _seen(node: Node) -> Node | None:
+def _visible_part(node: Node) -> Node | None:
     """Return the node with what can be seen below it; None if nothing can."""
-    children = [kept for child in node.children if (kept := _seen(child)) is not None]
+    children = [rest for child in node.children if (rest := _visible_part(child)) is not None]
     if node.box is None and not children:
         return None
     role = node.role if node.box is not None else ""
@@ -221,8 +221,8 @@ def _seen(node: Node) -> Node | None:
 def _shapes(nodes: Sequence[Node], depth: int) -> list[str]:
     """Return the shape of each node, neighbours of lists that are equal once."""
     shapes: list[str] = []
-    told = [(_is_repeated(node), _shape(node, depth)) for node in _simple(nodes)]
-    for (repeated, shape), same in groupby(told):
+    shapes_of_nodes = [(_is_repeated(node), _shape(node, depth)) for node in _simple(nodes)]
+    for (repeated, shape), same in groupby(shapes_of_nodes):
         shapes += [shape] if repeated else [shape for _ in same]
     return shapes
 
@@ -249,8 +249,10 @@ def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
 
     A suite whose tree is its text `accessibility` is asked for it. Raises TaskError.
     """
-    told = "accessibility" in getattr(load_suite(suite), "observes", ())
-    return as_explorable(make_env(suite, observe=("accessibility",) if told else (), **options))
+    has_tree_text = "accessibility" in getattr(load_suite(suite), "observes", ())
+    return as_explorable(
+        make_env(suite, observe=("accessibility",) if has_tree_text else (), **options)
+    )
 
 
 def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
@@ -261,11 +263,13 @@ def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
     return grid, grid
 
 
-def grid_state(shown: Observation) -> ScreenState:
+def grid_state(observation: Observation) -> ScreenState:
     """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
-    if shown.screen_key:
-        return ScreenState(shown.screen_key, "", "no tree; the environment's own key of the screen")
-    with Image.open(io.BytesIO(shown.screenshot)) as picture:
+    if observation.screen_key:
+        return ScreenState(
+            observation.screen_key, "", "no tree; the environment's own key of the screen"
+        )
+    with Image.open(io.BytesIO(observation.screenshot)) as picture:
         key = coarse_key(as_seen(picture))
     return ScreenState(key, "", f"no tree; light and dark of {COARSE}x{COARSE} cells compared")
 
@@ -291,19 +295,19 @@ class GridEnv:
         self.env = env
         self.columns = columns
         self.rows = rows
-        self._shown: Observation | None = None
+        self._observation: Observation | None = None
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """As `env` does."""
-        self._shown, info = self.env.reset(seed=seed, options=options)
-        return self._shown, info
+        self._observation, info = self.env.reset(seed=seed, options=options)
+        return self._observation, info
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """As `env` does."""
-        self._shown, reward, terminated, truncated, info = self.env.step(action)
-        return self._shown, reward, terminated, truncated, info
+        self._observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._observation, reward, terminated, truncated, info
 
     def evaluate(self) -> Verdict:
         """As `env` does."""
@@ -311,19 +315,21 @@ class GridEnv:
 
     def close(self) -> None:
         """As `env` does."""
-        self._shown = None
+        self._observation = None
         self.env.close()
 
     def elements(self) -> list[Element]:
         """Return the cells of the grid, and the screen to scroll."""
-        shown = self._last()
-        return grid_elements(shown.width, shown.height, columns=self.columns, rows=self.rows)
+        observation = self._last()
+        return grid_elements(
+            observation.width, observation.height, columns=self.columns, rows=self.rows
+        )
 
     def state(self) -> ScreenState:
         """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
         return grid_state(self._last())
 
     def _last(self) -> Observation:
-        if self._shown is None:
+        if self._observation is None:
             raise EnvError("no episode is being played; call reset first")
-        return self._shown
+        return self._observation

@@ -63,23 +63,23 @@ def prompt_text(
     `to_model` gives a policy's numbers for a pixel; it raises ActionError for one beyond the screen.
     """
 
-    def position(found: re.Match[str]) -> str:
+    def position(match: re.Match[str]) -> str:
         try:
-            x, y = to_model(int(found[1]), int(found[2]))
+            x, y = to_model(int(match[1]), int(match[2]))
         except ActionError:
-            return found[0]
+            return match[0]
         return f"@({x},{y})"
 
-    shown = {kind: texts[kind].strip() for kind in KINDS if kind in texts}
+    own_texts = {kind: texts[kind].strip() for kind in KINDS if kind in texts}
     return "\n\n".join(
         f"{_HEADINGS[kind]}\n{bounded(kind, _POSITION.sub(position, text), most)}"
-        for kind, text in shown.items()
+        for kind, text in own_texts.items()
         if text
     )
 
 
 def _line(widget: Widget) -> str:
-    words = [widget.role, *(_quoted(each) for each in (widget.name, widget.text) if each)]
+    words = [widget.role, *(_quoted(word) for word in (widget.name, widget.text) if word)]
     if widget.text == widget.name:
         words = words[:2]
     if widget.box is not None:

@@ -1,10 +1,8 @@
-"""Options of suites, checked by their types before anything starts.
+"""The options of suites, checked by their type annotations before anything starts.
 
-checked    a `make_env` whose options are checked by its annotations
-read_toml  a TOML file as a model, checked
-first_problem  what is wrong with values from outside, in a line
-Seconds, Pause, Count, Megabytes, Size, ImageEncoding   types that several suites have
-SharedPools, ResourcePool   guests or devices that an option names, shared out to slots
+checked         a decorator for `make_env`: options that its annotations do not allow raise TaskError
+first_problem   the first error that pydantic reports, in one line
+Seconds, Pause, Count, Megabytes, Size, ImageEncoding   types that several suites use
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ ImageEncoding = Literal["png", "jpeg"]
 
 
 def read_size(size: Sequence[int] | str) -> tuple[int, int]:
-    """(width, height) from a pair or from text like "448x336". Raises TaskError."""
+    """Return (width, height) from a pair or from a text such as "448x336". Raises TaskError."""
     try:
         parts = size.lower().split("x") if isinstance(size, str) else list(size)
         width, height = (int(part) for part in parts)
@@ -45,25 +43,25 @@ Size = Annotated[tuple[int, int], BeforeValidator(read_size)]
 
 
 def checked(make: Callable[P, R]) -> Callable[P, R]:
-    """`make_env` that raises TaskError for an option which its annotation does not allow."""
+    """Return `make` so that it raises TaskError for an option that its annotation does not allow."""
     call = validate_call(make)
 
     @wraps(make)
-    def made(*args: P.args, **options: P.kwargs) -> R:
+    def checked_make(*args: P.args, **options: P.kwargs) -> R:
         try:
             return call(*args, **options)
         except ValidationError as error:
             raise TaskError(first_problem(error, depth=1)) from None
 
-    return made
+    return checked_make
 
 
 def first_problem(error: ValidationError, depth: int | None = None) -> str:
-    """Return what pydantic found first: the place, to `depth` parts, and what is wrong there, in a line."""
+    """Return the first error that pydantic reports, in one line: its place, cut to `depth` parts, and what is wrong."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"][:depth])) or "it"
-    said = first["msg"].removeprefix("Value error, ").replace("Field required", "is missing")
-    said = said.replace("Input should", "must", 1)
-    said = f" {said}" if said.startswith(("must", "is ")) else f": {said}"
-    given = "" if first["type"] in ("missing", "value_error") else repr(first["input"])[:80]
-    return f"{where}{said}" + (f", got {given}" if given else "")
+    message = first["msg"].removeprefix("Value error, ").replace("Field required", "is missing")
+    message = message.replace("Input should", "must", 1)
+    message = f" {message}" if message.startswith(("must", "is ")) else f": {message}"
+    value = "" if first["type"] in ("missing", "value_error") else repr(first["input"])[:80]
+    return f"{where}{message}" + (f", got {value}" if value else "")

@@ -1,9 +1,7 @@
-"""Code of a user's own, by name: a suite, an action parser.
+"""Code of a user's own, loaded by name: a suite, an action parser, an engine, a learner.
 
-load_own       what `package.module:Attribute` or `file.py:Attribute` names
-code_digest    what tells another version of that code
-one_line       a user's own error, with the line of their code
-did_you_mean   the closest known name, for errors
+load_own       the object that `package.module:Attribute` or `file.py:Attribute` names
+code_digest    a digest of the file that defines it, which changes with the code
 """
 
 from __future__ import annotations
@@ -20,20 +18,26 @@ from bus.errors import TaskError
 
 
 def load_own(
-    what: str, name: str, path: str, *, once: bool = False, made: bool = True, method: str = ""
+    what: str,
+    name: str,
+    path: str,
+    *,
+    once: bool = False,
+    instantiate: bool = True,
+    method: str = "",
 ) -> object:
-    """Return the object at `path`, made first where it is a class, unless `made` is false.
+    """Return the object at `path`; if it is a class, an instance of it, unless `instantiate` is false.
 
-    A file's path is relative to the current folder, where modules are found, too.
-    `what` and `name` are for errors, e.g. suite, action parser and how the user called it. `once`: the file
-    runs once in this process, for code that registers something. A path without an attribute is refused with
-    the classes that it may mean, those with `method`. Raises TaskError.
+    A file's path is relative to the current folder, and modules are searched there too. `what` (e.g. suite,
+    action parser) and `name` (as the user wrote it) are for errors. With `once`, the file runs only once in
+    this process, for code that registers something. Raises TaskError; for a path without an attribute the
+    error suggests the classes that have `method`.
     """
     module_name, _, attribute = path.rpartition(":")
     module = _import(what, name, module_name or path, once=once)
     if not attribute or not module_name:
         raise TaskError(
-            f"{what} {name}: {_cure_without_class(what, module_name or path, module, method)}"
+            f"{what} {name}: {_fix_without_class(what, module_name or path, module, method)}"
         )
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -42,13 +46,13 @@ def load_own(
         )
     value: object = getattr(module, attribute)
     try:
-        return value() if made and isinstance(value, type) else value
+        return value() if instantiate and isinstance(value, type) else value
     except (Exception, SystemExit) as error:
         raise TaskError(f"{what} {name}: {attribute}() failed: {one_line(error)}") from error
 
 
-def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -> str:
-    """Return what to write in place of a path without a class."""
+def _fix_without_class(what: str, path: str, module: ModuleType, method: str) -> str:
+    """Return the part of the error that tells what to write in place of a path without a class."""
     own = {
         name: value
         for name, value in vars(module).items()
@@ -62,9 +66,9 @@ def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -
 
 
 def code_digest(thing: object) -> str:
-    """Return a digest of the file that has the class of a user's own object; "" for a class of dart.
+    """Return a digest of the file that defines the class of a user's own object; "" for a class of dart.
 
-    What that file imports is not in it.
+    Modules that the file imports do not change the digest.
     """
     name = type(thing).__module__
     path = getattr(sys.modules.get(name), "__file__", None)

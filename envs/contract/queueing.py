@@ -129,10 +129,10 @@ class SharedLock:
         self._what = what
         self._lock = Lock()  # of the turns; held for moments
         self._turns: deque[Event] = deque()  # the first one is set: it holds the shared lock
-        self._taken = 0  # so often: others move on as it grows
+        self._turns_taken = 0  # so often: others move on as it grows
 
     @contextmanager
-    def held(self, patience_s: float, otherwise: str) -> Iterator[None]:
+    def hold(self, patience_s: float, otherwise: str) -> Iterator[None]:
         """Hold it while inside. Raises EnvError with the text `otherwise` once one holds it for `patience_s`."""
         turn = Event()
         with self._lock:
@@ -142,7 +142,7 @@ class SharedLock:
             if not turn.wait(min(UNSAID_S, patience_s)):
                 with queueing(self._what, patience_s) as place:
                     self._wait(turn, place, otherwise)
-            self._taken += 1
+            self._turns_taken += 1
             leave_if_given_up()
             yield
         finally:
@@ -152,10 +152,10 @@ class SharedLock:
                     self._turns[0].set()
 
     def _wait(self, turn: Event, place: QueuePlace, otherwise: str) -> None:
-        seen = self._taken
+        turns_before = self._turns_taken
         while not turn.wait(POLL_S):
-            if self._taken != seen:
-                seen = self._taken
+            if self._turns_taken != turns_before:
+                turns_before = self._turns_taken
                 place.moved()
             if not place.waited(POLL_S):
                 raise EnvError(otherwise)

@@ -146,10 +146,10 @@ def check_observe(suite: str, observe: Iterable[str]) -> None:
     A suite that gives any has an attribute `observes`, their kinds, and an option `observe` of
     `make_env`, which gets those that are asked for.
     """
-    given = tuple(getattr(load_suite(suite), "observes", ()))
+    offered = tuple(getattr(load_suite(suite), "observes", ()))
     for kind in observe:
-        if kind not in given:
-            also = f"screenshots, {', '.join(given)}" if given else "screenshots alone"
+        if kind not in offered:
+            also = f"screenshots, {', '.join(offered)}" if offered else "screenshots alone"
             raise TaskError(f"suite {suite} gives no {kind!r}; it gives {also}")
 
 
@@ -163,17 +163,17 @@ def check_options(suite: str, options: Collection[str]) -> None:
     parameters = inspect.signature(load_suite(suite).make_env).parameters.values()
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [
+    names = [
         parameter.name
         for parameter in parameters
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.name != "observe"
     ]
     for option in options:
-        if option not in known:
+        if option not in names:
             raise TaskError(
-                f"suite {suite} has no option {option!r}{did_you_mean(option, known)}; "
-                f"its options are {', '.join(known) or 'none'}"
+                f"suite {suite} has no option {option!r}{did_you_mean(option, names)}; "
+                f"its options are {', '.join(names) or 'none'}"
             )
 
 
@@ -188,8 +188,8 @@ def check_parts(
     For suites that have a `check_parts(**options)`; one that also has a parameter `tasks` is told the
     ids that are to be played (None: all). Starts no environment.
     """
-    given = {"observe": tuple(observe)} if observe else {}
-    _call_hook(suite, "check_parts", {**options, **given}, {"tasks": tasks})
+    texts = {"observe": tuple(observe)} if observe else {}
+    _call_hook(suite, "check_parts", {**options, **texts}, {"tasks": tasks})
 
 
 def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
@@ -211,7 +211,7 @@ def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
 
 
 def _call_hook(
-    suite: str, method: str, options: Mapping[str, Any], named: Mapping[str, Any] = _NOTHING
+    suite: str, method: str, options: Mapping[str, Any], extras: Mapping[str, Any] = _NOTHING
 ) -> Any:
     """Return what an optional method of a suite returns; None where it has none.
 
@@ -227,10 +227,14 @@ def _call_hook(
         )
     try:
         parameters = inspect.signature(hook).parameters
-        takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
-        given = {name: value for name, value in options.items() if takes_all or name in parameters}
-        given |= {name: value for name, value in named.items() if name in parameters}
-        return hook(**given)
+        takes_all = any(
+            parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        arguments = {
+            name: value for name, value in options.items() if takes_all or name in parameters
+        }
+        arguments |= {name: value for name, value in extras.items() if name in parameters}
+        return hook(**arguments)
     except DartError:
         raise
     except Exception as error:
@@ -299,15 +303,15 @@ def _check_tasks(name: str, tasks: object) -> None:
         )
     for task_id, task in tasks.items():
         if not isinstance(task, Task) or task.id != task_id:
-            got = f"one with the id {task.id!r}" if isinstance(task, Task) else describe(task)
+            actual = f"one with the id {task.id!r}" if isinstance(task, Task) else describe(task)
             raise TaskError(
-                f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {got}"
+                f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {actual}"
             )
-        for field, (is_right, wanted) in _FIELDS.items():
+        for field, (is_right, rule) in _FIELDS.items():
             value: object = getattr(task, field)
             if not is_right(value):
                 raise TaskError(
-                    f"suite {name}: tasks[{task_id!r}].{field} must be {wanted}, got {describe(value)}"
+                    f"suite {name}: tasks[{task_id!r}].{field} must be {rule}, got {describe(value)}"
                 )
 
 
@@ -339,29 +343,33 @@ def select_tasks(
     pattern that names nothing, with the closest id, and if the exclusions leave nothing.
     """
     everyone = list(load_suite(suite).tasks.values())
-    known = everyone if among is None else list(among)
-    wanted = list(patterns)
-    chosen: dict[str, Task] = {}
-    for pattern in wanted:
+    selectable = everyone if among is None else list(among)
+    wanted_patterns = list(patterns)
+    selected: dict[str, Task] = {}
+    for pattern in wanted_patterns:
         if not pattern.startswith("!"):
-            chosen |= {task.id: task for task in _named(suite, pattern, known, everyone)}
-    if all(pattern.startswith("!") for pattern in wanted):
-        chosen = {task.id: task for task in known}
-    for pattern in wanted:
+            selected |= {
+                task.id: task for task in _tasks_matching(suite, pattern, selectable, everyone)
+            }
+    if all(pattern.startswith("!") for pattern in wanted_patterns):
+        selected = {task.id: task for task in selectable}
+    for pattern in wanted_patterns:
         if pattern.startswith("!"):
-            for task in _named(suite, pattern[1:], everyone, everyone):
-                chosen.pop(task.id, None)
-    if wanted and not chosen:
-        raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted)}")
-    return list(chosen.values())
+            for task in _tasks_matching(suite, pattern[1:], everyone, everyone):
+                selected.pop(task.id, None)
+    if wanted_patterns and not selected:
+        raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted_patterns)}")
+    return list(selected.values())
 
 
-def _named(suite: str, pattern: str, known: Sequence[Task], everyone: Sequence[Task]) -> list[Task]:
+def _tasks_matching(
+    suite: str, pattern: str, selectable: Sequence[Task], everyone: Sequence[Task]
+) -> list[Task]:
     if not is_pattern(pattern):
         return [find_task(suite, pattern)]
-    found = [task for task in known if fnmatchcase(task.id, pattern)]
-    if found:
-        return found
+    matches = [task for task in selectable if fnmatchcase(task.id, pattern)]
+    if matches:
+        return matches
     others = [task for task in everyone if fnmatchcase(task.id, pattern)]
     if others:
         raise TaskError(
@@ -370,6 +378,6 @@ def _named(suite: str, pattern: str, known: Sequence[Task], everyone: Sequence[T
         )
     ids = [task.id for task in everyone]
     rooted = f"{ids[0].partition('/')[0]}/{pattern}" if ids else pattern
-    near = [rooted] if any(fnmatchcase(each, rooted) for each in ids) else []
+    near = [rooted] if any(fnmatchcase(task_id, rooted) for task_id in ids) else []
     hint = did_you_mean(pattern, near or ids) or (f"; did you mean {rooted!r}?" if near else "")
     raise TaskError(f"suite {suite} has no task like {pattern!r}{hint}")

@@ -51,29 +51,29 @@ def observe(image: bytes, encoding: ImageEncoding) -> Observation:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":
             into = io.BytesIO()
-            seen = as_seen(screen)
-            seen.save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
-            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *seen.size)
+            converted = as_seen(screen)
+            converted.save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
+            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *converted.size)
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be read: {error}") from error
     media_type = Image.MIME.get(screen.format or "", MEDIA_TYPES["png"])
     return Observation(image, media_type, *seen_size(screen))
 
 
-def stored_as(seen: Observation, encoding: StoredEncoding) -> Observation:
+def stored_as(observation: Observation, encoding: StoredEncoding) -> Observation:
     """Return the observation as it is kept: encoded once, where the environment runs. Raises EnvError.
 
     The policy samples from these bytes, the store keeps them, and the trainer computes from them: what
     a lossy encoding changes, it changes for all three alike.
     """
-    if encoding == "png" or seen.media_type == f"image/{encoding}":
-        return seen
+    if encoding == "png" or observation.media_type == f"image/{encoding}":
+        return observation
     into = io.BytesIO()
     try:
-        pixels_of(seen.screenshot).save(into, encoding.upper(), **_HOW[encoding])
+        pixels_of(observation.screenshot).save(into, encoding.upper(), **_HOW[encoding])
     except (OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be written as {encoding}: {error}") from None
-    return replace(seen, screenshot=into.getvalue(), media_type=f"image/{encoding}")
+    return replace(observation, screenshot=into.getvalue(), media_type=f"image/{encoding}")
 
 
 def pixels_of(image: bytes) -> Image.Image:

@@ -53,14 +53,14 @@ class ServedSuite:
         self._path = Path(path)
         file = read_toml(self._path, _File)
         self.tasks: dict[str, Task] = {}
-        for number, each in enumerate(file.tasks):
-            if not each.id.isprintable() or not each.id.strip():
-                raise TaskError(f"{path}: tasks.{number}.id must be printable, got {each.id!r}")
-            if each.id in self.tasks:
-                raise TaskError(f"{path}: tasks.{number}: {each.id!r} is listed twice")
-            steps = each.max_steps or file.max_steps
-            self.tasks[each.id] = Task(
-                each.id, self.name, each.instruction, max_steps=steps, split=each.split
+        for number, entry in enumerate(file.tasks):
+            if not entry.id.isprintable() or not entry.id.strip():
+                raise TaskError(f"{path}: tasks.{number}.id must be printable, got {entry.id!r}")
+            if entry.id in self.tasks:
+                raise TaskError(f"{path}: tasks.{number}: {entry.id!r} is listed twice")
+            steps = entry.max_steps or file.max_steps
+            self.tasks[entry.id] = Task(
+                entry.id, self.name, entry.instruction, max_steps=steps, split=entry.split
             )
 
     def make_env(self) -> GuiEnv:

@@ -30,7 +30,7 @@ from envs.contract.elements import (
     state_of,
 )
 
-Told = Mapping[str, Any]
+Report = Mapping[str, Any]
 """A widget as envs/suites/desktop/atspi.py writes it: role, name, text, depth, box, states."""
 
 PRESSED = frozenset({
@@ -86,50 +86,50 @@ class _Reach:
 class _Read:
     """A widget with those below it."""
 
-    told: Told
+    report: Report
     below: list[_Read] = field(default_factory=list)
 
     @property
     def role(self) -> str:
-        return str(self.told["role"])
+        return str(self.report["role"])
 
 
-def elements_from(widgets: Sequence[Told], shown: Observation) -> list[Element]:
+def elements_from(widgets: Sequence[Report], observation: Observation) -> list[Element]:
     """Return what can be seen and reached; the cells of a grid if no application reports its widgets."""
-    windows = nodes_of(widgets, shown.width, shown.height)
-    return elements_of(windows) if windows else grid_elements(shown.width, shown.height)
+    windows = nodes_of(widgets, observation.width, observation.height)
+    return elements_of(windows) if windows else grid_elements(observation.width, observation.height)
 
 
-def state_from(widgets: Sequence[Told], shown: Observation) -> ScreenState:
+def state_from(widgets: Sequence[Report], observation: Observation) -> ScreenState:
     """Which screen is shown: the windows and their skeletons; the picture if there are none."""
-    windows = nodes_of(widgets, shown.width, shown.height)
-    return state_of(route_of(widgets), windows) if windows else grid_state(shown)
+    windows = nodes_of(widgets, observation.width, observation.height)
+    return state_of(route_of(widgets), windows) if windows else grid_state(observation)
 
 
-def nodes_of(widgets: Sequence[Told], width: int, height: int) -> list[Node]:
+def nodes_of(widgets: Sequence[Report], width: int, height: int) -> list[Node]:
     """Return the windows of every application that are on a screen of `width` x `height` pixels."""
     screen: Box = (0, 0, width, height)
-    windows = [each for each in _windows(widgets) if each[1].told["showing"]]
+    windows = [pair for pair in _windows(widgets) if pair[1].report["showing"]]
     in_menus = any(_shows_menu(window) for _, window in windows)
-    modal = {application for application, window in windows if window.told["modal"]}
-    active = [_box(window.told, screen) for _, window in windows if window.told["active"]]
+    modal = {application for application, window in windows if window.report["modal"]}
+    active = [_box(window.report, screen) for _, window in windows if window.report["active"]]
     nodes = []
     for application, window in windows:
-        shut = application in modal and not window.told["modal"]
-        on_top = window.told["active"] or window.told["modal"]
+        shut = application in modal and not window.report["modal"]
+        on_top = window.report["active"] or window.report["modal"]
         over = [] if on_top else [box for box in active if box]
         nodes.append(_node(window, screen, _Reach(screen, over, shut, in_menus)))
     return nodes
 
 
-def route_of(widgets: Sequence[Told]) -> str:
+def route_of(widgets: Sequence[Report]) -> str:
     """Return the applications with a window on the screen, and the titles of their dialogs."""
-    told = []
+    names = []
     for application, window in _windows(widgets):
-        if window.told["showing"]:
-            dialog = window.role in DIALOGS and (window.told["name"] or "").strip()
-            told.append(f"{application}: {dialog}" if dialog else application)
-    return " > ".join(told)
+        if window.report["showing"]:
+            dialog = window.role in DIALOGS and (window.report["name"] or "").strip()
+            names.append(f"{application}: {dialog}" if dialog else application)
+    return " > ".join(names)
 
 
 def in_place(widgets: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -139,17 +139,17 @@ def in_place(widgets: list[dict[str, Any]]) -> list[dict[str, Any]]:
     around both does. GTK's own widgets among them (lists, fields) are reported where they are.
     """
     above: list[tuple[_Area, _Area]] = []  # by depth: the box, and how far what is in it is off
-    for each in widgets:
-        del above[each["depth"] :]
+    for widget in widgets:
+        del above[widget["depth"] :]
         around, (x, y, *_) = above[-1] if above else (_NO_AREA, _NO_AREA)
-        box = tuple(each["box"] or _NO_AREA)
-        if each["role"] == "root pane" and (x, y) == (0, 0) and box[2:] == around[2:]:
+        box = tuple(widget["box"] or _NO_AREA)
+        if widget["role"] == "root pane" and (x, y) == (0, 0) and box[2:] == around[2:]:
             x, y = around[0] - box[0], around[1] - box[1]
         there = (box[0] + x, box[1] + y, box[2], box[3])
         if not _inside(there, around) and _inside(box, around):
             x, y, there = 0, 0, box
         above.append((there, (x, y, 0, 0)))
-        each["box"] = each["box"] and [*there]
+        widget["box"] = widget["box"] and [*there]
     return widgets
 
 
@@ -159,23 +159,23 @@ def _inside(box: _Area, around: _Area) -> bool:
     return left <= x and top <= y and x + width <= left + wide and y + height <= top + high
 
 
-def _windows(widgets: Sequence[Told]) -> list[tuple[str, _Read]]:
+def _windows(widgets: Sequence[Report]) -> list[tuple[str, _Read]]:
     """Return the windows, each with the name of its application, in the order of the tree."""
-    found = []
+    windows = []
     for desktop in _nested(widgets):
         for application in desktop.below:
-            name = str(application.told["name"] or "")
-            found += [(name, window) for window in application.below]
-    return found
+            name = str(application.report["name"] or "")
+            windows += [(name, window) for window in application.below]
+    return windows
 
 
-def _nested(widgets: Iterable[Told]) -> list[_Read]:
+def _nested(widgets: Iterable[Report]) -> list[_Read]:
     """Widgets that come depth first, with their depth, as trees."""
     roots: list[_Read] = []
     path: list[_Read] = []
-    for told in widgets:
-        read = _Read(told)
-        del path[int(told["depth"]) :]
+    for report in widgets:
+        read = _Read(report)
+        del path[int(report["depth"]) :]
         (path[-1].below if path else roots).append(read)
         path.append(read)
     return roots
@@ -187,7 +187,7 @@ def _shows_menu(window: _Read) -> bool:
     while waiting:
         each = waiting.pop()
         if each.role == "menu" and any(
-            entry.told["showing"] and _area(entry.told) for entry in each.below
+            entry.report["showing"] and _area(entry.report) for entry in each.below
         ):
             return True
         waiting += each.below
@@ -195,21 +195,21 @@ def _shows_menu(window: _Read) -> bool:
 
 
 def _node(read: _Read, frame: Box, reach: _Reach, *, listed: bool = False) -> Node:
-    told, role = read.told, read.role
-    box = _box(told, frame) if told["showing"] else None
-    acts = _operations(told) if box and told["sensitive"] and reach.admits(role, box) else ()
+    report, role = read.report, read.role
+    box = _box(report, frame) if report["showing"] else None
+    acts = _operations(report) if box and report["sensitive"] and reach.admits(role, box) else ()
     below = replace(reach, shut=True) if role in OPENED else reach
     inner = frame
-    if role in CLIPS and told["showing"]:
+    if role in CLIPS and report["showing"]:
         inner = box or NOWHERE
     elif role in MENUS:
         inner = reach.screen  # an open menu is a window of its own
-    children = [_node(each, inner, below, listed=role in LISTS) for each in read.below]
-    name = (told["name"] or "").strip() or _label(told)
+    children = [_node(child, inner, below, listed=role in LISTS) for child in read.below]
+    name = (report["name"] or "").strip() or _label(report)
     if acts and not name and role in OPENED:
-        name = next((each.name for each in _all(children) if each.name), "")
-    opened = (told["selected"] and role in ("page tab", "menu")) or (
-        told["expanded"] and role == "combo box"
+        name = next((child.name for child in _all(children) if child.name), "")
+    opened = (report["selected"] and role in ("page tab", "menu")) or (
+        report["expanded"] and role == "combo box"
     )
     return Node(
         role="" if role in LAYOUT else role,
@@ -217,7 +217,7 @@ def _node(read: _Read, frame: Box, reach: _Reach, *, listed: bool = False) -> No
         box=box,
         actions=acts,
         children=children,
-        enabled=bool(told["sensitive"]) or role in LAYOUT,
+        enabled=bool(report["sensitive"]) or role in LAYOUT,
         current=bool(opened),
         listed=listed,
     )
@@ -229,34 +229,34 @@ def _all(nodes: Sequence[Node]) -> Iterator[Node]:
         yield from _all(node.children)
 
 
-def _operations(told: Told) -> tuple[Operation, ...]:
-    role = told["role"]
+def _operations(report: Report) -> tuple[Operation, ...]:
+    role = report["role"]
     acts: list[Operation] = []
-    if role in PRESSED or role in OPENED or (role in WRITTEN and told["editable"]):
+    if role in PRESSED or role in OPENED or (role in WRITTEN and report["editable"]):
         acts.append("click")
     if role in OPENED:
         acts.append("double_click")
-    if role in WRITTEN and told["editable"]:
+    if role in WRITTEN and report["editable"]:
         acts.append("type")
     if role in SCROLLED:
         acts.append("scroll")
     return tuple(acts)
 
 
-def _label(told: Told) -> str:
+def _label(report: Report) -> str:
     """Return the text of what is pressed and has no name; what stands in a field is not its name."""
-    return "" if told["role"] in WRITTEN else str(told["text"] or "").strip()[:200]
+    return "" if report["role"] in WRITTEN else str(report["text"] or "").strip()[:200]
 
 
-def _area(told: Told) -> bool:
-    return bool(told["box"]) and min(told["box"][2:]) > 0
+def _area(report: Report) -> bool:
+    return bool(report["box"]) and min(report["box"][2:]) > 0
 
 
-def _box(told: Told, frame: Box) -> Box | None:
+def _box(report: Report, frame: Box) -> Box | None:
     """Return the part within `frame`; None if there is none."""
-    if not told["box"]:
+    if not report["box"]:
         return None
-    x, y, width, height = (int(each) for each in told["box"])
+    x, y, width, height = (int(number) for number in report["box"])
     left, top = max(x, frame[0]), max(y, frame[1])
     right, bottom = min(x + width, frame[2]), min(y + height, frame[3])
     return (left, top, right, bottom) if left < right and top < bottom else None

@@ -34,13 +34,13 @@ _LOG_TAIL = 4096
 Answer = tuple[dict[str, Any], list[bytes]]
 
 
-def find_named(named: str) -> str | None:
+def find_named(name: str) -> str | None:
     """Return the interpreter called `named`, as an absolute path; None if there is none.
 
     Not resolved: a venv's interpreter is a link out of it.
     """
-    found = shutil.which(Path(named).expanduser())
-    return None if found is None else str(Path(found).absolute())
+    path = shutil.which(Path(name).expanduser())
+    return None if path is None else str(Path(path).absolute())
 
 
 class ChildProgram:

@@ -65,12 +65,12 @@ _THEIR_IN, _THEIR_OUT = 3, 4  # descriptors that --remote-debugging-pipe reads f
 _CLOSE_DEADLINE_S = 5.0
 
 
-def find_chromium(named: str = "") -> Path:
+def find_chromium(path: str = "") -> Path:
     """Return the browser's binary: `named`, or Debian's. Raises MissingPartError with the install step."""
-    place = named or BINARY
+    place = path or BINARY
     if os.access(place, os.X_OK) and Path(place).is_file():
         return Path(place)
-    cure = "set env.options.chromium to its binary" if named else "or set env.options.chromium"
+    cure = "set env.options.chromium to its binary" if path else "or set env.options.chromium"
     raise MissingPartError(f"no Chromium at {place}: apt install chromium-headless-shell, {cure}")
 
 
@@ -223,8 +223,8 @@ def _reap(pid: int) -> str:
     """Wait for the end of our child; how it ended."""
     until = time.monotonic() + _CLOSE_DEADLINE_S
     while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended == pid:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid == pid:
             code = os.waitstatus_to_exitcode(status)
             return f"signal {-code}" if code < 0 else f"exit code {code}"
         time.sleep(0.005)

@@ -51,12 +51,12 @@ def kill_below(pid: int) -> None:
 
 def _below(pid: int) -> list[psutil.Process]:
     try:
-        found = psutil.Process(pid).children(recursive=True)
+        processes = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
     except psutil.AccessDenied:  # some process of this host is not ours to read: hidepid=1, proc(5)
-        found = _readable_below(pid)
-    return [process for process in found if _lives(process)]
+        processes = _readable_below(pid)
+    return [process for process in processes if _lives(process)]
 
 
 def _readable_below(pid: int) -> list[psutil.Process]:
@@ -65,12 +65,12 @@ def _readable_below(pid: int) -> list[psutil.Process]:
     children: dict[int | None, list[psutil.Process]] = {}
     for process in psutil.process_iter(["ppid"]):
         children.setdefault(process.info["ppid"], []).append(process)
-    found, waiting = [], [pid]
+    processes, waiting = [], [pid]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        processes += below
         waiting += [process.pid for process in below]
-    return found
+    return processes
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class ResourcePool(Generic[T]):
-    """`items` of option `option`, each used by one slot at a time. Raises TaskError for a duplicate."""
+    """The items that `option` names, each used by one slot at a time. Raises TaskError for a duplicate."""
 
     def __init__(self, items: Sequence[T], option: str) -> None:
         if len(set(items)) < len(items):
@@ -27,7 +27,7 @@ class ResourcePool(Generic[T]):
         self._lock = threading.Lock()
 
     def take(self) -> T:
-        """Take a free one. Raises EnvError."""
+        """Take a free item out of the pool and return it. Raises EnvError if none is free."""
         with self._lock:
             if not self._free:
                 raise EnvError(
@@ -37,13 +37,13 @@ class ResourcePool(Generic[T]):
             return self._free.pop(0)
 
     def give_back(self, item: T) -> None:
-        """Put it back."""
+        """Put an item back into the pool."""
         with self._lock:
             self._free.insert(0, item)
 
 
 class SharedPools(Generic[T]):
-    """One pool for all environments of a process that name the same resources by option `option`."""
+    """The pools of one option: all environments of a process that name the same items share a pool."""
 
     def __init__(self, option: str, read: Callable[[str], T]) -> None:
         self._option = option
@@ -51,12 +51,12 @@ class SharedPools(Generic[T]):
         self._pools: dict[tuple[str, ...], ResourcePool[T]] = {}
         self._lock = threading.Lock()
 
-    def of(self, named: str | Sequence[str]) -> ResourcePool[T]:
-        """Return the pool of one or several names. Raises TaskError for one that cannot be read."""
-        names = (named,) if isinstance(named, str) else tuple(named)
+    def of(self, value: str | Sequence[str]) -> ResourcePool[T]:
+        """Return the pool of one name or several. Raises TaskError for a name that `read` refuses."""
+        names = (value,) if isinstance(value, str) else tuple(value)
         with self._lock:
             if names not in self._pools:
                 self._pools[names] = ResourcePool(
-                    [self._read(each) for each in names], self._option
+                    [self._read(name) for name in names], self._option
                 )
             return self._pools[names]

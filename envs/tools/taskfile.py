@@ -69,7 +69,7 @@ class Getter:
         """In a file its other fields stand beside the type."""
         if not isinstance(value, dict) or "type" not in value:
             return value
-        rest = {key: each for key, each in value.items() if key != "type"}
+        rest = {key: entry for key, entry in value.items() if key != "type"}
         return {"type": value["type"], "parameters": rest}
 
 
@@ -151,10 +151,10 @@ class TaskFile:
         """Fields that are unknown here are kept."""
         if not isinstance(value, dict):
             return value
-        known = {each.name for each in fields(cls)} - {"extra", "path"}
-        _refuse_near(value, known)
-        extra = {key: each for key, each in value.items() if key not in known}
-        return {key: value[key] for key in known & value.keys()} | {"extra": extra}
+        field_names = {entry.name for entry in fields(cls)} - {"extra", "path"}
+        _refuse_near(value, field_names)
+        extra = {key: entry for key, entry in value.items() if key not in field_names}
+        return {key: value[key] for key in field_names & value.keys()} | {"extra": extra}
 
     def reads(self, kind: str) -> bool:
         """Whether its evaluator reads a value of this kind, e.g. `accessibility_tree`."""
@@ -164,8 +164,8 @@ class TaskFile:
     @property
     def digest(self) -> str:
         """Return a digest of all that the file says, set-up and evaluator included, wherever it lies."""
-        told = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
-        return content_hash(json.dumps(told, sort_keys=True).encode())
+        content = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
+        return content_hash(json.dumps(content, sort_keys=True).encode())
 
     def task(self, suite: str, **params: Any) -> Task:
         """Return it as a task of `suite`, whose `params` have the file's digest: evaluations compare them."""
@@ -222,8 +222,8 @@ def read_ids(path: Path) -> list[str]:
     lists = list(value.values()) if isinstance(value, dict) else [value]
     if not all(isinstance(ids, list) for ids in lists):
         raise TaskError(f"{path}: must be a list of ids, or an object of such lists")
-    ids = [each for ids in lists for each in ids]
-    if not all(isinstance(each, str) for each in ids):
+    ids = [task_id for ids in lists for task_id in ids]
+    if not all(isinstance(task_id, str) for task_id in ids):
         raise TaskError(f"{path}: ids must be strings")
     return ids
 
@@ -247,10 +247,10 @@ def _decode(path: Path) -> Any:
         raise TaskError(f"{path}: {why(error, 'mend the file')}") from error
 
 
-def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_near(value: Mapping[str, Any], names: Collection[str]) -> None:
     """Raise ValueError for a field whose name is nearly a known one."""
     for key in value:
-        near = difflib.get_close_matches(key, known, 1, 0.85)
+        near = difflib.get_close_matches(key, names, 1, 0.85)
         if near and key != near[0]:
             raise ValueError(f"{key} is not a field; did you mean {near[0]!r}?")
 
@@ -265,7 +265,7 @@ def _in_step(value: Mapping[str, Any], key: str, func: object) -> list[Any]:
     entries = column if isinstance(func, list) else [column]
     if isinstance(column, list) != isinstance(func, list) or len(entries) != count:
         raise ValueError(f"{key} must be in step with func: {count} entries (null where none)")
-    return [empty if each in (None, {}) else each for each in entries]
+    return [empty if entry in (None, {}) else entry for entry in entries]
 
 
 Metric = Callable[[Any, Mapping[str, Any]], float]
@@ -315,14 +315,14 @@ def joined(scores: Iterable[float], conj: Conjunction) -> float:
 
     As OSWorld joins them: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest.
     """
-    seen = []
+    evaluated = []
     for score in scores:
         if conj == "and" and score == 0.0:
             return 0.0
         if conj == "or" and score == 1.0:
             return 1.0
-        seen.append(score)
-    return sum(seen) / len(seen) if conj == "and" else max(seen)
+        evaluated.append(score)
+    return sum(evaluated) / len(evaluated) if conj == "and" else max(evaluated)
 
 
 def graded(score: float, reason: str) -> Verdict:

@@ -1,8 +1,9 @@
 """Text files as people and other programs write them.
 
 read_text    the text of a file, in the encoding that its first bytes show
-lines_of     the same line by line, without holding the whole
-why          why a file could not be read, in words
+lines_of     the lines of a file one by one, without the whole file in memory
+why          the reason why a file could not be read, in words, and the fix
+read_toml    a TOML file as a pydantic model
 
 An editor on Windows begins a file with a byte order mark, a shell there writes UTF-16, and lines end with CR LF.
 """
@@ -24,9 +25,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, with lines that end with LF alone.
+    """Return the text of a file; its lines end with LF only.
 
-    Raises OSError, or UnicodeDecodeError for what is neither UTF-8, UTF-16 nor UTF-32.
+    Raises OSError, and UnicodeDecodeError if the text is neither UTF-8, UTF-16 nor UTF-32.
     """
     return decoded(path.read_bytes())
 
@@ -40,36 +41,37 @@ def decoded(content: bytes) -> str:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a file with their ends. Raises OSError, or UnicodeDecodeError as `read_text` does."""
+    """Yield the lines of a file with their line ends. Raises OSError and UnicodeDecodeError as `read_text` does."""
     with path.open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
     try:
         with path.open(encoding=encoding) as lines:
             yield from lines
     except UnicodeDecodeError:
-        read_text(path)  # raises it with the place in the file; this one has that in a part of it
+        # This error counts the place within a block that was read; that of read_text counts it within the file.
+        read_text(path)
         raise
 
 
-def why(error: Exception, cure: str) -> str:
-    """Return why a file of JSON cannot be read and its cure, as the end of a sentence that begins with its name.
+def why(error: Exception, fix: str) -> str:
+    """Return the reason why a JSON file cannot be read, and the fix: the end of a sentence that begins with its name.
 
-    `cure` is that of a file whose text is wrong, or that is not there.
+    `fix` is the fix for a file that is missing or whose text is wrong.
     """
     match error:
         case OSError():
-            return f"cannot be read: {error.strerror or error}; {cure_of(error, cure)}"
+            return f"cannot be read: {error.strerror or error}; {cure_of(error, fix)}"
         case UnicodeDecodeError():
             return f"is not {error.encoding.upper()} at byte {error.start}; save it as UTF-8"
         case json.JSONDecodeError():
-            return f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; {cure}"
+            return f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; {fix}"
         case RecursionError():
-            return f"is nested too deeply; {cure}"
-    return f"cannot be read: {error}; {cure}"
+            return f"is nested too deeply; {fix}"
+    return f"cannot be read: {error}; {fix}"
 
 
 def read_toml(path: Path, model: type[M]) -> M:
-    """Return what a TOML file says, checked. Raises TaskError that names the place."""
+    """Return a TOML file as `model`. Raises TaskError, which names the file and the wrong place in it."""
     try:
         return model.model_validate(tomllib.loads(read_text(path)))
     except OSError as error:

@@ -44,7 +44,7 @@ def _episode(
     start = graph.add_start(task, seed, 0, here)
     key, shot = start.screen, start.screenshot
     for done in range(most):
-        if here.ended or not here.elements:
+        if here.has_ended or not here.elements:
             return done
         element: Element = rng.choice(here.elements)
         action = rng.choice(element.actions)

@@ -44,7 +44,7 @@ def explore(
             numbers = iter(range(slots))
             env = EnvConfig(suite=suite, options=options)
             await in_slots(env, "t", slots, lambda each: exploration.explore(next(numbers), each))
-            return exploration.stopped
+            return exploration.stop_reason
 
     return asyncio.run(run())
 
@@ -83,7 +83,7 @@ def test_each_edge_led_where_the_application_leads(tmp_path: Path) -> None:
                 assert bool(edge.text) == typed
             else:
                 assert (edge.outcome, route[edge.after or ""]) == ("moved", target)
-        [end] = [screen for screen in graph.screens() if screen.ended]
+        [end] = [screen for screen in graph.screens() if screen.has_ended]
         assert (end.route, end.elements) == ("/#", ())
         assert Counter(edge.outcome for edge in graph.edges())["error"] == 1
 

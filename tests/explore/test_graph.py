@@ -83,7 +83,7 @@ def test_two_applications_and_an_end_never_share_a_screen(tmp_path: Path) -> Non
         graph.add_start("b", 0, 0, sight("home", application="other"))
         edge(graph, screen_id("app", "home"), sight("home", ended=True))
         assert [screen.elements for screen in graph.screens()] == [(BUTTON,), (BUTTON,), ()]
-        assert [screen.ended for screen in graph.screens()] == [False, False, True]
+        assert [screen.has_ended for screen in graph.screens()] == [False, False, True]
 
 
 def test_depths_are_shortest_known_paths(tmp_path: Path) -> None:

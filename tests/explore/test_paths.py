@@ -12,7 +12,7 @@ from dart_cli.explore.paths import paths_from, steady, tried
 from dart_cli.explore.phrasing import (
     descriptive,
     labels_of,
-    named,
+    names_of,
     outcome,
     spoken,
     title_of,
@@ -108,7 +108,7 @@ def test_an_element_is_asked_for_by_its_name_and_role(role: str, name: str, firs
 def test_an_outcome_is_told_by_what_is_new(
     before: Screen, after: Screen, whole: bool, told: str
 ) -> None:
-    shows, had = named(after.elements), named(before.elements)
+    shows, had = names_of(after.elements), names_of(before.elements)
     other = Element("icon", "Z", (0, 0, 9, 9), ("click",), "9")
     assert outcome(before, after, other, shows=shows, had=had, whole=whole) == told
 
@@ -118,7 +118,7 @@ def test_an_outcome_never_names_the_element_itself() -> None:
 
     def told(name: str) -> str:
         element = Element("item", name, (0, 0, 9, 9), ("click",), "0")
-        names = {"shows": named(sent.elements), "had": named(inbox.elements)}
+        names = {"shows": names_of(sent.elements), "had": names_of(inbox.elements)}
         return outcome(inbox, sent, element, **names)
 
     assert told("letters") == 'go to "Sent"'

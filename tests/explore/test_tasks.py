@@ -120,7 +120,7 @@ def test_tasks_tell_their_split_length_and_screens(
         nearest = screens[task.targets[0]]
         held = any(is_held_out(screens[each].id, 0.4) for each in task.targets)
         assert held or task.split == "train"
-        assert not nearest.ended
+        assert not nearest.has_ended
         start = {each.name for each in screens[task.start].elements}
         for name in task.shows:
             assert name not in start

@@ -56,7 +56,7 @@ def explored(folder: Path, word: str, steps: int = 12) -> None:
                     after=after,
                     detail=word,
                 )
-                if after is None or after.ended:
+                if after is None or after.has_ended:
                     continue
                 assert found.after
                 assert found.shot_after

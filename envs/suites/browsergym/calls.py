@@ -51,7 +51,7 @@ class CallWriter:
 
     def __init__(self) -> None:
         self._machine = InputMachine(
-            STRIDE, lambda key: _named(key) is not None, most_notches=MOST_NOTCHES
+            STRIDE, lambda key: _browser_key(key) is not None, most_notches=MOST_NOTCHES
         )
 
     def calls_of(self, action: Action) -> list[Call]:
@@ -86,14 +86,14 @@ def _perform(event: Event) -> Iterator[Call]:
             yield ("move", *at, 1)
             yield ("wheel", NOTCH * dx, NOTCH * dy)
         case Key(name=name, down=down):
-            yield ("key_down" if down else "key_up", _named(name))
+            yield ("key_down" if down else "key_up", _browser_key(name))
         case Text(text=text):
             for piece in re.findall(r"\n|\t|[^\n\t]+", text):
                 key = {"\n": "Enter", "\t": "Tab"}.get(piece)
                 yield from (("key_down", key), ("key_up", key)) if key else (("type", piece),)
 
 
-def _named(name: str) -> str | None:
+def _browser_key(name: str) -> str | None:
     """Return the browser's name of a key; None for one that it does not know."""
     if len(name) == 1:
         return name if name.isascii() and name.isprintable() and name != " " else None

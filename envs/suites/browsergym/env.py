@@ -65,7 +65,7 @@ class BrowsergymEnv:
         self._folder: tuple[Path, int] | None = None  # for its temporary files, and the lock
         self._task: Task | None = None
         self._writer = CallWriter()
-        self._told: dict[str, Any] = {}
+        self._answer: dict[str, Any] = {}
         self._judged = False  # the present state has BrowserGym's reward
         self._over = True
         self._closed = False
@@ -95,7 +95,7 @@ class BrowsergymEnv:
             "task_options": dict(self._settings.task_options),
             "tree": self._tree,
         }
-        told, [screenshot, *images] = self._ask(request, self._settings.reset_s, f"reset {name}")
+        answer, [screenshot, *images] = self._ask(request, self._settings.reset_s, f"reset {name}")
         if images and self._settings.goal_images == "refuse":
             raise EnvError(
                 f"{task.id}: its goal has {len(images)} images, and env.options.goal_images refuses them"
@@ -104,7 +104,7 @@ class BrowsergymEnv:
             screenshot = with_images(screenshot, images)
         self._writer = CallWriter()
         self._task, self._over = task, False
-        return self._observation(told, screenshot), {"instruction": told["goal"]}
+        return self._observation(answer, screenshot), {"instruction": answer["goal"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action; BrowserGym then judges the state. Raises EnvError."""
@@ -116,23 +116,23 @@ class BrowsergymEnv:
         waits = action.seconds if isinstance(action, Wait) else 0.0
         request = {"do": "act", "calls": self._writer.calls_of(action), "tree": self._tree}
         deadline_s = self._settings.deadline_s + waits
-        told, [screenshot] = self._ask(request, deadline_s, f"{action.kind} in {task.id}")
-        self._told, self._judged = told, True
-        self._over = told["ended"] or isinstance(action, Done | Fail | Answer)
+        answer, [screenshot] = self._ask(request, deadline_s, f"{action.kind} in {task.id}")
+        self._answer, self._judged = answer, True
+        self._over = answer["ended"] or isinstance(action, Done | Fail | Answer)
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        info = {"raw_reward": told["reward"], "action_error": told["action_error"]}
-        return self._observation(told, screenshot), reward, self._over, False, info
+        info = {"raw_reward": answer["reward"], "action_error": answer["action_error"]}
+        return self._observation(answer, screenshot), reward, self._over, False, info
 
     def evaluate(self) -> Verdict:
         """BrowserGym's reward of the present state. Raises EnvError where it gives none."""
         task = self._playing()
         if not self._judged:
-            self._told, _ = self._ask(
+            self._answer, _ = self._ask(
                 {"do": "judge"}, self._settings.deadline_s, f"judge {task.id}"
             )
             self._judged = True
-        why = f": {self._told['why']}" if self._told["why"] else ""
-        return Verdict.scored(self._told["reward"], f"BrowserGym's reward{why}")
+        why = f": {self._answer['why']}" if self._answer["why"] else ""
+        return Verdict.scored(self._answer["reward"], f"BrowserGym's reward{why}")
 
     def close(self) -> None:
         """End the process and its browser; may be called twice."""
@@ -179,17 +179,17 @@ class BrowsergymEnv:
             remove_profile(folder[0])
             os.close(folder[1])
 
-    def _observation(self, told: Mapping[str, Any], screenshot: bytes) -> Observation:
+    def _observation(self, answer: Mapping[str, Any], screenshot: bytes) -> Observation:
         if screenshot[:8] != b"\x89PNG\r\n\x1a\n":
             raise EnvError("the screenshot is no PNG")
         width, height = struct.unpack(">II", screenshot[16:24])
         texts: dict[ObservedKind, str] = {}
         if self._tree:
             widgets = [
-                Widget(role, name, text, tuple(box)) for role, name, text, box in told["widgets"]
+                Widget(role, name, text, tuple(box)) for role, name, text, box in answer["widgets"]
             ]
-            shown = [each for each in widgets if _meets(each.box, width, height)]
-            texts["accessibility"] = bounded("accessibility", outline(shown), MOST_CHARS)
+            visible = [widget for widget in widgets if _meets(widget.box, width, height)]
+            texts["accessibility"] = bounded("accessibility", outline(visible), MOST_CHARS)
         return Observation(screenshot, "image/png", width, height, texts)
 
 

@@ -65,7 +65,7 @@ def end_with(parent: int) -> None:
     os._exit(1)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
@@ -77,9 +77,9 @@ def load_packages(only: str = "") -> dict[str, str]:
     """
     browsergym: Any = importlib.import_module("browsergym")
     names = [
-        f"browsergym.{found.name}"
-        for found in pkgutil.iter_modules(browsergym.__path__)
-        if found.name not in ("core", "utils", "experiments")  # which register none
+        f"browsergym.{module.name}"
+        for module in pkgutil.iter_modules(browsergym.__path__)
+        if module.name not in ("core", "utils", "experiments")  # which register none
     ]
     names += [
         name for name in os.environ.get("DART_BROWSERGYM_PACKAGES", "").split(",") if name.strip()
@@ -90,7 +90,7 @@ def load_packages(only: str = "") -> dict[str, str]:
             try:
                 importlib.import_module(name)
             except Exception as error:  # noqa: BLE001 - told where its tasks are wanted
-                failed[name] = told(error)
+                failed[name] = describe_error(error)
     return failed
 
 
@@ -100,12 +100,12 @@ def registered() -> dict[str, Any]:
     gymnasium: Any = importlib.import_module("gymnasium")
     failed = load_packages()
     prefix = "browsergym/"
-    ids = [each.removeprefix(prefix) for each in gymnasium.registry if each.startswith(prefix)]
+    ids = [name.removeprefix(prefix) for name in gymnasium.registry if name.startswith(prefix)]
     infeasible = [f"webarena.{number}" for number in unachievable()]
     return {
         "version": core.__version__,
         "tasks": ids,
-        "infeasible": [each for each in infeasible if each in ids],
+        "infeasible": [task for task in infeasible if task in ids],
         "failed": failed,
     }
 
@@ -115,7 +115,9 @@ def unachievable() -> list[int]:
     try:
         webarena: Any = importlib.import_module("webarena")
         configs = json.loads(files(webarena).joinpath("test.raw.json").read_text("utf-8"))
-        answers = [(each["task_id"], each["eval"].get("reference_answers")) for each in configs]
+        answers = [
+            (config["task_id"], config["eval"].get("reference_answers")) for config in configs
+        ]
         return [task for task, answer in answers if (answer or {}).get("fuzzy_match") == "N/A"]
     except Exception:  # noqa: BLE001 - another version of the package, or none
         return []
@@ -162,7 +164,7 @@ class KeptPlaywright:
     def __init__(self, playwright: Any) -> None:
         self._playwright = playwright
         self._browser: Any = None
-        self._asked: dict[str, Any] = {}  # for the browser
+        self._launch_options: dict[str, Any] = {}  # for the browser
         self._episodes = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -173,15 +175,15 @@ class KeptPlaywright:
         """Where `launch` is."""
         return self
 
-    def launch(self, **asked: Any) -> KeptBrowser:
+    def launch(self, **options: Any) -> KeptBrowser:
         """Return the browser in use, where it runs, is the one that is asked for, and is not worn out."""
         self._episodes += 1
-        fits = asked == self._asked and self._episodes <= EPISODES_A_BROWSER
+        fits = options == self._launch_options and self._episodes <= EPISODES_A_BROWSER
         if self._browser is None or not fits or not self._browser.is_connected():
             if self._browser is not None:
                 self._browser.close()
-            self._browser = self._playwright.chromium.launch(**asked)
-            self._asked, self._episodes = asked, 1
+            self._browser = self._playwright.chromium.launch(**options)
+            self._launch_options, self._episodes = options, 1
         return KeptBrowser(self._browser)
 
 
@@ -305,7 +307,7 @@ class Player:
                 return self._act(request)
             return self._judged(self._env.post_step({})[1:]), []
         except Exception as error:  # noqa: BLE001 - whatever a task raises makes its episode invalid
-            return {"error": told(error)}, []
+            return {"error": describe_error(error)}, []
 
     def close(self) -> None:
         """Close the browser."""
@@ -331,7 +333,7 @@ class Player:
             environment._get_global_playwright = lambda: self._playwright  # noqa: SLF001
             environment.Chat = QuietChat
         viewport = request["viewport"]
-        made = gymnasium.make(
+        wrapped = gymnasium.make(
             full,
             disable_env_checker=True,
             headless=True,
@@ -343,7 +345,7 @@ class Player:
             pw_chromium_kwargs={"executable_path": request["chromium"]},
             task_kwargs=request["task_options"],
         )
-        self._env = made.unwrapped
+        self._env = wrapped.unwrapped
         observation, _ = self._env.reset(seed=request["seed"])
         texts, images = [], []
         for part in observation["goal_object"]:
@@ -368,7 +370,7 @@ class Player:
                 getattr(hands, name)(*arguments)
         except (playwright.Error, IndexError) as error:
             # As in BrowserGym: what cannot be done does nothing. A browser that died is found below.
-            env.last_action_error = told(error)
+            env.last_action_error = describe_error(error)
         return self._looked(info, request)
 
     def _looked(
@@ -381,7 +383,7 @@ class Player:
                 _, *rest = self._env.post_step(info)
                 screen, blobs = self._screen(request)
             except playwright.Error as error:
-                if not tries_left or not any(said in str(error) for said in LEAVING):
+                if not tries_left or not any(phrase in str(error) for phrase in LEAVING):
                     raise
                 time.sleep(TRY_AGAIN_S)
             else:
@@ -389,10 +391,10 @@ class Player:
         raise AssertionError("the last try returns or raises")
 
     def _judged(self, rest: Any) -> dict[str, Any]:
-        reward, ended, _, info = rest
+        reward, terminated, _, info = rest
         error = (info.get("task_info") or {}).get("error", "")
         why = {"why": str(error), "action_error": self._env.last_action_error}
-        return {"reward": float(reward), "ended": bool(ended), **why}
+        return {"reward": float(reward), "ended": bool(terminated), **why}
 
     def _screen(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         page = self._env.page

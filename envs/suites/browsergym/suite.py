@@ -116,12 +116,14 @@ class BrowsergymSuite:
         Packages and backends are those of `tasks`; without them they are not looked for.
         """
         find_chromium(chromium)
-        found = need_interpreter(python)
+        interpreter = need_interpreter(python)
         try:
-            registered = registered_tasks(found)
+            registered = registered_tasks(interpreter)
         except EnvError as error:
-            raise MissingPartError(f"{found} cannot load BrowserGym: {error}; {CURE}") from None
-        names = sorted({each.partition("/")[2] for each in tasks or ()})
+            raise MissingPartError(
+                f"{interpreter} cannot load BrowserGym: {error}; {CURE}"
+            ) from None
+        names = sorted({task_id.partition("/")[2] for task_id in tasks or ()})
         if missing := lacking(registered, names):
             raise MissingPartError(missing)
         if any(name.startswith("miniwob.") for name in names) and not _pages():

@@ -32,17 +32,17 @@ CURE = (
 )
 
 
-def find_interpreter(named: str = "") -> str:
+def find_interpreter(option: str = "") -> str:
     """Return the interpreter called `named`, else that of the variable, else that of scripts/setup-browsergym.
 
     An empty text where there is none; raises MissingPartError if one is named and is not there.
     """
-    for name, how in ((named, "env.options.python"), (os.environ.get(VARIABLE, ""), VARIABLE)):
+    for name, how in ((option, "env.options.python"), (os.environ.get(VARIABLE, ""), VARIABLE)):
         if name:
-            found = find_named(name)
-            if found is None:
+            path = find_named(name)
+            if path is None:
                 raise MissingPartError(f"{how}: no interpreter at {name}; {CURE}")
-            return found
+            return path
     root = Path(__file__).parents[3]
     for folder in (Path.cwd(), root):
         python = folder / FOLDER / "bin" / "python"
@@ -51,9 +51,9 @@ def find_interpreter(named: str = "") -> str:
     return ""
 
 
-def need_interpreter(named: str = "") -> str:
+def need_interpreter(option: str = "") -> str:
     """Return the same interpreter as `find_interpreter`; raises MissingPartError where there is none."""
-    python = find_interpreter(named)
+    python = find_interpreter(option)
     if not python:
         raise MissingPartError(f"BrowserGym needs an interpreter of its own: {CURE}")
     return python
@@ -156,9 +156,9 @@ def registered_tasks(python: str, cache: Path | None = None) -> Registered:
     An interpreter is asked again when packages were installed there. `cache` is the folder of the answers.
     """
     folder = cache or default_cache()
-    kept = folder / f"browsergym-{_state_of(python)}.json"
+    cache_file = folder / f"browsergym-{_state_of(python)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return _read(json.loads(kept.read_text(encoding="utf-8")))
+        return _read(json.loads(cache_file.read_text(encoding="utf-8")))
     program = ChildProgram(python, source())
     try:
         answer, _ = program.ask({"do": "list"}, LIST_S, "the tasks of BrowserGym")
@@ -167,9 +167,9 @@ def registered_tasks(python: str, cache: Path | None = None) -> Registered:
     if not answer["failed"]:  # what fails may be a download: asked again next time
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            whole = kept.with_suffix(f".{os.getpid()}")
+            whole = cache_file.with_suffix(f".{os.getpid()}")
             whole.write_text(json.dumps(answer), encoding="utf-8")
-            whole.replace(kept)
+            whole.replace(cache_file)
     return _read(answer)
 
 
@@ -200,7 +200,9 @@ def lacking(registered: Registered, names: Sequence[str]) -> str:
                 f"BrowserGym {registered.version} has no task {name!r} there: "
                 f"install {benchmark.package} in that interpreter{because}"
             )
-        if missing := [each for each in benchmark.variables if not os.environ.get(each)]:
+        if missing := [
+            variable for variable in benchmark.variables if not os.environ.get(variable)
+        ]:
             return (
                 f"browsergym/{name} needs its backend: set {', '.join(missing)} "
                 "(docs/environments/browsergym.md)"
@@ -224,7 +226,7 @@ def _state_of(python: str) -> str:
     place = Path(python)
     folders = [place, *place.parent.parent.glob("lib/python*/site-packages")]
     folders += [folder / "browsergym" for folder in folders[1:]]
-    times = [each.stat().st_mtime_ns for each in folders if each.exists()]
+    times = [folder.stat().st_mtime_ns for folder in folders if folder.exists()]
     own = [os.environ.get(name, "") for name in ("DART_BROWSERGYM_PACKAGES", "PYTHONPATH")]
-    told = json.dumps([source(), python, times, own])
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+    key = json.dumps([source(), python, times, own])
+    return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()

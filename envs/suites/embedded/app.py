@@ -74,7 +74,7 @@ class App:
         self.layers: list[Layer] = []
         self._pointer = (0, 0)
         self._pressed: dict[MouseButton, list[tuple[int, int]]] = {}  # the path of each held button
-        self._held: list[str] = []  # keys, in the order of their presses
+        self._keys_down: list[str] = []  # keys, in the order of their presses
         self.refresh()
 
     def refresh(self) -> None:
@@ -125,16 +125,16 @@ class App:
 
     def widgets(self) -> list[WidgetInfo]:
         """All widgets that have a role and can be reached now."""
-        found = []
+        infos = []
         for layer in reversed(self.layers):
-            found += [
+            infos += [
                 _info(widget)
                 for widget in layer.root.walk()
                 if widget.role and widget.clickable and self.reaches(widget)
             ]
             if layer.modal:
                 break
-        return found
+        return infos
 
     def reaches(self, widget: Widget) -> bool:
         """Whether a click on the middle of its visible part reaches it."""
@@ -186,8 +186,8 @@ class App:
                 self._key([*(key for key in self._modifiers() if key not in keys), *keys])
             case KeyDown():
                 self._key_down(canonical(action.key))
-            case KeyUp(key=key) if canonical(key) in self._held:
-                self._held.remove(canonical(key))
+            case KeyUp(key=key) if canonical(key) in self._keys_down:
+                self._keys_down.remove(canonical(key))
             case Move():
                 self._point(action.x, action.y)
             case _:
@@ -203,8 +203,8 @@ class App:
             path.append(self._pointer)
 
     def _at(self, button: MouseButton, modifiers: Sequence[Modifier] = ()) -> Pointer:
-        held = frozenset(cast("Modifier", key) for key in self._modifiers())
-        return Pointer(*self._pointer, button, modifiers=held | {*modifiers})
+        modifiers_down = frozenset(cast("Modifier", key) for key in self._modifiers())
+        return Pointer(*self._pointer, button, modifiers=modifiers_down | {*modifiers})
 
     def _release(self, button: MouseButton) -> None:
         path = self._pressed.pop(button, None)
@@ -216,12 +216,12 @@ class App:
             self._drag(path, button)
 
     def _modifiers(self) -> list[str]:
-        return [key for key in self._held if key in get_args(Modifier)]
+        return [key for key in self._keys_down if key in get_args(Modifier)]
 
     def _key_down(self, key: str) -> None:
-        if key in self._held:
+        if key in self._keys_down:
             return
-        self._held.append(key)
+        self._keys_down.append(key)
         if key not in get_args(Modifier):
             self._key([*self._modifiers(), key])
 
@@ -262,12 +262,12 @@ class App:
     def _drag(self, path: Sequence[tuple[int, int]], button: MouseButton) -> None:
         if button != "left":
             return
-        taken = next((w for w in reversed(self.path(*path[0])) if w.clickable), None)
-        if taken is None:
+        dragged = next((w for w in reversed(self.path(*path[0])) if w.clickable), None)
+        if dragged is None:
             return
-        taken.drag(self.ui, path)
+        dragged.drag(self.ui, path)
         for widget in reversed(self.path(*path[-1])):
-            if widget is not taken and widget.drop(self.ui, taken.name):
+            if widget is not dragged and widget.drop(self.ui, dragged.name):
                 return
 
     def _scroll(self, action: Scroll) -> None:
@@ -282,13 +282,13 @@ class App:
         for piece in re.split(r"([\n\t])", text):
             if piece in ("\n", "\t"):
                 self._key(["enter" if piece == "\n" else "tab"])
-            elif {"ctrl", "alt", "meta"}.intersection(self._held):
+            elif {"ctrl", "alt", "meta"}.intersection(self._keys_down):
                 for character in piece:
                     self._key([*self._modifiers(), character])
             elif piece:
                 focused = self._focused()
                 if focused is not None:
-                    focused.write(self.ui, piece.upper() if "shift" in self._held else piece)
+                    focused.write(self.ui, piece.upper() if "shift" in self._keys_down else piece)
             self.refresh()
 
     def _key(self, keys: Sequence[str]) -> None:

@@ -72,7 +72,7 @@ class EmbeddedEnv:
         self._steps = 0
         self._max_steps = 0
         self._free = False  # neither the goal nor a limit ends the episode
-        self._ended = True
+        self._has_ended = True
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -86,7 +86,7 @@ class EmbeddedEnv:
         self._steps = 0
         self._max_steps = min(task.max_steps, need + self._slack)
         self._free = bool((options or {}).get("free"))
-        self._ended = False
+        self._has_ended = False
         info = {
             "instruction": self._scene.instruction,
             "task": task.id,
@@ -99,20 +99,20 @@ class EmbeddedEnv:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform one action. Raises EnvError if no episode is being played."""
         scene, app = self._playing()
-        if self._ended:
+        if self._has_ended:
             raise EnvError("the episode is over; call reset before the next step")
         self._steps += 1
         app.dispatch(action)
         verdict = self.evaluate()
         reached = scene.over or (scene.ends_at_goal and verdict.outcome != "fail")
-        said = isinstance(action, Done | Fail | Answer)
-        terminated = said or (reached and not self._free)
+        claims_end = isinstance(action, Done | Fail | Answer)
+        terminated = claims_end or (reached and not self._free)
         truncated = not (terminated or self._free) and self._steps >= self._max_steps
-        self._ended = terminated or truncated
+        self._has_ended = terminated or truncated
         info: dict[str, Any] = {"steps": self._steps}
-        if self._ended:
+        if self._has_ended:
             info["verdict"] = verdict
-        reward = (verdict.reward or 0.0) if self._ended else 0.0
+        reward = (verdict.reward or 0.0) if self._has_ended else 0.0
         return self._observe(), reward, terminated, truncated, info
 
     def evaluate(self) -> Verdict:
@@ -126,7 +126,7 @@ class EmbeddedEnv:
     def close(self) -> None:
         """Nothing outlives the object; may be called twice."""
         self._scene = self._app = None
-        self._ended = True
+        self._has_ended = True
 
     def widgets(self) -> list[WidgetInfo]:
         """Widgets that can be seen and reached on the present screen."""
@@ -153,8 +153,14 @@ class EmbeddedEnv:
             return ""
         for widget in reversed(self.widgets()):  # the topmost last
             if widget.bbox.contains(action.x, action.y):
-                named = phrases(widget.role, widget.name, widget.colour)
-                return named[0] if named else f"click {widget.label}" if widget.label else ""
+                instructions = phrases(widget.role, widget.name, widget.colour)
+                return (
+                    instructions[0]
+                    if instructions
+                    else f"click {widget.label}"
+                    if widget.label
+                    else ""
+                )
         return ""
 
     def _start(self, task: Task, seed: int) -> tuple[Scene, App]:
@@ -202,7 +208,7 @@ def nodes_of(app: App) -> list[Node]:
 
 def titles_of(app: App) -> str:
     """Return the titles of the windows, bottom to top, and the name of the open menu or list."""
-    windows = [each for layer in app.layers for each in layer.root.walk() if _is_window(each)]
+    windows = [widget for layer in app.layers for widget in layer.root.walk() if _is_window(widget)]
     titles = [window.title for window in windows if isinstance(window, Window) and window.title]
     opened = app.find(app.ui.opened) if app.ui.opened else None
     return " > ".join([*titles, *([name] if opened and (name := name_of(opened)) else [])])
@@ -210,14 +216,14 @@ def titles_of(app: App) -> str:
 
 def name_of(widget: Widget) -> str:
     """Return what a widget is called: its caption, its text, its colour or its icon."""
-    said = widget.caption or widget.label or widget.colour
-    return said or (widget.name.rpartition(".")[2] if widget.role == "icon" else "")
+    text = widget.caption or widget.label or widget.colour
+    return text or (widget.name.rpartition(".")[2] if widget.role == "icon" else "")
 
 
 def _node(app: App, widget: Widget, window: str) -> Node:
-    seen = _box(widget.visible)
+    visible_box = _box(widget.visible)
     enabled = bool(getattr(widget, "enabled", True))
-    acts = _operations(widget) if seen and enabled else ()
+    acts = _operations(widget) if visible_box and enabled else ()
     if acts and not _answers(app, widget):
         acts = ()
     children = [_node(app, child, window) for child in widget.children]
@@ -227,7 +233,7 @@ def _node(app: App, widget: Widget, window: str) -> Node:
     return Node(
         role=_role(widget, window),
         name=widget.text if isinstance(widget, Label) else name_of(widget),
-        box=seen,
+        box=visible_box,
         actions=acts,
         children=children,
         enabled=enabled,
@@ -259,7 +265,7 @@ def _answers(app: App, widget: Widget) -> bool:
     path = app.path(*widget.visible.centre)
     if isinstance(widget, ScrollView):
         return widget in path
-    return next((each for each in reversed(path) if each.clickable), None) is widget
+    return next((candidate for candidate in reversed(path) if candidate.clickable), None) is widget
 
 
 def _is_window(widget: Widget) -> bool:
@@ -272,5 +278,5 @@ def _is_current(ui: Ui, widget: Widget) -> bool:
 
 
 def _box(rect: Rect) -> Box | None:
-    seen = rect.width > 0 and rect.height > 0
-    return (rect.x0, rect.y0, rect.x1, rect.y1) if seen else None
+    is_visible = rect.width > 0 and rect.height > 0
+    return (rect.x0, rect.y0, rect.x1, rect.y1) if is_visible else None

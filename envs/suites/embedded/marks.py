@@ -135,16 +135,16 @@ class ColourCombo(Clickable):
 
     role = "list"
 
-    def __init__(self, name: str, shown: Colour, on_press: EventHandler) -> None:
+    def __init__(self, name: str, fill: Colour, on_press: EventHandler) -> None:
         super().__init__(name, on_press)
-        self.shown = shown
+        self.value = fill
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
         theme, box = ui.theme, self.bbox
         canvas.rounded(box, ui.px(4), theme.field, edge=theme.ink)
         arrow = Rect(box.x1 - box.height, box.y0, box.x1, box.y1)
         pad = ui.px(6)
-        canvas.fill(Rect(box.x0 + pad, box.y0 + pad, arrow.x0, box.y1 - pad), self.shown)
+        canvas.fill(Rect(box.x0 + pad, box.y0 + pad, arrow.x0, box.y1 - pad), self.value)
         canvas.icon("chevron", arrow.inset(ui.px(7)), theme.ink, theme.field)
 
 

@@ -229,12 +229,12 @@ def dialog(
     `buttons` are (name, label, handler).
     """
     last = len(buttons) - 1
-    made = [
+    button_widgets = [
         Button(f"{name}.{key}", label, handler, primary=i == last)
         for i, (key, label, handler) in enumerate(buttons)
     ]
     gap = Gap()
-    inner = column(body, row(gap, *made, grow=[gap]), gap=12, pad=12)
+    inner = column(body, row(gap, *button_widgets, grow=[gap]), gap=12, pad=12)
     window = Window(inner, title=title, on_close=on_close, name=name, fill=ui.theme.panel)
     width, height = window.size(ui)
     width = min(max(width, ui.px(190)), ui.width)

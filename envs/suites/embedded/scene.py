@@ -60,8 +60,8 @@ def click(app: App, name: str) -> Click:
     """Return a click on the middle of the widget of that name. Raises EnvError if it is out of reach."""
     info = app.see(name)
     if info is None:
-        seen = ", ".join(widget.name for widget in app.widgets())
-        raise EnvError(f"the oracle wants to click {name!r}, which is not within reach of: {seen}")
+        names = ", ".join(widget.name for widget in app.widgets())
+        raise EnvError(f"the oracle wants to click {name!r}, which is not within reach of: {names}")
     x, y = info.centre
     return Click(x=x, y=y)
 

@@ -142,27 +142,27 @@ class Palette:
 
     def index(self, colour: Colour) -> int:
         """Return the entry nearest to `colour`."""
-        found = self._index.get(colour)
-        if found is None:
-            found = min(
+        entry = self._index.get(colour)
+        if entry is None:
+            entry = min(
                 range(len(self.colours)),
                 key=lambda i: sum(
                     (a - b) ** 2 for a, b in zip(colour, self.colours[i], strict=True)
                 ),
             )
-            self._index[colour] = found
-        return found
+            self._index[colour] = entry
+        return entry
 
     def ramp(self, over: Colour, under: Colour) -> bytes:
         """Return a table [256]: coverage of `over` on `under` -> entry."""
-        found = self._ramps.get((over, under))
-        if found is None:
+        table = self._ramps.get((over, under))
+        if table is None:
             steps = [
                 self.index(blend(over, under, i / self.LEVELS)) for i in range(self.LEVELS + 1)
             ]
-            found = bytes(steps[round(a / 255 * self.LEVELS)] for a in range(256))
-            self._ramps[over, under] = found
-        return found
+            table = bytes(steps[round(a / 255 * self.LEVELS)] for a in range(256))
+            self._ramps[over, under] = table
+        return table
 
 
 @lru_cache(maxsize=64)
@@ -174,7 +174,7 @@ def palette_of(theme: Theme) -> Palette:
 def _entries(theme: Theme) -> list[Colour]:
     """At most 128 colours: the named ones first, then the blends in order of use."""
     base = [getattr(theme, field.name) for field in fields(theme) if field.name != "name"]
-    named = [WHITE, BLACK, *base, *COLOURS.values()]
+    base_colours = [WHITE, BLACK, *base, *COLOURS.values()]
     text_pairs = [
         (theme.ink, theme.window),
         (theme.ink, theme.field),
@@ -195,4 +195,4 @@ def _entries(theme: Theme) -> list[Colour]:
         for colour in COLOURS.values():
             blends += [blend(colour, theme.window, alpha), blend(colour, theme.panel, alpha)]
         blends += [blend(WHITE, colour, alpha) for colour in COLOURS.values()]
-    return list(dict.fromkeys([*named, *blends]))[:HALF]
+    return list(dict.fromkeys([*base_colours, *blends]))[:HALF]

@@ -67,13 +67,13 @@ class ExploredEnv:
         screen, info = self._env.reset(
             seed=base, options={"task": self._bases[task.base], "free": True}
         )
-        if (found := self.state().id) != task.start:
+        if (screen_id := self.state().id) != task.start:
             self._over = True
             raise EnvError(
-                f"{task.id}: {task.base} with seed {base} starts on another screen ({found[:8]}) than when "
+                f"{task.id}: {task.base} with seed {base} starts on another screen ({screen_id[:8]}) than when "
                 "it was explored; make the tasks again"
             )
-        return self._shown(screen), dict(info) | {
+        return self._with_asked_texts(screen), dict(info) | {
             "instruction": task.instruction,
             "max_steps": task.max_steps,
         }
@@ -81,10 +81,10 @@ class ExploredEnv:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform an action; the episode ends with a reward of 1.0 on the screen to be reached."""
         env, task = self._playing()
-        screen, _, ended, cut, info = env.step(action)
-        self._over = ended or cut
+        screen, _, terminated, cut, info = env.step(action)
+        self._over = terminated or cut
         reached = not self._over and self.state().id in task.targets
-        return self._shown(screen), float(reached), ended or reached, cut, info
+        return self._with_asked_texts(screen), float(reached), terminated or reached, cut, info
 
     def evaluate(self) -> Verdict:
         """Pass on the screen to be reached."""
@@ -93,14 +93,14 @@ class ExploredEnv:
         if self._over:
             return Verdict("fail", "the episode ended on the way")
         try:
-            found = self.state()
+            state = self.state()
         except ActionCausedError:
             raise
         except EnvError as error:
             return Verdict("invalid", f"the screen cannot be told: {error}")
-        if found.id in self._task.targets:
+        if state.id in self._task.targets:
             return Verdict("pass", "the screen is reached")
-        where = f" ({found.route})" if found.route else ""
+        where = f" ({state.route})" if state.route else ""
         return Verdict("fail", f"another screen is shown{where}")
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class ExploredEnv:
             raise EnvError("no episode is being played; call reset first")
         return self._explorable
 
-    def _shown(self, screen: Observation) -> Observation:
+    def _with_asked_texts(self, screen: Observation) -> Observation:
         texts = {kind: text for kind, text in screen.texts.items() if kind in self._observe}
         return replace(screen, texts=texts)
 
@@ -204,20 +204,20 @@ class ExploredSuite:
 
     def make_env(self, *, observe: Sequence[ObservedKind] = (), **options: Any) -> ExploredEnv:
         """Return an environment of the explored suite, with the options of the exploration but for these."""
-        chosen = self.file.options | options
-        check_options(self.file.suite, chosen)
+        merged = self.file.options | options
+        check_options(self.file.suite, merged)
         check_observe(self.file.suite, observe)
         return ExploredEnv(
             {task.id: task for task in self.file.tasks},
             self._bases,
-            lambda: make_env(self.file.suite, observe=self._read(observe), **chosen),
+            lambda: make_env(self.file.suite, observe=self._read(observe), **merged),
             observe,
         )
 
     def check_parts(self, *, observe: Sequence[str] = (), **options: Any) -> None:
         """Raise MissingPartError where the explored suite lacks something."""
-        chosen = self.file.options | options
-        check_parts(self.file.suite, chosen, list(self._bases), self._read(observe))
+        merged = self.file.options | options
+        check_parts(self.file.suite, merged, list(self._bases), self._read(observe))
 
     def longest_reset_s(self, **options: Any) -> float:
         """Return what the explored suite gives a reset."""
@@ -225,5 +225,5 @@ class ExploredSuite:
 
     def _read(self, observe: Sequence[str]) -> list[str]:
         """Texts that the explored suite has to read: where it has a tree of accessibility, elements need it."""
-        needed = [kind for kind in self.observes if kind == "accessibility"]
-        return list(dict.fromkeys([*observe, *needed]))
+        for_elements = [kind for kind in self.observes if kind == "accessibility"]
+        return list(dict.fromkeys([*observe, *for_elements]))

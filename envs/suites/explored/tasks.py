@@ -91,7 +91,7 @@ def read_file(folder: Path) -> ExploredFile:
     except ValidationError as error:
         raise TaskError(f"{path}: {first_problem(error)}; make the tasks again") from None
     ids = [task.id for task in file.tasks]
-    if twice := next((each for each in ids if ids.count(each) > 1), None):
+    if twice := next((task_id for task_id in ids if ids.count(task_id) > 1), None):
         raise TaskError(f"{path}: {twice} is there twice; make the tasks again")
     return file
 

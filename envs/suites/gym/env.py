@@ -37,7 +37,7 @@ class GymEnv:
         self._tasks = tasks
         self._env_id = env_id
         self._hooks = hooks
-        self._made: Any = None
+        self._gym_env: Any = None
         self._episode: Episode | None = None
         self._steps_left = 0  # actions of the policy
         self._over = True
@@ -51,16 +51,16 @@ class GymEnv:
             raise EnvError("the environment is closed")
         task = task_of(options, self._tasks, self._name)
         self._episode, self._over = None, True
-        hooks, chosen = self._hooks, dict(self._hooks.tasks[task.params["name"]])
-        with self._named("reset"):
-            if self._made is None:
-                self._made = import_gymnasium().make(self._env_id, **hooks.env_options)
-            observation, info = self._made.reset(seed=seed, options=chosen or None)
-        self._episode = Episode(self._made.unwrapped, observation, dict(info))
+        hooks, task_options = self._hooks, dict(self._hooks.tasks[task.params["name"]])
+        with self._errors_named("reset"):
+            if self._gym_env is None:
+                self._gym_env = import_gymnasium().make(self._env_id, **hooks.env_options)
+            observation, info = self._gym_env.reset(seed=seed, options=task_options or None)
+        self._episode = Episode(self._gym_env.unwrapped, observation, dict(info))
         self._over = False
         free = (options or {}).get("free", False)
         self._steps_left = -1 if free else hooks.max_steps
-        with self._named("hook instruction"):
+        with self._errors_named("hook instruction"):
             instruction = hooks.instruction(self._episode.env, observation)
         return self._observation(), {"instruction": instruction, "max_steps": hooks.max_steps}
 
@@ -72,11 +72,11 @@ class GymEnv:
         episode.last_action = action
         reward, theirs = 0.0, None
         if not isinstance(action, Done | Fail | Answer):
-            with self._named("hook action"):
+            with self._errors_named("hook action"):
                 theirs = self._hooks.action(action, episode.env)
         if theirs is not None:
-            with self._named("step"):
-                observation, reward, terminated, truncated, info = self._made.step(theirs)
+            with self._errors_named("step"):
+                observation, reward, terminated, truncated, info = self._gym_env.step(theirs)
                 reward = float(reward)
             episode.observation, episode.info = observation, dict(info)
             episode.terminated, episode.truncated = bool(terminated), bool(truncated)
@@ -91,7 +91,7 @@ class GymEnv:
     def evaluate(self) -> Verdict:
         """Return what the hook says of the state."""
         episode = self._playing()
-        with self._named("hook verdict"):
+        with self._errors_named("hook verdict"):
             verdict = self._hooks.verdict(episode)
             if not isinstance(verdict, Verdict):
                 raise TypeError(f"wants a Verdict, got {verdict!r:.80}")
@@ -100,7 +100,7 @@ class GymEnv:
     def oracle_action(self) -> Action:
         """Return the hook's, if it has one. Raises NoOracleError."""
         episode = self._playing()
-        with self._named("hook oracle"):
+        with self._errors_named("hook oracle"):
             return self._hooks.oracle(episode.env, episode.observation)
 
     def close(self) -> None:
@@ -114,13 +114,13 @@ class GymEnv:
         return self._episode
 
     def _drop(self) -> None:
-        made, self._made, self._episode = self._made, None, None
-        if made is not None:
+        gym_env, self._gym_env, self._episode = self._gym_env, None, None
+        if gym_env is not None:
             with suppress(Exception):
-                made.close()
+                gym_env.close()
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _errors_named(self, what: str) -> Iterator[None]:
         """Errors of the environment and of hooks, as ours that name their place."""
         try:
             yield
@@ -128,12 +128,12 @@ class GymEnv:
             raise
         except Exception as error:
             self._drop()
-            said = " ".join(str(error).split())[:300]
-            raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {said}") from error
+            message = " ".join(str(error).split())[:300]
+            raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {message}") from error
 
     def _observation(self) -> Observation:
         episode = self._playing()
-        with self._named("hook image"):
+        with self._errors_named("hook image"):
             image = self._hooks.image(episode.env, episode.observation)
             if isinstance(image, bytes):
                 media_type = image_type(image)
@@ -188,9 +188,9 @@ class GymSuite:
 
     def __init__(self, of: str) -> None:
         self.name = f"gym:{of}"
-        self._named = of if ":" in of and not _VERSION.search(of) else ""
-        if self._named:
-            hooks = _hooks_of(self._named)
+        self._hooks_path = of if ":" in of and not _VERSION.search(of) else ""
+        if self._hooks_path:
+            hooks = _hooks_of(self._hooks_path)
             self._env_id = hooks().env_id
             if not self._env_id:
                 raise TaskError(f"suite {self.name}: its env_id is empty, set it to gymnasium's id")
@@ -213,19 +213,19 @@ class GymSuite:
 
         Raises TaskError for hooks that cannot be loaded or lack a part.
         """
-        if self._named and hooks:
+        if self._hooks_path and hooks:
             raise TaskError(f"suite {self.name} names its hooks; leave env.options.hooks out")
-        if not (self._named or hooks):
+        if not (self._hooks_path or hooks):
             raise TaskError(
                 f'suite {self.name} needs hooks: set env.options.hooks = "file.py:MyHooks" '
                 "(docs/environments/gym.md)"
             )
         import_gymnasium()
-        made = _hooks_of(self._named or hooks)()
-        if "play" not in made.tasks and not self._named:
+        instance = _hooks_of(self._hooks_path or hooks)()
+        if "play" not in instance.tasks and not self._hooks_path:
             raise TaskError(f"hooks {hooks} have tasks: name the suite gym:{hooks}")
         check_id(self._env_id)
-        return GymEnv(self.name, self.tasks, self._env_id, made)
+        return GymEnv(self.name, self.tasks, self._env_id, instance)
 
     def check_parts(self, **_: object) -> None:
         """Raise MissingPartError if gymnasium is not installed."""
@@ -236,15 +236,17 @@ class GymSuite:
 def _hooks_of(path: str) -> type[GymHooks]:
     """Return the class at `path`; its file is run once, since it may register environments. Raises TaskError."""
     import_gymnasium()
-    found = load_own("hooks", path, path, once=True)
-    if not isinstance(found, GymHooks):
+    loaded = load_own("hooks", path, path, once=True)
+    if not isinstance(loaded, GymHooks):
         raise TaskError(f"hooks {path}: derive it from envs.suites.gym.hooks.GymHooks")
     for name in ("action", "verdict"):
-        if getattr(type(found), name) is getattr(GymHooks, name):
+        if getattr(type(loaded), name) is getattr(GymHooks, name):
             raise TaskError(f"hooks {path}: it needs a method {name}")
-    if not (isinstance(found.max_steps, int) and 1 <= found.max_steps <= MOST_STEPS):
-        raise TaskError(f"hooks {path}: max_steps must be 1 to {MOST_STEPS}, got {found.max_steps}")
-    return type(found)
+    if not (isinstance(loaded.max_steps, int) and 1 <= loaded.max_steps <= MOST_STEPS):
+        raise TaskError(
+            f"hooks {path}: max_steps must be 1 to {MOST_STEPS}, got {loaded.max_steps}"
+        )
+    return type(loaded)
 
 
 def _short(env_id: str) -> str:

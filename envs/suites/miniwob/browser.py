@@ -110,8 +110,8 @@ class BrowserHost:
             if loaded or len(self._spare) > SPARE_PAGES * self._users:
                 page = loaded[-1] if loaded else self._spare[0]
                 self._spare.remove(page)
-        for each in broken:
-            each.close()
+        for page in broken:
+            page.close()
         how = self._scale, self._encoding, self._deadline_s, self._size
         return page or TaskPage(browser, folder, *how)
 
@@ -126,18 +126,18 @@ class BrowserHost:
         if (browser := self._living()) is not None:
             return browser
         longest_s = BACK_OFF_S[-1] + STARTS_IN * self._deadline_s
-        with self._starting.held(longest_s, f"Chromium has been started for {longest_s:g} s"):
+        with self._starting.hold(longest_s, f"Chromium has been started for {longest_s:g} s"):
             return self._living() or self._start()
 
     def _living(self) -> Chromium | None:
         with self._lock:
             browser = self._browser
-            return None if browser is None or browser.ended else browser
+            return None if browser is None or browser.end_reason else browser
 
     def _start(self) -> Chromium:
         with self._lock:
             if self._browser is not None:
-                logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.ended)
+                logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.end_reason)
                 short = time.monotonic() - self._started < SHORT_LIFE_S
                 self._short_lives = self._short_lives + 1 if short else 0
                 self._end()
@@ -204,8 +204,8 @@ class TaskPage:
         """Load the page of task `name`, again if it is loaded already."""
         self.loaded = ""
         address = (self._folder / f"{name}.html").as_uri()
-        told = self._session.call("Page.navigate", url=address)
-        if error := told.get("errorText"):
+        reply = self._session.call("Page.navigate", url=address)
+        if error := reply.get("errorText"):
             raise EnvError(f"{address} cannot be loaded: {error}")
         until = time.monotonic() + self._deadline_s
         while not self._session.evaluate(
@@ -224,7 +224,7 @@ class TaskPage:
         """
         expression = f"dart.start({seed}, {json.dumps(mode)}, {settle_ms:g})"
         self._episodes += 1
-        return self._told(self._session.evaluate(expression))
+        return self._as_object(self._session.evaluate(expression))
 
     def act(self, action: Action) -> None:
         """Perform an action."""
@@ -247,7 +247,7 @@ class TaskPage:
         until = time.monotonic() + self._deadline_s
         while True:
             try:
-                return self._told(self._session.evaluate(f"dart.pass({ms:g})"))
+                return self._as_object(self._session.evaluate(f"dart.pass({ms:g})"))
             except DocumentLeftError:
                 if time.monotonic() > until:
                     raise
@@ -266,10 +266,10 @@ class TaskPage:
         while drew_s < self._deadline_s:
             with self.browser.drawing():
                 began = time.monotonic()
-                drawn = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
+                frame = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
                 drew_s += time.monotonic() - began
-            if "screenshotData" in drawn:
-                return base64.b64decode(drawn["screenshotData"])
+            if "screenshotData" in frame:
+                return base64.b64decode(frame["screenshotData"])
             time.sleep(POLL_S)  # another page is loading and has nothing to draw yet
             drew_s += POLL_S
         raise EnvError(f"the browser drew no frame in {self._deadline_s:g} s")
@@ -289,7 +289,7 @@ class TaskPage:
             ]
         )
 
-    def _told(self, value: object) -> dict[str, Any]:
+    def _as_object(self, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise EnvError(f"the page of {self.loaded} answers {value!r}")
         return value

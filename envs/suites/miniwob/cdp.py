@@ -73,7 +73,7 @@ class Chromium:
     def __init__(
         self, binary: Path, scale: float, deadline_s: float, flags: Sequence[str] = ()
     ) -> None:
-        self._ended = ""
+        self._end_reason = ""
         self._deadline_s = deadline_s
         self._ids = itertools.count(1)
         self._drawing = SharedLock("a frame of a shared browser")
@@ -89,9 +89,11 @@ class Chromium:
                 raise EnvError(f"{self.version} cannot draw on command; a headless shell can")
             self.call("Target.setDiscoverTargets", discover=True)  # reports crashed pages
         except EnvError as error:
-            said = self._process.last_words()
+            log_line = self._process.last_words()
             self.close()
-            raise EnvError(f"{binary} did not start: {error}{said and f': {said}'}") from error
+            raise EnvError(
+                f"{binary} did not start: {error}{log_line and f': {log_line}'}"
+            ) from error
 
     @property
     def pid(self) -> int:
@@ -99,11 +101,11 @@ class Chromium:
         return self._process.pid
 
     @property
-    def ended(self) -> str:
+    def end_reason(self) -> str:
         """Empty while it lives, else how it ended."""
-        if not self._ended and not self._process.running:
+        if not self._end_reason and not self._process.running:
             self._end(self._process.end())
-        return self._ended
+        return self._end_reason
 
     def call(self, method: str, **params: Any) -> CdpResult:
         """One command to the browser itself. Raises EnvError."""
@@ -139,7 +141,7 @@ class Chromium:
         Raises EnvError if the frame before is not finished in time.
         """
         patience_s = 2 * self._deadline_s
-        return self._drawing.held(patience_s, f"Chromium has drawn one frame for {patience_s:g} s")
+        return self._drawing.hold(patience_s, f"Chromium has drawn one frame for {patience_s:g} s")
 
     def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
         """Send all `calls` at once and wait for all replies, in their order.
@@ -151,8 +153,8 @@ class Chromium:
         numbered = {next(self._ids): call for call in calls}
         message = b"".join(_encode(number, call, session) for number, call in numbered.items())
         with self._lock:
-            if self._ended:
-                raise EnvError(f"Chromium is gone: {self._ended}")
+            if self._end_reason:
+                raise EnvError(f"Chromium is gone: {self._end_reason}")
             self._awaited.update((number, _Awaited(answers, session)) for number in numbered)
         try:
             self._process.write(message, deadline_s)
@@ -197,7 +199,7 @@ class Chromium:
 
     def _end(self, why: str) -> None:
         with self._lock:
-            self._ended = self._ended or why
+            self._end_reason = self._end_reason or why
             self._fail(f"Chromium ended: {why}")
 
     def _fail(self, why: str, session: str | None = None) -> None:
@@ -218,7 +220,7 @@ class PageSession:
     @property
     def lives(self) -> bool:
         """Whether page and browser live, as far as is known."""
-        return not self.browser.ended and self.browser.has(self._id)
+        return not self.browser.end_reason and self.browser.has(self._id)
 
     def call(self, method: str, **params: Any) -> CdpResult:
         """One command. Raises EnvError."""

@@ -55,7 +55,7 @@ class MiniwobEnv:
         self._page: TaskPage | None = None
         self._task: Task | None = None
         self._oracle: Oracle | None = None
-        self._told: dict[str, Any] = {}
+        self._page_state: dict[str, Any] = {}
         self._over = True
         self._closed = False
         host.join()
@@ -75,14 +75,14 @@ class MiniwobEnv:
             page.rest()
             mode = "test" if seed >= FIRST_TEST_SEED else "train"
             pace: Pace | None = task.params["pace"]
-            self._told = page.start(seed, mode, pace.settle_ms if pace else SETTLE_MS)
+            self._page_state = page.start(seed, mode, pace.settle_ms if pace else SETTLE_MS)
             self._task, self._over = task, False
             self._oracle = Oracle(page, task, self._scale)
             observation = self._observe(page)
         except EnvError:
             self._drop_page()
             raise
-        return observation, {"instruction": self._told["instruction"]}
+        return observation, {"instruction": self._page_state["instruction"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action and advance the page's time by `step_ms`, or its own. Raises EnvError."""
@@ -91,40 +91,40 @@ class MiniwobEnv:
             raise EnvError("the episode is over; call reset before the next step")
         try:
             page.act(action)
-            self._told = page.pass_time(self._duration_ms(action))
-            if not self._told["playing"]:
+            self._page_state = page.pass_time(self._duration_ms(action))
+            if not self._page_state["playing"]:
                 page.loaded = ""  # it holds another document, in which no episode can begin
             observation = self._observe(page)
-            ended = self._told["done"] or not self._told["playing"]
-            self._over = ended or isinstance(action, Done | Fail | Answer)
+            has_ended = self._page_state["done"] or not self._page_state["playing"]
+            self._over = has_ended or isinstance(action, Done | Fail | Answer)
             if self._over:
                 page.rest()  # now, not at the start of the next episode
         except EnvError:
             self._drop_page()
             raise
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        return observation, reward, self._over, False, {"raw_reward": self._told["reward"]}
+        return observation, reward, self._over, False, {"raw_reward": self._page_state["reward"]}
 
     def evaluate(self) -> Verdict:
         """Pass if the task has ended with a raw reward that the metric lets pass."""
         if self._task is None:
             return Verdict("invalid", "no episode is being played, or its page broke")
-        reward, threshold = self._told["reward"], self._task.params["threshold"]
-        if not self._told["playing"]:
+        reward, threshold = self._page_state["reward"], self._task.params["threshold"]
+        if not self._page_state["playing"]:
             return Verdict("fail", "the task's page was left")
-        if not self._told["done"]:
+        if not self._page_state["done"]:
             return Verdict("fail", "the task has not ended")
         published = self.metric == "published"
         outcome: Outcome = "pass" if (reward > 0 if published else reward >= threshold) else "fail"
         needs = "more than 0" if published else f"{threshold:g}"
-        why = f" ({self._told['reason']})" if self._told["reason"] else ""
+        why = f" ({self._page_state['reason']})" if self._page_state["reason"] else ""
         clamped = min(max(reward, 0.0), 1.0)
         return Verdict(outcome, f"raw reward {reward:g}, needs {needs}{why}", clamped)
 
     @property
-    def told(self) -> Mapping[str, Any]:
+    def page_state(self) -> Mapping[str, Any]:
         """What the page said last: whether it is `playing`, is `done`, its raw `reward`, a `reason`."""
-        return self._told
+        return self._page_state
 
     def ask(self, expression: str) -> Any:
         """Return a value from the page, for tools that examine it. Raises EnvError if the expression throws."""

@@ -79,7 +79,7 @@ class PageInput:
             STRIDE * scale, lambda key: _dom_key(key) is not None, most_notches=10**6
         )
         self._buttons = 0  # that are down, as DOM MouseEvent.buttons
-        self._held = 0  # modifiers that are down, as the protocol's bits
+        self._modifier_bits = 0  # modifiers that are down, as the protocol's bits
 
     def commands_of(self, action: Action) -> list[Call]:
         """Commands that perform `action`; none for actions that use neither mouse nor keyboard."""
@@ -109,9 +109,11 @@ class PageInput:
                 yield Call("Runtime.evaluate", {"expression": wheel})
             case Key(name=name, down=down):
                 bit = _MODIFIERS.get(name, 0)
-                self._held = self._held | bit if down else self._held & ~bit
+                self._modifier_bits = (
+                    self._modifier_bits | bit if down else self._modifier_bits & ~bit
+                )
                 if key := _dom_key(name):
-                    yield _stroke(key, self._held, down=down)
+                    yield _stroke(key, self._modifier_bits, down=down)
             case Text(text=text):
                 for character in text:
                     yield from self._write(character)
@@ -130,8 +132,10 @@ class PageInput:
     def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
         """Return a press carries its position, so it needs no move."""
         place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
-        told = {"type": kind, **place, "button": button, "buttons": self._buttons}
-        return Call("Input.dispatchMouseEvent", {**told, "modifiers": self._held, **more})
+        params = {"type": kind, **place, "button": button, "buttons": self._buttons}
+        return Call(
+            "Input.dispatchMouseEvent", {**params, "modifiers": self._modifier_bits, **more}
+        )
 
     def _write(self, character: str) -> Iterator[Call]:
         """One character of a text. A character without a key on a US keyboard is inserted as it is."""
@@ -139,9 +143,9 @@ class PageInput:
         if key is None:
             yield Call("Input.insertText", {"text": character})
             return
-        held = self._held | (_MODIFIERS["shift"] if is_shifted(character) else 0)
-        yield _stroke(key, held, down=True)
-        yield _stroke(key, held, down=False)
+        modifiers = self._modifier_bits | (_MODIFIERS["shift"] if is_shifted(character) else 0)
+        yield _stroke(key, modifiers, down=True)
+        yield _stroke(key, modifiers, down=False)
 
 
 def _dom_key(name: str) -> _DomKey | None:
@@ -159,16 +163,16 @@ def _dom_key(name: str) -> _DomKey | None:
     return _DomKey(name, code, number, name)
 
 
-def _stroke(key: _DomKey, held: int, *, down: bool) -> Call:
+def _stroke(key: _DomKey, modifiers: int, *, down: bool) -> Call:
     """Return the call with which a key goes down or up while modifiers are held."""
-    key = _with_shift(key) if held & _MODIFIERS["shift"] else key
-    told = {"modifiers": held, "key": key.key, "code": key.code}
-    told |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
+    key = _with_shift(key) if modifiers & _MODIFIERS["shift"] else key
+    params = {"modifiers": modifiers, "key": key.key, "code": key.code}
+    params |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
     if down:
-        command = held & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
+        command = modifiers & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
         text = "" if command else key.text
-        told |= {"type": "keyDown" if text else "rawKeyDown", "text": text}
-    return Call("Input.dispatchKeyEvent", told)
+        params |= {"type": "keyDown" if text else "rawKeyDown", "text": text}
+    return Call("Input.dispatchKeyEvent", params)
 
 
 def _with_shift(key: _DomKey) -> _DomKey:

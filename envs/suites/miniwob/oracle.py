@@ -41,19 +41,21 @@ class Oracle:
     def action(self) -> Action:
         """Return the next action. Raises EnvError if the task has no solver, or it finds no way."""
         name = json.dumps(self._task.params["page"])
-        found = self._ask(f"dartOracle({name})")
-        if not isinstance(found, dict):
+        answer = self._ask(f"dartOracle({name})")
+        if not isinstance(answer, dict):
             raise NoOracleError(f"{self._task.id} has no oracle")
         try:
-            return action_from_dict(_scaled(found, self._scale))
+            return action_from_dict(_scaled(answer, self._scale))
         except ActionError as error:
-            raise EnvError(f"{self._task.id}: its oracle returned {found}: {error}") from error
+            raise EnvError(f"{self._task.id}: its oracle returned {answer}: {error}") from error
 
     def widgets(self) -> list[PageWidget]:
         """Widgets that can be pressed, on pages made of buttons, links, fields and boxes."""
         return [
-            PageWidget(each["role"], each["label"], tuple(self._scale * at for at in each["box"]))
-            for each in self._ask("dartWidgets()")
+            PageWidget(
+                widget["role"], widget["label"], tuple(self._scale * at for at in widget["box"])
+            )
+            for widget in self._ask("dartWidgets()")
         ]
 
     def _ask(self, expression: str) -> Any:
@@ -96,20 +98,20 @@ def read_page(page: TaskPage, scale: float) -> Node:
 def route_of(page: TaskPage) -> str:
     """Return the document's file, and the part of it that the address names. Raises EnvError."""
     address = page.evaluate("[location.pathname.split('/').pop(), location.hash]")
-    name, part = (str(each) for each in address)
+    name, part = (str(value) for value in address)
     return name.removesuffix(".html") + (part if len(part) > 1 else "")
 
 
-def _node(found: dict[str, Any]) -> Node:
-    left_top_right_bottom = found["box"]
+def _node(value: dict[str, Any]) -> Node:
+    left_top_right_bottom = value["box"]
     return Node(
-        role=found["role"],
-        name=found["name"],
+        role=value["role"],
+        name=value["name"],
         box=None if left_top_right_bottom is None else tuple(left_top_right_bottom),
-        actions=tuple(found["acts"]),
-        children=[_node(each) for each in found["below"]],
-        enabled=found["enabled"],
-        current=found["current"],
+        actions=tuple(value["acts"]),
+        children=[_node(child) for child in value["below"]],
+        enabled=value["enabled"],
+        current=value["current"],
     )
 
 

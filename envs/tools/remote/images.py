@@ -122,8 +122,8 @@ def _only_list_of(reply: bytes, name: str) -> int | None:
     """Where the list begins that is the value of the key `name`; None where there is not exactly one."""
     key, starts, at = b'"%s"' % name.encode(), list[int](), -1
     while (at := reply.find(key, at + 1)) >= 0:
-        if (found := _VALUE.match(reply, at + len(key))) is not None:
-            starts.append(found.end())
+        if (match := _VALUE.match(reply, at + len(key))) is not None:
+            starts.append(match.end())
     return starts[0] if len(starts) == 1 else None
 
 
@@ -167,7 +167,7 @@ def _shape_of(text: Pixels, depth: int) -> tuple[int, ...] | None:
 def _shaped(array: Pixels, shape: object, where: str) -> Pixels:
     if shape is None:
         return array
-    if not isinstance(shape, list) or not all(type(each) is int and each > 0 for each in shape):
+    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
         raise EnvError(f"{where}: its shape must be a list of numbers, got {shape!r}")
     try:
         return array.reshape(shape)

@@ -82,10 +82,10 @@ def read_address(url: str, default_port: int) -> Address:
 
 def read_addresses(url: object, default_port: int) -> tuple[Address, ...]:
     """Return the option `url`: an address or a list of them. Raises TaskError."""
-    named = [url] if isinstance(url, str) else url
-    if not isinstance(named, Sequence) or not all(isinstance(each, str) for each in named):
+    urls = [url] if isinstance(url, str) else url
+    if not isinstance(urls, Sequence) or not all(isinstance(address, str) for address in urls):
         raise TaskError(f"url must be an address or a list of addresses, got {url!r}")
-    addresses = tuple(read_address(each, default_port) for each in named if each)
+    addresses = tuple(read_address(address, default_port) for address in urls if address)
     if not addresses:
         raise TaskError(
             "url names no server: set env.options.url, or --option url=http://HOST:PORT of dart env check"
@@ -144,7 +144,7 @@ class UnreachableError(EnvError):
     """There is no server at the address: refused, no such host, no route, or it has just ended."""
 
 
-def shown(text: str) -> str:
+def excerpt(text: str) -> str:
     """Return the start of a server's words, in one line, for an error."""
     return " ".join(text[:400].split())[:200] or "nothing"
 
@@ -162,7 +162,9 @@ class SharedServers:
     def in_order(self) -> list[Address]:
         """All of them, in the order in which to try: the least used first, of equals those that work."""
         with self._lock:
-            return sorted(self._used, key=lambda each: (self._used[each], self._failed[each]))
+            return sorted(
+                self._used, key=lambda address: (self._used[address], self._failed[address])
+            )
 
     def took(self, address: Address) -> None:
         """One slot more uses it."""

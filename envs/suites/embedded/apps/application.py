@@ -110,14 +110,14 @@ class AppScene(DeskScene):
     def screen_route(self) -> str:
         page = self.page
         where = f"{page.kind}/{page.subject}" if page.kind in self.telling else page.kind
-        over = "".join(f" + {each}" for each in (self.asking, self.ui.opened) if each)
+        over = "".join(f" + {part}" for part in (self.asking, self.ui.opened) if part)
         return f"{self.name}/{where}{over}"
 
     def body(self) -> Widget:
         theme = self.ui.theme
         gap = Gap()
         bar = self.menus() if self.page == self.first else {}
-        menus = [MenuTitle(f"menu.{title}", title, each) for title, each in bar.items()]
+        menus = [MenuTitle(f"menu.{title}", title, entries) for title, entries in bar.items()]
         back = [Button("back", "Back", self.back, pad=7)] if self.trail else []
         heading = Label(self.heading(), size=1.15)
         top = Panel(row(*back, heading, gap, *menus, gap=6, grow=[gap]), fill=theme.panel, pad=5)
@@ -142,10 +142,10 @@ class AppScene(DeskScene):
         do: EventHandler = partial(self._do, question)
         buttons = [("no", "Keep", self.dismiss), ("yes", question.yes, do)]
         text = Label(question.text.format(subject=self.page.subject))
-        made = dialog(
+        layer = dialog(
             self.ui, "ask", question.title, text, buttons, on_close=self.dismiss, over=self.window
         )
-        return [made]
+        return [layer]
 
     # --- what can be done -------------------------------------------------------------------------
 

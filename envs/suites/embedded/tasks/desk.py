@@ -85,8 +85,8 @@ def reach(app: App, name: str, *, double: bool = False) -> Action:
     if widget is None:
         if app.layers[-1].on_escape is not None:
             return KeyPress(keys=["escape"])
-        seen = ", ".join(info.name for info in app.widgets())
-        raise EnvError(f"the oracle looks for {name!r}, but there is only: {seen}")
+        names = ", ".join(info.name for info in app.widgets())
+        raise EnvError(f"the oracle looks for {name!r}, but there is only: {names}")
     info = app.see(name)
     if info is not None and 2 * info.bbox.height > widget.bbox.height:
         x, y = info.centre

@@ -48,20 +48,20 @@ def folder_at(tree: Tree, path: Path) -> Tree:
 
 def differences(tree: Tree, goal: Tree, where: str = "") -> list[str]:
     """Return what would have to change for `tree` to be `goal`, in words."""
-    found = []
+    changes = []
     for name in sorted({*tree, *goal}):
         path = f"{where}/{name}"
         if name not in tree:
-            found.append(f"{path} is missing")
+            changes.append(f"{path} is missing")
         elif name not in goal:
-            found.append(f"{path} should not be there")
+            changes.append(f"{path} should not be there")
         else:
             here, there = tree[name], goal[name]
             if here is not None and there is not None:
-                found += differences(here, there, path)
+                changes += differences(here, there, path)
             elif here is not there:
-                found.append(f"{path} is of the wrong kind")
-    return found
+                changes.append(f"{path} is of the wrong kind")
+    return changes
 
 
 class FilesScene(DeskScene):
@@ -73,7 +73,7 @@ class FilesScene(DeskScene):
     def __init__(self, rng: Random, ui: Ui) -> None:
         self.path: Path = ()
         self.selected: str | None = None
-        self.held: tuple[Literal["cut", "copy"], Path, str] | None = None
+        self.clipped: tuple[Literal["cut", "copy"], Path, str] | None = None
         self.asking: Literal["", "rename", "new", "delete", "exists"] = ""
         self.draft = ""
         self.context: tuple[int, int] | None = None
@@ -110,15 +110,15 @@ class FilesScene(DeskScene):
     # --- the screen -------------------------------------------------------------------------
 
     def body(self) -> Widget:
-        theme, chosen = self.ui.theme, self.selected is not None
+        theme, has_selection = self.ui.theme, self.selected is not None
         bar = row(
             Button("up", "Up", self._up, enabled=bool(self.path), pad=7),
             Button("new", "New folder", partial(self._ask, "new"), pad=7),
-            Button("rename", "Rename", partial(self._ask, "rename"), enabled=chosen, pad=7),
-            Button("delete", "Delete", partial(self._ask, "delete"), enabled=chosen, pad=7),
-            Button("cut", "Cut", partial(self._hold, "cut"), enabled=chosen, pad=7),
-            Button("copy", "Copy", partial(self._hold, "copy"), enabled=chosen, pad=7),
-            Button("paste", "Paste", self._paste, enabled=self.held is not None, pad=7),
+            Button("rename", "Rename", partial(self._ask, "rename"), enabled=has_selection, pad=7),
+            Button("delete", "Delete", partial(self._ask, "delete"), enabled=has_selection, pad=7),
+            Button("cut", "Cut", partial(self._hold, "cut"), enabled=has_selection, pad=7),
+            Button("copy", "Copy", partial(self._hold, "copy"), enabled=has_selection, pad=7),
+            Button("paste", "Paste", self._paste, enabled=self.clipped is not None, pad=7),
             gap=4,
         )
         top = Panel(bar, fill=theme.panel, pad=6)
@@ -150,13 +150,13 @@ class FilesScene(DeskScene):
     def above(self) -> list[Layer]:
         ui = self.ui
         if self.context is not None:
-            chosen = self.selected is not None
+            has_selection = self.selected is not None
             entries = [
-                Entry("menu.rename", "Rename", partial(self._ask, "rename"), chosen),
-                Entry("menu.delete", "Delete", partial(self._ask, "delete"), chosen),
-                Entry("menu.cut", "Cut", partial(self._hold, "cut"), chosen),
-                Entry("menu.copy", "Copy", partial(self._hold, "copy"), chosen),
-                Entry("menu.paste", "Paste", self._paste, self.held is not None),
+                Entry("menu.rename", "Rename", partial(self._ask, "rename"), has_selection),
+                Entry("menu.delete", "Delete", partial(self._ask, "delete"), has_selection),
+                Entry("menu.cut", "Cut", partial(self._hold, "cut"), has_selection),
+                Entry("menu.copy", "Copy", partial(self._hold, "copy"), has_selection),
+                Entry("menu.paste", "Paste", self._paste, self.clipped is not None),
                 Entry("menu.new", "New folder", partial(self._ask, "new")),
             ]
             return [context_menu(ui, entries, self.context, self._close_context)]
@@ -177,8 +177,8 @@ class FilesScene(DeskScene):
             buttons.append(
                 ("ok", title.split()[0] if title == "Rename" else "Create", self._accept)
             )
-        made = dialog(ui, "ask", title, body, buttons, on_close=self._cancel, over=self.window)
-        return [made]
+        layer = dialog(ui, "ask", title, body, buttons, on_close=self._cancel, over=self.window)
+        return [layer]
 
     # --- what can be done -------------------------------------------------------------------
 
@@ -231,12 +231,12 @@ class FilesScene(DeskScene):
 
     def _hold(self, how: Literal["cut", "copy"]) -> None:
         if self.selected is not None:
-            self.held = (how, self.path, self.selected)
+            self.clipped = (how, self.path, self.selected)
 
     def _paste(self) -> None:
-        if self.held is None:
+        if self.clipped is None:
             return
-        how, path, name = self.held
+        how, path, name = self.clipped
         self._transfer(how, path, name, self.path)
 
     def _transfer(self, how: str, source: Path, name: str, target: Path) -> None:
@@ -252,7 +252,7 @@ class FilesScene(DeskScene):
         folder[name] = copy.deepcopy(origin[name])
         if how == "cut":
             del origin[name]
-            self.held = None
+            self.clipped = None
         self.selected = name if target == self.path else None
 
     def _drop(self, onto: str, dragged: str) -> None:
@@ -436,7 +436,7 @@ class MoveScene(FilesScene):
             return finish(app)
         if self.asking:
             return finish(app)
-        if self.held != (self.how, (), self.file):
+        if self.clipped != (self.how, (), self.file):
             return self.take(app, (), self.file) or reach(app, self.how)
         return self.go(app, (self.folder,)) or reach(app, "paste")
 
@@ -467,6 +467,6 @@ class TidyScene(FilesScene):
             return finish(app)
         if self.name not in self.tree:
             return self.go(app, ()) or reach(app, "new")
-        if self.held != ("cut", (), self.file):
+        if self.clipped != ("cut", (), self.file):
             return self.take(app, (), self.file) or reach(app, "cut")
         return self.go(app, (self.name,)) or reach(app, "paste")

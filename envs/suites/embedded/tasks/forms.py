@@ -37,8 +37,8 @@ class DeskFormScene(ControlScene):
             return ""
         return spec.low if spec.kind == "stepper" else spec.options[0] if spec.options else False
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        return sentence([*(phrase(s, v) for s, v in wanted), f"press {self.button}"])
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        return sentence([*(phrase(s, v) for s, v in changes), f"press {self.button}"])
 
     def footer(self) -> list[Widget]:
         """Return the buttons at the bottom."""
@@ -118,8 +118,8 @@ class OrderScene(DeskFormScene):
             ]
         }
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        values = {spec.label: value for spec, value in wanted}
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        values = {spec.label: value for spec, value in changes}
         size = str(values["Size"]).lower()
         return (
             f"Order {values['Quantity']} of {values['Drink']}, size {size}, and confirm the order."
@@ -172,8 +172,8 @@ class WizardScene(DeskFormScene):
         }
 
     def pick(self, specs: list[Spec]) -> list[Spec]:
-        chosen = [self.rng.choice(page) for page in self.pages.values()]
-        return [spec for spec in specs if spec in chosen]
+        picked = [self.rng.choice(page) for page in self.pages.values()]
+        return [spec for spec in specs if spec in picked]
 
     def _at(self) -> int:
         return list(self.pages).index(self.page)

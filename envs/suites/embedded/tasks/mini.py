@@ -314,15 +314,15 @@ class RecallScene(Scene):
         self.at = rng.randint(0, MOST_BEFORE)  # the page that shows the button
         self.last = self.at + lag
         self.page = 0
-        self.chosen: int | None = None
+        self.place_clicked: int | None = None
         self.places = self._four_places()
         self.place = rng.randrange(len(self.places))
         self.pictures = [(rng.choice(SHAPES), self._somewhere()) for _ in range(self.last)]
 
     def judge(self) -> Verdict:
-        if self.chosen is None:
+        if self.place_clicked is None:
             return NOT_YET
-        if self.chosen == self.place:
+        if self.place_clicked == self.place:
             return REACHED
         return Verdict("fail", "another place was clicked than where the button was shown")
 
@@ -331,20 +331,20 @@ class RecallScene(Scene):
 
     def layers(self) -> list[Layer]:
         screen = Rect(0, 0, self.ui.width, self.ui.height)
-        shown: list[tuple[Widget, Rect]] = []
+        content: list[tuple[Widget, Rect]] = []
         if self.page == self.at:
-            shown.append((self._button(self.place, self._turn), self.places[self.place]))
+            content.append((self._button(self.place, self._turn), self.places[self.place]))
         elif self.page < self.last:
             shape, box = self.pictures[self.page]
-            shown.append((Picture(shape, ink=self.ui.theme.muted), box))
+            content.append((Picture(shape, ink=self.ui.theme.muted), box))
         else:
-            shown += [
+            content += [
                 (self._button(place, partial(self._choose, place)), box)
                 for place, box in enumerate(self.places)
             ]
         if self.page < self.last:
-            shown.append((Clickable("page", self._turn), screen))  # over the pictures
-        return [Layer(Panel(Free(shown), fill=self.ui.theme.panel), screen)]
+            content.append((Clickable("page", self._turn), screen))  # over the pictures
+        return [Layer(Panel(Free(content), fill=self.ui.theme.panel), screen)]
 
     def _button(self, place: int, press: EventHandler) -> ColourButton:
         return ColourButton(f"button.{place}", self.colour, press)
@@ -370,5 +370,5 @@ class RecallScene(Scene):
         self.page += 1
 
     def _choose(self, place: int) -> None:
-        self.chosen = place
+        self.place_clicked = place
         self.over = True

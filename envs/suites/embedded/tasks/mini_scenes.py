@@ -348,12 +348,12 @@ class DropdownScene(MiniScene):
     def content(self) -> Placed:
         ui, theme = self.ui, self.ui.theme
         placed: Placed = []
-        for i, (length, shown) in enumerate(self.lines):
+        for i, (length, share) in enumerate(self.lines):
             y = self.body.y0 + ui.px(6 + 21 * i)
             line = Rect(
                 self.body.x0, y, self.body.x0 + round(self.body.width * length), y + ui.px(3)
             )
-            if shown < 0.7 and not line.inset(-ui.px(4)).overlaps(self.combo_box):
+            if share < 0.7 and not line.inset(-ui.px(4)).overlaps(self.combo_box):
                 placed.append((Fill(theme.edge), line))
         combo = ColourCombo("list", COLOURS[self.value], self._toggle)
         return [*placed, (combo, self.combo_box)]
@@ -377,8 +377,8 @@ class DropdownScene(MiniScene):
         return Layer(panel, box, modal=True, on_outside=self._toggle)
 
     def judge(self) -> Verdict:
-        chosen = self.committed if self.confirms else self.value
-        return REACHED if chosen == self.target else NOT_YET
+        choice = self.committed if self.confirms else self.value
+        return REACHED if choice == self.target else NOT_YET
 
     def route(self, app: App) -> str:
         return f"{self.target}.swatch" if self.open else "list"

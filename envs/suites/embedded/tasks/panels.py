@@ -47,11 +47,11 @@ class ControlScene(DeskScene):
         specs = [spec for page in self.pages.values() for spec in page]
         self.specs = {spec.label: spec for spec in specs}
         self.values = {spec.label: self.first_value(spec) for spec in specs}
-        wanted = self.pick(specs)
+        picked = self.pick(specs)
         self.goal = dict(self.values)
-        for spec in wanted:
+        for spec in picked:
             self.goal[spec.label] = other_value(spec, self.values[spec.label], self.rng)
-        self.instruction = self.describe([(spec, self.goal[spec.label]) for spec in wanted])
+        self.instruction = self.describe([(spec, self.goal[spec.label]) for spec in picked])
 
     def layout(self) -> dict[str, list[Spec]]:
         """Return the controls by page."""
@@ -64,11 +64,11 @@ class ControlScene(DeskScene):
     def pick(self, specs: list[Spec]) -> list[Spec]:
         """Which controls are to be changed."""
         fewest, most = self.changes
-        chosen = self.rng.sample(specs, self.rng.randint(fewest, min(most, len(specs))))
-        return [spec for spec in specs if spec in chosen]
+        picked = self.rng.sample(specs, self.rng.randint(fewest, min(most, len(specs))))
+        return [spec for spec in specs if spec in picked]
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        return sentence([phrase(spec, want) for spec, want in wanted])
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        return sentence([phrase(spec, want) for spec, want in changes])
 
     def put(self, label: str, value: Value) -> None:
         self.values[label] = value
@@ -185,8 +185,8 @@ class EditScene(TextScene):
     def first_value(self, spec: Spec) -> Value:
         return random_value(spec, self.rng)
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        spec, want = wanted[0]
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        spec, want = changes[0]
         return f'Change {spec.label} from "{self.values[spec.label]}" to "{want}".'
 
 

@@ -53,9 +53,9 @@ def other_value(spec: Spec, value: Value, rng: Random) -> Value:
         near = [v for v in range(value - 3, value + 4) if spec.low <= v <= spec.high and v != value]
         return rng.choice(near)
     while True:
-        drawn = random_value(spec, rng)
-        if drawn != value:
-            return drawn
+        candidate = random_value(spec, rng)
+        if candidate != value:
+            return candidate
 
 
 def phrase(spec: Spec, want: Value) -> str:

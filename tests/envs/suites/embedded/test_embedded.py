@@ -201,7 +201,7 @@ def test_a_click_that_hits_nothing_changes_nothing(suite: str) -> None:
         for point in ((-1, -1), (10_000, 5), (5, 10_000)):
             observation, reward, terminated, _, _ = env.step(Click(x=point[0], y=point[1]))
             assert (observation, reward, terminated) == (first, 0.0, False)
-            if env._ended:
+            if env._has_ended:
                 break
 
 
