@@ -22,7 +22,7 @@ from envs.contract.base import ObservedKind
 KINDS: tuple[ObservedKind, ...] = get_args(ObservedKind)
 
 MOST_CHARS = 200_000
-"""Characters of one text that leave an environment."""
+"""Characters of one text that an environment returns, at most."""
 
 _HEADINGS: Mapping[ObservedKind, str] = {
     "accessibility": "Accessibility tree (role, name, text, position):",
@@ -33,7 +33,7 @@ _LONGEST_NAME = 200  # characters of one widget's name or text
 
 
 class Widget(NamedTuple):
-    """What an application reports of one widget that is on the screen."""
+    """One widget on the screen, as its application reports it."""
 
     role: str
     name: str
@@ -42,12 +42,12 @@ class Widget(NamedTuple):
 
 
 def outline(widgets: Iterable[Widget]) -> str:
-    """Return a line for each widget that has a name or a text: role, both, and the middle of its box."""
+    """Return a line for each widget with a name or a text: its role, name, text and the middle of its box."""
     return "\n".join(_line(widget) for widget in widgets if widget.name or widget.text)
 
 
 def bounded(kind: ObservedKind, text: str, most: int) -> str:
-    """At most `most` characters: the first of a tree, the newest of a terminal. Says where it is cut."""
+    """Return at most `most` characters and a note where the text is cut: the first of a tree, the last of a terminal."""
     if len(text) <= most:
         return text
     if kind == "terminal":
@@ -60,7 +60,8 @@ def prompt_text(
 ) -> str:
     """Return the texts that are not empty, each under its heading and at most `most` characters long.
 
-    `to_model` gives a policy's numbers for a pixel; it raises ActionError for one beyond the screen.
+    `to_model` converts a pixel into the policy's numbers, and raises ActionError for one beyond the screen;
+    such a position stays as it is.
     """
 
     def position(match: re.Match[str]) -> str:

@@ -1,10 +1,10 @@
-"""Tasks of environments that are not ours: agents of other programs play them through `dart serve`.
+"""Tasks of other programs' environments, which their agents play through `dart serve`.
 
-    ServedSuite   `served:tasks.toml`, the suite of a file that lists them
+    ServedSuite   `served:tasks.toml`, the suite of a file that lists such tasks
 
-The file, in TOML; of a task only its id is needed:
+The file is in TOML; only the id of a task is required:
 
-    max_steps = 30                  # of tasks that name none
+    max_steps = 30                  # for tasks without their own
 
     [[tasks]]
     id = "chrome/bb5e4c0d"
@@ -45,7 +45,7 @@ class _File(BaseModel):
 
 
 class ServedSuite:
-    """The tasks of a file; it has no environment of ours. Raises TaskError for a mistake in the file."""
+    """The tasks of a file, without an environment. Raises TaskError for a mistake in the file."""
 
     name = "served"
 
@@ -64,11 +64,11 @@ class ServedSuite:
             )
 
     def make_env(self) -> GuiEnv:
-        """There is none. Raises TaskError."""
+        """Raise TaskError, since dart has no environment for these tasks."""
         raise TaskError(self._played_elsewhere())
 
     def check_parts(self) -> None:
-        """Raise MissingPartError: no environment of ours plays these tasks."""
+        """Raise MissingPartError, since dart has no environment for these tasks."""
         raise MissingPartError(self._played_elsewhere())
 
     def _played_elsewhere(self) -> str:

@@ -1,14 +1,14 @@
-"""What an explorer reads of a desktop: its accessibility tree (AT-SPI) as nodes of envs.contract.elements.
+"""The accessibility tree of a desktop (AT-SPI) as nodes of envs.contract.elements, for an explorer.
 
-    elements_from   what can be seen and reached; a grid where no application reports its widgets
-    state_from      which screen it is; by its picture where none does
-    nodes_of        the windows with their widgets
+    elements_from   the elements that can be seen and reached; the cells of a grid if no application reports widgets
+    state_from      the state of the screen; by its picture if no application reports widgets
+    nodes_of        the windows with their widgets, as nodes
     route_of        the applications, and the titles of their dialogs
-    in_place        the widgets with their boxes put right
+    in_place        the widgets with their boxes corrected
 
-AT-SPI reports neither which window covers which nor what a grab of the pointer shuts out. So: a modal
-dialog shuts out the rest of its application, an open menu everything but menus, and the active window covers
-what is beneath it. What has no actions for that reason still counts for the state.
+AT-SPI reports neither which window covers another nor which widgets a pointer grab makes unreachable. So these
+rules apply: a modal dialog makes the rest of its application unreachable, an open menu everything but menus, and
+the active window covers what is beneath it. A widget that is unreachable has no actions, but counts for the state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPENED = frozenset({"icon", "list item", "tree item", "table cell"})
 WRITTEN = frozenset({"text", "entry", "password text", "spin button", "paragraph", "terminal"})
 SCROLLED = frozenset({"scroll pane"})
 CLIPS = frozenset({"menu bar", "scroll pane", "viewport"})
-"""Roles that cut off what is in them."""
+"""Roles that cut off the widgets in them."""
 
 NOWHERE: Box = (0, 0, 0, 0)
 MENUS = frozenset({"menu", "menu item", "check menu item", "radio menu item", "tearoff menu item"})
@@ -57,7 +57,7 @@ LAYOUT = frozenset({
     "layered pane", "root pane", "scroll bar", "separator", "image", "static", "label", "table",
     "viewport", "internal frame", "glass pane", "form", "invalid", "extended", "status bar", "progress bar",
 })  # fmt: skip
-"""Roles that neither act nor say which screen it is; a label's text differs by seed."""
+"""Roles without actions that do not count for the state; the text of a label differs by seed."""
 
 
 _Area = tuple[int, ...]
@@ -68,15 +68,15 @@ _NO_AREA: _Area = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class _Reach:
-    """What keeps a click from the widgets of a window."""
+    """The reasons why a click may not reach the widgets of a window."""
 
     screen: Box
     over: Sequence[Box]  # of windows above it
-    shut: bool  # by a dialog, or because what is around them takes the click
+    shut: bool  # a dialog is open, or a widget around them takes the click
     in_menus: bool  # a menu is open
 
     def admits(self, role: str, box: Box) -> bool:
-        """Whether a click in the middle of the box reaches a widget of that role."""
+        """Return True if a click in the middle of the box reaches a widget of that role."""
         x, y = (box[0] + box[2]) // 2, (box[1] + box[3]) // 2
         covered = any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in self.over)
         return not (covered or self.shut or (self.in_menus and role not in MENUS))
@@ -84,7 +84,7 @@ class _Reach:
 
 @dataclass
 class _Read:
-    """A widget with those below it."""
+    """A reported widget with the widgets below it."""
 
     report: Report
     below: list[_Read] = field(default_factory=list)
@@ -95,13 +95,13 @@ class _Read:
 
 
 def elements_from(widgets: Sequence[Report], observation: Observation) -> list[Element]:
-    """Return what can be seen and reached; the cells of a grid if no application reports its widgets."""
+    """Return the elements that can be seen and reached; the cells of a grid if no application reports widgets."""
     windows = nodes_of(widgets, observation.width, observation.height)
     return elements_of(windows) if windows else grid_elements(observation.width, observation.height)
 
 
 def state_from(widgets: Sequence[Report], observation: Observation) -> ScreenState:
-    """Which screen is shown: the windows and their skeletons; the picture if there are none."""
+    """Return the state of the screen: by the windows and their skeletons, or by the picture if there are none."""
     windows = nodes_of(widgets, observation.width, observation.height)
     return state_of(route_of(widgets), windows) if windows else grid_state(observation)
 
@@ -133,12 +133,12 @@ def route_of(widgets: Sequence[Report]) -> str:
 
 
 def in_place(widgets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the widgets, those of LibreOffice where they are.
+    """Correct the boxes of LibreOffice's widgets, and return the widgets.
 
-    It reports the contents of a window too high by its menu bar: as if its root pane began where the panel
-    around both does. GTK's own widgets among them (lists, fields) are reported where they are.
+    LibreOffice reports the contents of a window too high by the height of its menu bar, as if the root pane began
+    where the panel around both begins. The GTK widgets among them (lists, fields) have right boxes.
     """
-    above: list[tuple[_Area, _Area]] = []  # by depth: the box, and how far what is in it is off
+    above: list[tuple[_Area, _Area]] = []  # by depth: the box, and the offset of what is in it
     for widget in widgets:
         del above[widget["depth"] :]
         around, (x, y, *_) = above[-1] if above else (_NO_AREA, _NO_AREA)
@@ -170,7 +170,7 @@ def _windows(widgets: Sequence[Report]) -> list[tuple[str, _Read]]:
 
 
 def _nested(widgets: Iterable[Report]) -> list[_Read]:
-    """Widgets that come depth first, with their depth, as trees."""
+    """Return widgets, which come depth first with their depth, as trees."""
     roots: list[_Read] = []
     path: list[_Read] = []
     for report in widgets:
@@ -182,7 +182,7 @@ def _nested(widgets: Iterable[Report]) -> list[_Read]:
 
 
 def _shows_menu(window: _Read) -> bool:
-    """Whether a menu is open: an entry of one is on the screen."""
+    """Return True if a menu is open: an entry of a menu is on the screen."""
     waiting = [window]
     while waiting:
         each = waiting.pop()
@@ -244,7 +244,7 @@ def _operations(report: Report) -> tuple[Operation, ...]:
 
 
 def _label(report: Report) -> str:
-    """Return the text of what is pressed and has no name; what stands in a field is not its name."""
+    """Return the text of a widget in place of a name; the text in a field is not its name."""
     return "" if report["role"] in WRITTEN else str(report["text"] or "").strip()[:200]
 
 
@@ -253,7 +253,7 @@ def _area(report: Report) -> bool:
 
 
 def _box(report: Report, frame: Box) -> Box | None:
-    """Return the part within `frame`; None if there is none."""
+    """Return the part of a widget's box within `frame`; None if there is none."""
     if not report["box"]:
         return None
     x, y, width, height = (int(number) for number in report["box"])

@@ -1,10 +1,10 @@
 """BrowsergymEnv: plays BrowserGym's tasks in a process that has the package.
 
-The reward of a task is BrowserGym's own, told after each step. A page that hangs, a browser that dies and a
-task that cannot be set up raise EnvError: the process is killed with its browser, and the next reset has a
-new one.
+The reward of a task is BrowserGym's own, which it computes after each step. A page that hangs, a browser that dies
+and a task that cannot be set up raise EnvError; the process is then killed with its browser, and the next reset
+starts a new one.
 
-An instruction is text, so images of a goal come below the first screenshot (with_images).
+An instruction is text, so the images of a goal are shown below the first screenshot (with_images).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from envs.tools.chromium import find_chromium, make_profile, remove_profile, rem
 GoalImages = Literal["below", "refuse"]
 
 OPENED = ("http", "https")
-"""What `goto` opens: a policy reads no file of this host."""
+"""Schemes that `goto` opens, so that a policy cannot read the files of this host."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What make_env was given."""
+    """The options of make_env."""
 
-    python: str  # the interpreter; empty: the one that is found
+    python: str  # the interpreter; empty: the one of find_interpreter
     chromium: str  # the browser's binary; empty: Debian's
     pages: str  # address of MiniWoB's pages, ends with /; empty: none
-    pause_s: float | None  # that a page gets to react; None: its benchmark's
+    pause_s: float | None  # time for a page to react; None: its benchmark's
     size: tuple[int, int] | None  # of the viewport, pixels; None: the task's
     deadline_s: float  # of a step
     reset_s: float  # of a reset
@@ -58,7 +58,7 @@ class BrowsergymEnv:
     def __init__(
         self, find_task: Callable[[Mapping[str, Any] | None], Task], settings: Settings
     ) -> None:
-        """`find_task` tells which task the options of a reset name; it raises TaskError."""
+        """Make an environment; `find_task` returns the task that the options of a reset name, or raises TaskError."""
         self._find_task = find_task
         self._settings = settings
         self._program: ChildProgram | None = None
@@ -66,13 +66,15 @@ class BrowsergymEnv:
         self._task: Task | None = None
         self._writer = CallWriter()
         self._answer: dict[str, Any] = {}
-        self._judged = False  # the present state has BrowserGym's reward
+        self._is_evaluated = (
+            False  # whether BrowserGym's reward of the present state is in `_answer`
+        )
         self._over = True
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if one runs."""
+        """The process id; None if no process runs."""
         return None if self._program is None else self._program.pid
 
     def reset(
@@ -83,7 +85,7 @@ class BrowsergymEnv:
             raise EnvError("the environment is closed")
         task = self._find_task(options)
         name = task.params["name"]
-        self._task, self._over, self._judged = None, True, False
+        self._task, self._over, self._is_evaluated = None, True, False
         pause_s = self._settings.pause_s
         request = {
             "do": "reset",
@@ -107,7 +109,7 @@ class BrowsergymEnv:
         return self._observation(answer, screenshot), {"instruction": answer["goal"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action; BrowserGym then judges the state. Raises EnvError."""
+        """Perform the action, after which BrowserGym evaluates the state. Raises EnvError."""
         task = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -117,20 +119,20 @@ class BrowsergymEnv:
         request = {"do": "act", "calls": self._writer.calls_of(action), "tree": self._tree}
         deadline_s = self._settings.deadline_s + waits
         answer, [screenshot] = self._ask(request, deadline_s, f"{action.kind} in {task.id}")
-        self._answer, self._judged = answer, True
+        self._answer, self._is_evaluated = answer, True
         self._over = answer["ended"] or isinstance(action, Done | Fail | Answer)
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
         info = {"raw_reward": answer["reward"], "action_error": answer["action_error"]}
         return self._observation(answer, screenshot), reward, self._over, False, info
 
     def evaluate(self) -> Verdict:
-        """BrowserGym's reward of the present state. Raises EnvError where it gives none."""
+        """Return BrowserGym's reward of the present state as a verdict. Raises EnvError if it gives none."""
         task = self._playing()
-        if not self._judged:
+        if not self._is_evaluated:
             self._answer, _ = self._ask(
                 {"do": "judge"}, self._settings.deadline_s, f"judge {task.id}"
             )
-            self._judged = True
+            self._is_evaluated = True
         why = f": {self._answer['why']}" if self._answer["why"] else ""
         return Verdict.scored(self._answer["reward"], f"BrowserGym's reward{why}")
 
@@ -158,7 +160,7 @@ class BrowsergymEnv:
             raise
 
     def _start(self) -> ChildProgram:
-        """Return the process that runs, or a new one."""
+        """Return the running process, or start a new one."""
         if self._program is None:
             python = need_interpreter(self._settings.python)
             remove_stale_profiles()
@@ -194,7 +196,7 @@ class BrowsergymEnv:
 
 
 def opened(action: Goto) -> Action:
-    """Return the action with a whole address; a wait of no time where it names what may not be opened."""
+    """Return the action with a complete address, or a wait of no time if that address may not be opened."""
     url = action.url.strip()
     if "://" not in url and url != "about:blank":
         url = f"http://{url}"
@@ -206,7 +208,7 @@ def opened(action: Goto) -> Action:
 
 
 def _meets(box: tuple[int, int, int, int] | None, width: int, height: int) -> bool:
-    """Whether some of a box is on the screen."""
+    """Return True if a part of the box is on the screen."""
     if box is None:
         return False
     left, top, wide, high = box
@@ -219,10 +221,10 @@ _BACKGROUND = "white"
 
 
 def with_images(screenshot: bytes, images: Sequence[bytes]) -> bytes:
-    """Return a PNG: the screenshot as it is, and below it the images side by side, in half its height.
+    """Return a PNG of the screenshot with the images side by side below it, in half its height.
 
-    A point of the page keeps its numbers; one below it hits nothing. Raises EnvError for an image that
-    cannot be read.
+    Points of the page keep their coordinates; a point below the page hits nothing. Raises EnvError for an image
+    that cannot be read.
     """
     screen = as_seen(Image.open(io.BytesIO(screenshot)))
     strip = screen.height // 2

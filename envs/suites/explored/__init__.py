@@ -1,5 +1,5 @@
-"""Suite `explored:FOLDER`: tasks that `dart explore tasks` made of an exploration.
+"""Suite `explored:FOLDER`: tasks that `dart explore tasks` made from an exploration.
 
-env     the environment of the explored suite, with the goal "that screen is reached", and the suite
+env     the suite, and its environment: that of the explored suite, with a screen to reach as the goal
 tasks   the file FOLDER/tasks.json
 """

@@ -1,7 +1,7 @@
 """One environment of gymnasium behind the contract of envs/contract/base.py.
 
-GymEnv     plays it
-GymSuite   `gym:ENV_ID` with env.options.hooks, or `gym:file.py:MyHooks`
+GymEnv     the environment
+GymSuite   the suite `gym:ENV_ID`, with hooks by env.options.hooks, or `gym:file.py:MyHooks`
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from envs.suites.gym.hooks import Episode, GymHooks
 class GymEnv:
     """Plays an environment of gymnasium. See envs.contract.base.GuiEnv for the contract.
 
-    An error of the environment or of a hook is an EnvError that names it; the next reset makes a new environment.
+    An error in gymnasium's environment or in a hook becomes an EnvError that names the place; the next reset makes
+    a new environment.
     """
 
     def __init__(self, name: str, tasks: Mapping[str, Task], env_id: str, hooks: GymHooks) -> None:
@@ -65,7 +66,7 @@ class GymEnv:
         return self._observation(), {"instruction": instruction, "max_steps": hooks.max_steps}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action, where the hook gives one of the environment for it."""
+        """Perform the action that the hook returns for `action`; do nothing if it returns None."""
         episode = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -89,7 +90,7 @@ class GymEnv:
         return self._observation(), reward, ends, truncated, info
 
     def evaluate(self) -> Verdict:
-        """Return what the hook says of the state."""
+        """Return the verdict of the hook."""
         episode = self._playing()
         with self._errors_named("hook verdict"):
             verdict = self._hooks.verdict(episode)
@@ -98,7 +99,7 @@ class GymEnv:
         return verdict
 
     def oracle_action(self) -> Action:
-        """Return the hook's, if it has one. Raises NoOracleError."""
+        """Return the next action of a solution from the hook. Raises NoOracleError if it has none."""
         episode = self._playing()
         with self._errors_named("hook oracle"):
             return self._hooks.oracle(episode.env, episode.observation)
@@ -121,7 +122,7 @@ class GymEnv:
 
     @contextmanager
     def _errors_named(self, what: str) -> Iterator[None]:
-        """Errors of the environment and of hooks, as ours that name their place."""
+        """Turn an error inside into an EnvError that names `what`; a DartError is passed on."""
         try:
             yield
         except DartError:
@@ -152,7 +153,7 @@ class GymEnv:
 
 
 def check_id(env_id: str) -> None:
-    """Raise TaskError for an id that gymnasium does not know; imports the module that it names."""
+    """Raise TaskError if gymnasium has no such environment. Imports the module that the id names."""
     gymnasium = import_gymnasium()
     try:
         gymnasium.spec(env_id)
@@ -164,7 +165,7 @@ def check_id(env_id: str) -> None:
 
 
 def import_gymnasium() -> Any:
-    """Return the package. Raises MissingPartError with the install step."""
+    """Return the package gymnasium. Raises MissingPartError with the install step."""
     try:
         import gymnasium
     except ModuleNotFoundError as error:
@@ -176,14 +177,14 @@ def import_gymnasium() -> Any:
 
 _VERSION = re.compile(r"-v[0-9]+$")
 MOST_STEPS = 1000
-"""Of an episode whose hooks are named by an option: a task's limit is known before its options are."""
+"""Step limit of tasks whose hooks an option names, since the tasks are made before the options are known."""
 
 
 class GymSuite:
-    """One environment of gymnasium.
+    """The suite of one environment of gymnasium.
 
-    `of` is an id such as CartPole-v1 or ale_py:ALE/Pong-v5, whose hooks the option names, or hooks that
-    name their environment: file.py:MyHooks, my_package.my_module:MyHooks.
+    `of` is an id such as CartPole-v1 or ale_py:ALE/Pong-v5; then the option `hooks` names the hooks. Or it is the
+    hooks, which name their environment: file.py:MyHooks or my_package.my_module:MyHooks.
     """
 
     def __init__(self, of: str) -> None:
@@ -209,9 +210,9 @@ class GymSuite:
 
     @checked
     def make_env(self, *, hooks: str = "") -> GymEnv:
-        """Return an environment of its own, which the first reset makes; `hooks` is file.py:MyHooks.
+        """Return a new environment, whose first reset makes that of gymnasium; `hooks` is file.py:MyHooks.
 
-        Raises TaskError for hooks that cannot be loaded or lack a part.
+        Raises TaskError if the hooks cannot be loaded or lack a part.
         """
         if self._hooks_path and hooks:
             raise TaskError(f"suite {self.name} names its hooks; leave env.options.hooks out")
@@ -234,7 +235,7 @@ class GymSuite:
 
 @lru_cache(maxsize=64)
 def _hooks_of(path: str) -> type[GymHooks]:
-    """Return the class at `path`; its file is run once, since it may register environments. Raises TaskError."""
+    """Return the class of hooks at `path`. Its file runs once, since it may register environments. Raises TaskError."""
     import_gymnasium()
     loaded = load_own("hooks", path, path, once=True)
     if not isinstance(loaded, GymHooks):
@@ -250,5 +251,5 @@ def _hooks_of(path: str) -> type[GymHooks]:
 
 
 def _short(env_id: str) -> str:
-    """Return an id without the module that registers it, and without slashes: a task's id has one."""
+    """Return an id without the module that registers it and without slashes, for the ids of tasks."""
     return env_id.rpartition(":")[2].replace("/", "-")

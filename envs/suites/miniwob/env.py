@@ -1,8 +1,8 @@
 """MiniwobEnv: plays MiniWoB++ tasks (PyPI `miniwob`) in headless Chromium.
 
-A task judges itself: it ends the episode with a raw reward of -1 to 1. A pass is a reward that reaches
-the task's threshold or, by the published metric, one above 0. If page or browser broke, EnvError is
-raised, the episode is invalid, and the next reset begins with a new page, in a new browser if needed.
+A task evaluates itself: its page ends the episode with a raw reward of -1 to 1. A reward that reaches the task's
+threshold is a pass; by the published metric, a reward above 0 is. If page or browser break, EnvError is raised,
+the episode is invalid, and the next reset begins with a new page, in a new browser if needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEFT_OUT = {f"miniwob/{page}": reason for page, reason in LEFT_OUT.items()}
 class MiniwobEnv:
     """Plays suite `miniwob`. See envs.contract.base.GuiEnv for the contract.
 
-    `metric` is what `evaluate` goes by; it may be changed at any time.
+    `metric` decides which rewards pass in `evaluate`; it may be changed at any time.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MiniwobEnv:
         return observation, {"instruction": self._page_state["instruction"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action and advance the page's time by `step_ms`, or its own. Raises EnvError."""
+        """Perform the action and advance the page's time by `step_ms`, or by the page's own pace. Raises EnvError."""
         page = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -106,7 +106,7 @@ class MiniwobEnv:
         return observation, reward, self._over, False, {"raw_reward": self._page_state["reward"]}
 
     def evaluate(self) -> Verdict:
-        """Pass if the task has ended with a raw reward that the metric lets pass."""
+        """Return pass if the task has ended with a raw reward that passes by the metric."""
         if self._task is None:
             return Verdict("invalid", "no episode is being played, or its page broke")
         reward, threshold = self._page_state["reward"], self._task.params["threshold"]
@@ -123,31 +123,31 @@ class MiniwobEnv:
 
     @property
     def page_state(self) -> Mapping[str, Any]:
-        """What the page said last: whether it is `playing`, is `done`, its raw `reward`, a `reason`."""
+        """The page's last report: whether it is `playing` and `done`, its raw `reward`, a `reason`."""
         return self._page_state
 
     def ask(self, expression: str) -> Any:
-        """Return a value from the page, for tools that examine it. Raises EnvError if the expression throws."""
+        """Return the value of an expression in the page, for tools that examine it. Raises EnvError if it throws."""
         return self._playing().evaluate(expression)
 
     def widgets(self) -> list[PageWidget]:
-        """Widgets that can be pressed and are not covered, for grounding data. Raises EnvError."""
+        """Return the widgets that can be pressed and are not covered, for grounding data. Raises EnvError."""
         self._playing()
         if self._oracle is None:
             raise EnvError("no episode is being played; call reset first")
         return self._oracle.widgets()
 
     def elements(self) -> list[Element]:
-        """Return what can be seen and reached on the page (envs.contract.elements.Explorable). Raises EnvError."""
+        """Return the elements that can be seen and reached (envs.contract.elements.Explorable). Raises EnvError."""
         return elements_of([read_page(self._playing(), self._scale)])
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the page, the address within it, the skeleton. Raises EnvError."""
+        """Return the state of the screen: the page, the address within it, the skeleton. Raises EnvError."""
         page = self._playing()
         return state_of(route_of(page), [read_page(page, self._scale)])
 
     def oracle_action(self) -> Action:
-        """Return the next action of a solution, found in the page's DOM. Raises EnvError."""
+        """Return the next action of a solution, read from the page's DOM. Raises EnvError."""
         self._playing()
         if self._oracle is None:
             raise EnvError("no episode is being played; call reset first")
@@ -162,7 +162,7 @@ class MiniwobEnv:
         self._host.leave()
 
     def _page_for(self, name: str) -> TaskPage:
-        """Return a page for task `name`: the one in use, where it has it loaded or is worn out or another."""
+        """Return a page for task `name`: the one in use if it has the task loaded, else one of the host's."""
         if self._closed:
             raise EnvError("the environment is closed")
         page = self._page
@@ -187,7 +187,7 @@ class MiniwobEnv:
         return self._page
 
     def _duration_ms(self, action: Action) -> float:
-        """How far the page's clock advances after `action`."""
+        """Return how far the page's clock advances after `action`, ms."""
         pace: Pace | None = None if self._task is None else self._task.params["pace"]
         if pace is not None:
             return pace.step_ms
@@ -199,7 +199,7 @@ class MiniwobEnv:
 
 
 class MiniwobSuite:
-    """The tasks of PyPI `miniwob` that can be passed, without its airline pages; a few browsers."""
+    """The suite `miniwob`: the tasks of PyPI `miniwob` that can be passed, without its airline pages."""
 
     name = "miniwob"
 
@@ -207,7 +207,7 @@ class MiniwobSuite:
         self.tasks: Mapping[str, Task] = TASKS
         self.left_out: Mapping[str, str] = _LEFT_OUT
         self._hosts: dict[tuple[object, ...], BrowserHost] = {}  # by options and number
-        self._numbers = itertools.count()  # of environments; threads make them
+        self._numbers = itertools.count()  # of environments; several threads may make them
 
     @checked
     def make_env(
@@ -223,11 +223,11 @@ class MiniwobSuite:
     ) -> MiniwobEnv:
         """Return an environment whose screenshots are 160x210 pixels times `scale`.
 
-        `step_ms` is how far a page's clock advances at each step (pages of `PACES` have their own),
-        `metric` what passes: "threshold" a raw reward that reaches the task's threshold, "published"
-        one above 0, as BrowserGym has it. `browsers` is the number of browsers that share the
-        environments of a process (each draws one frame at a time), `deadline_s` the longest time of
-        one browser command, `chromium` its binary if it is not Debian's. Raises TaskError.
+        `step_ms` is how far a page's clock advances at each step (pages in `PACES` have their own). `metric`
+        decides which raw reward passes: with "threshold" one that reaches the task's threshold, with "published"
+        one above 0, as in BrowserGym. `browsers` is the number of browsers that the environments of a process
+        share (a browser draws one frame at a time), `deadline_s` the longest time of one browser command, and
+        `chromium` the browser's binary if it is not Debian's. Raises TaskError.
         """
         place = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
         host = self._hosts.setdefault(

@@ -1,8 +1,8 @@
 """GUI actions as commands of the DevTools protocol.
 
-    PageInput   mouse and keyboard of one page
+    PageInput   the mouse and keyboard of one page
 
-The browser keeps nothing of what is down: each command names the buttons and modifiers that are.
+The browser does not remember what is down: each command names the buttons and modifiers that are down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CORNER = (0, 0)
 class _DomKey(NamedTuple):
     key: str  # DOM KeyboardEvent.key
     code: str  # DOM KeyboardEvent.code
-    number: int  # windowsVirtualKeyCode, which pages know as keyCode
+    number: int  # windowsVirtualKeyCode, which pages read as keyCode
     text: str = ""  # what it writes
 
 
@@ -71,22 +71,22 @@ _PUNCTUATION = {
 
 
 class PageInput:
-    """Mouse and keyboard of one page. `scale`: pixels of the screenshot per CSS pixel."""
+    """The mouse and keyboard of one page; `scale` is pixels of the screenshot per CSS pixel."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
         self._machine = InputMachine(
             STRIDE * scale, lambda key: _dom_key(key) is not None, most_notches=10**6
         )
-        self._buttons = 0  # that are down, as DOM MouseEvent.buttons
+        self._buttons = 0  # the buttons that are down, as DOM MouseEvent.buttons
         self._modifier_bits = 0  # modifiers that are down, as the protocol's bits
 
     def commands_of(self, action: Action) -> list[Call]:
-        """Commands that perform `action`; none for actions that use neither mouse nor keyboard."""
+        """Return the commands that perform `action`; none if it uses neither mouse nor keyboard."""
         return self._commands(self._machine.events_of(action))
 
     def rest(self) -> list[Call]:
-        """Everything released, and the pointer in the corner, over nothing that reacts."""
+        """Return commands that release everything and move the pointer into the corner, where nothing reacts."""
         released = self._commands(self._machine.release(_CORNER))
         return [*released, *self._moved(Moved(_CORNER, _CORNER))]
 
@@ -119,10 +119,10 @@ class PageInput:
                     yield from self._write(character)
 
     def _moved(self, event: Moved) -> Iterator[Call]:
-        """Yield a move that pages receive at once.
+        """Yield the commands of a move so that the page receives it at once.
 
-        Chromium holds moves back, merged into one, until a frame begins or an event of another kind
-        comes: here the release of no button, which pages do not receive.
+        Chromium holds moves back and merges them until a frame begins or an event of another kind comes. Here that
+        is the release of no button, which pages do not receive.
         """
         button = next((name for name, bit in _BUTTONS.items() if self._buttons & bit), "none")
         for at in event.points():
@@ -130,7 +130,7 @@ class PageInput:
             yield self._mouse("mouseReleased", at, "none")
 
     def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
-        """Return a press carries its position, so it needs no move."""
+        """Return a mouse command. A press has its position, so that it needs no move before it."""
         place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
         params = {"type": kind, **place, "button": button, "buttons": self._buttons}
         return Call(
@@ -138,7 +138,7 @@ class PageInput:
         )
 
     def _write(self, character: str) -> Iterator[Call]:
-        """One character of a text. A character without a key on a US keyboard is inserted as it is."""
+        """Yield the commands that type one character; without a key on a US keyboard it is inserted as text."""
         key = _dom_key({"\n": "enter", "\t": "tab"}.get(character, character))
         if key is None:
             yield Call("Input.insertText", {"text": character})
@@ -149,7 +149,7 @@ class PageInput:
 
 
 def _dom_key(name: str) -> _DomKey | None:
-    """Return a key by its name, or the key of a US keyboard that writes a character."""
+    """Return the key of that name, or the key of a US keyboard that writes the character; None if there is none."""
     if len(name) != 1:
         return _NAMED.get(name)
     if not name.isascii() or not name.isprintable():
@@ -164,7 +164,7 @@ def _dom_key(name: str) -> _DomKey | None:
 
 
 def _stroke(key: _DomKey, modifiers: int, *, down: bool) -> Call:
-    """Return the call with which a key goes down or up while modifiers are held."""
+    """Return the command with which a key goes down or up while `modifiers` are held."""
     key = _with_shift(key) if modifiers & _MODIFIERS["shift"] else key
     params = {"modifiers": modifiers, "key": key.key, "code": key.code}
     params |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
@@ -176,7 +176,7 @@ def _stroke(key: _DomKey, modifiers: int, *, down: bool) -> Call:
 
 
 def _with_shift(key: _DomKey) -> _DomKey:
-    """Return the key as it is with shift held."""
+    """Return the key as it is while shift is held."""
     if len(key.text) == 1 and key.text in PLAIN:
         return _dom_key(SHIFTED[PLAIN.index(key.text)]) or key
     return _dom_key(key.text.upper()) or key if key.text.isalpha() else key

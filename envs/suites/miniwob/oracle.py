@@ -1,8 +1,8 @@
-"""What is read of a page's DOM: the next action of a task, and the page as nodes for an explorer.
+"""The DOM of a page: the next action of a solution, read from it, and the page as nodes for an explorer.
 
-oracle.js, oracle_drawing.js and oracle_forms.js hold one solver for each task that has one. A solver
-reads the present state of the page and returns the next action of a solution, in CSS pixels; it keeps
-no state of its own, so that it continues from any state a policy has left. elements.js reads the tree.
+oracle.js, oracle_drawing.js and oracle_forms.js have one solver for each task that can be solved so. A solver
+reads the present state of the page and returns the next action of a solution, in CSS pixels. It keeps no state,
+so that it continues from any state in which a policy left the page. elements.js reads the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from envs.suites.miniwob.browser import TaskPage
 
 @dataclass(frozen=True)
 class PageWidget:
-    """One thing on the page that can be pressed and is not covered."""
+    """A widget on the page that can be pressed and is not covered."""
 
     role: str  # its HTML element: button, input, a, circle, ...
     label: str  # its text or colour; empty if it has none
@@ -30,7 +30,7 @@ class PageWidget:
 
 
 class Oracle:
-    """Solves one episode of `task` on `page`."""
+    """The solver of one episode of `task` on `page`."""
 
     def __init__(self, page: TaskPage, task: Task, scale: float) -> None:
         self._page = page
@@ -39,7 +39,7 @@ class Oracle:
         self._loaded = False  # whether oracle.js is loaded in the page
 
     def action(self) -> Action:
-        """Return the next action. Raises EnvError if the task has no solver, or it finds no way."""
+        """Return the next action. Raises NoOracleError if the task has no solver, EnvError if it fails."""
         name = json.dumps(self._task.params["page"])
         answer = self._ask(f"dartOracle({name})")
         if not isinstance(answer, dict):
@@ -50,7 +50,7 @@ class Oracle:
             raise EnvError(f"{self._task.id}: its oracle returned {answer}: {error}") from error
 
     def widgets(self) -> list[PageWidget]:
-        """Widgets that can be pressed, on pages made of buttons, links, fields and boxes."""
+        """Return the widgets that can be pressed, on pages made of buttons, links, fields and boxes."""
         return [
             PageWidget(
                 widget["role"], widget["label"], tuple(self._scale * at for at in widget["box"])
@@ -73,7 +73,7 @@ def _script() -> str:
 
 
 def _scaled(action: dict[str, Any], scale: float) -> dict[str, Any]:
-    """CSS pixels to pixels of the screenshot."""
+    """Convert an action from CSS pixels to pixels of the screenshot."""
     scaled = dict(action)
     for axis in ("x", "y"):
         if axis in scaled:
@@ -84,11 +84,11 @@ def _scaled(action: dict[str, Any], scale: float) -> dict[str, Any]:
 
 
 MOST_NODES = 5_000
-"""Nodes of one page that are read, the first ones."""
+"""Nodes of one page that are read, at most; the first ones are."""
 
 
 def read_page(page: TaskPage, scale: float) -> Node:
-    """Return the page's document, without the instruction above it. Raises EnvError."""
+    """Return the page's document as nodes, without the instruction above it. Raises EnvError."""
     root = page.evaluate(f"({_tree_script()})({scale:g}, {MOST_NODES})")
     if not isinstance(root, dict):
         raise EnvError(f"the page of {page.loaded} has no tree: {root!r}")
@@ -96,7 +96,7 @@ def read_page(page: TaskPage, scale: float) -> Node:
 
 
 def route_of(page: TaskPage) -> str:
-    """Return the document's file, and the part of it that the address names. Raises EnvError."""
+    """Return the name of the document's file and the fragment of its address. Raises EnvError."""
     address = page.evaluate("[location.pathname.split('/').pop(), location.hash]")
     name, part = (str(value) for value in address)
     return name.removesuffix(".html") + (part if len(part) > 1 else "")
@@ -117,5 +117,5 @@ def _node(value: dict[str, Any]) -> Node:
 
 @lru_cache(maxsize=1)
 def _tree_script() -> str:
-    """Return an expression: the function that reads the tree."""
+    """Return a JavaScript expression, the function that reads the tree."""
     return files("envs.suites.miniwob").joinpath("elements.js").read_text(encoding="utf-8").strip()
